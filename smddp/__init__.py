@@ -1,0 +1,48 @@
+"""smddp: the training side. What a script imports, in a SageMaker container or anywhere else.
+
+The public names load on first use, so that ``import smddp`` costs nothing: neither torch nor boto3.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smddp.checkpoint import Checkpointer as Checkpointer
+    from smddp.cluster import Cluster as Cluster
+    from smddp.data import ElasticSampler as ElasticSampler
+    from smddp.distributed import join as join
+    from smddp.distributed import leave as leave
+    from smddp.job import Job as Job
+    from smddp.precision import Precision as Precision
+    from smddp.running import run as run
+    from smddp.trainer import Trainer as Trainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Checkpointer": "smddp.checkpoint",
+    "Cluster": "smddp.cluster",
+    "ElasticSampler": "smddp.data",
+    "Job": "smddp.job",
+    "Precision": "smddp.precision",
+    "Trainer": "smddp.trainer",
+    "join": "smddp.distributed",
+    "leave": "smddp.distributed",
+    "run": "smddp.running",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - the names are those of the table
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'smddp' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
