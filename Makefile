@@ -1,0 +1,49 @@
+# Two commands for a fresh machine with Python 3.10+: `make demo` and `make test`.
+# Each makes .venv and installs what it needs when that is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# pytest-xdist workers; heavy tests start processes of their own, so cores are enough.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+
+.PHONY: demo test lint format bench clean
+
+demo: .venv/demo.stamp  ## train digits on two hosts, through a spot interruption
+	$(BIN)/smddp demo
+
+test: .venv/dev.stamp lint  ## everything that can be checked on this machine
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/bench.stamp  ## the benchmarks, each against its peers in one run
+	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "smddp needs Python 3.10 or newer; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv .venv
+
+.venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing torch, torchvision, sagemaker and moto into .venv (once; about 6 GB on disk) …"
+	$(PIP) -e '.[local,vision]'
+	touch $@
+
+.venv/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what the tests need into .venv (once; about 6 GB on disk) …"
+	$(PIP) -e '.[dev]'
+	touch $@ .venv/demo.stamp
+
+.venv/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[benchmarks]'
+	touch $@ .venv/dev.stamp .venv/demo.stamp

