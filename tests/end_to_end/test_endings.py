@@ -1,0 +1,167 @@
+"""However a job ends, its status and its reason are ones that a person can act on, and fit() raises them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from estimators import Estimator
+from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
+from estimators.local import LocalSageMaker
+from estimators.training_job import TrainingJob
+
+Build = Callable[..., Estimator]
+
+
+def wait_for_line(job: TrainingJob, text: str) -> None:
+    for _host, line in job.logs():
+        if text in line:
+            return
+    raise AssertionError(f"{job.name} ended without a line that has {text!r}")
+
+
+def secondary_statuses(job: TrainingJob) -> list[str]:
+    return [transition["Status"] for transition in job.describe()["SecondaryStatusTransitions"]]
+
+
+def test_a_finished_job_returns_its_model(estimator: Build) -> None:
+    job = estimator("count.py", hyperparameters={"target": 3}).fit()
+    assert job.status == "Completed"
+    assert job.model_data.endswith("model.tar.gz")
+    assert secondary_statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+
+
+def test_a_stop_is_stopped_and_raised(estimator: Build) -> None:
+    job = estimator("count.py").fit(wait=False)
+    wait_for_line(job, "count=5")
+    job.stop()
+    with pytest.raises(TrainingJobStopped, match=job.name):
+        job.wait()
+    assert (job.status, job.secondary_status) == ("Stopped", "Stopped")
+
+
+def test_fit_raises_when_somebody_else_stops_the_job(estimator: Build, platform: LocalSageMaker) -> None:
+    client = platform.boto_session.client("sagemaker")
+    name = f"stopped-by-another-{time.time_ns()}"
+
+    def stop_when_training() -> None:
+        while True:
+            try:
+                if client.describe_training_job(TrainingJobName=name)["SecondaryStatus"] == "Training":
+                    break
+            except client.exceptions.ClientError:
+                pass
+            time.sleep(0.1)
+        client.stop_training_job(TrainingJobName=name)
+
+    stopper = threading.Thread(target=stop_when_training)
+    stopper.start()
+    with pytest.raises(TrainingJobStopped):
+        estimator("count.py").fit(job_name=name)
+    stopper.join()
+
+
+def test_an_interruption_resumes_from_the_checkpoint(estimator: Build, platform: LocalSageMaker) -> None:
+    checkpoints = f"s3://{platform.default_bucket}/counting-{time.time_ns()}"
+    job = estimator(
+        "count.py",
+        hyperparameters={"target": 120},
+        use_spot_instances=True,
+        max_wait=240,
+        checkpoint_s3_uri=checkpoints,
+    ).fit(wait=False)
+    wait_for_line(job, "count=20")
+    platform.interrupt(job.name)
+    job.wait()
+    lines = [line for _host, line in job.logs()]
+    stopped = next(int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("stopped at"))
+    assert f"counting from {stopped} to 120" in lines
+    assert [f"count={number}" for number in range(1, 121)] == [x for x in lines if x.startswith("count=")]
+    assert job.status == "Completed"
+    statuses = secondary_statuses(job)
+    assert statuses[statuses.index("Interrupted") :] == [
+        "Interrupted",
+        "Starting",
+        "Downloading",
+        "Training",
+        "Uploading",
+        "Completed",
+    ]
+
+
+@pytest.mark.slow
+def test_the_failing_rank_is_named_with_its_own_traceback(estimator: Build) -> None:
+    with pytest.raises(TrainingJobFailed) as failure:
+        estimator(
+            "failing_rank.py",
+            instance_count=2,
+            distribution="torchrun",
+            hyperparameters={"label": 41, "sagemaker_mpi_num_of_processes_per_host": 2},
+        ).fit()
+    reason = failure.value.reason
+    assert "ValueError: label 41 is not one of the 10 classes" in reason
+    assert "rank 3" in reason
+    assert "algo-2" in reason
+    assert "failing_rank.py" in reason
+    assert failure.value.status == "Failed"
+
+
+def test_a_missing_entry_point_is_found_before_anything_is_uploaded(estimator: Build) -> None:
+    with pytest.raises(EstimatorError, match=r"cuont\.py"):
+        estimator("cuont.py").fit()
+
+
+def test_a_missing_entry_point_in_the_bundle_fails_with_what_is_there(
+    estimator: Build, platform: LocalSageMaker
+) -> None:
+    finished = estimator("count.py", hyperparameters={"target": 1}).fit()
+    description = finished.describe()
+    request = {
+        key: description[key]
+        for key in (
+            "AlgorithmSpecification",
+            "RoleArn",
+            "OutputDataConfig",
+            "ResourceConfig",
+            "StoppingCondition",
+        )
+    }
+    name = f"no-entry-point-{time.time_ns()}"
+    platform.boto_session.client("sagemaker").create_training_job(
+        TrainingJobName=name,
+        HyperParameters=description["HyperParameters"] | {"sagemaker_program": '"cuont.py"'},
+        **request,
+    )
+    with pytest.raises(TrainingJobFailed) as failure:
+        TrainingJob.attach(name, platform.session).wait()
+    assert "cuont.py" in failure.value.reason
+    assert "count.py" in failure.value.reason
+
+
+def test_a_missing_channel_fails_with_the_channels_there_are(
+    estimator: Build, platform: LocalSageMaker
+) -> None:
+    uri = f"s3://{platform.default_bucket}/channel/{time.time_ns()}"
+    bucket, key = uri.removeprefix("s3://").split("/", 1)
+    platform.boto_session.client("s3").put_object(Bucket=bucket, Key=f"{key}/x.txt", Body=b"x")
+    with pytest.raises(TrainingJobFailed) as failure:
+        estimator("needs_channel.py").fit({"trainning": uri})
+    assert "training" in failure.value.reason
+    assert "trainning" in failure.value.reason
+
+
+def test_a_bucket_that_does_not_exist_fails_with_its_name(estimator: Build) -> None:
+    with pytest.raises(TrainingJobFailed) as failure:
+        estimator("count.py").fit({"training": "s3://no-such-bucket-anywhere/digits"})
+    assert "no-such-bucket-anywhere" in failure.value.reason
+    assert failure.value.reason.startswith("ClientError")
+
+
+def test_a_full_run_time_is_stopped_and_says_so(estimator: Build) -> None:
+    with pytest.raises(TrainingJobStopped) as failure:
+        estimator("count.py", max_run=3).fit()
+    assert failure.value.secondary_status == "MaxRuntimeExceeded"
+    assert "max_run" in str(failure.value) or "MaxRuntime" in str(failure.value)

@@ -1,0 +1,76 @@
+"""Who may import whom is import-linter's; what it can't see stands here."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    path for room in ("smddp", "estimators", "entrypoints") for path in (ROOT / room).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_private_name_of_another_package_is_imported(path: Path) -> None:
+    package = path.relative_to(ROOT).parent.as_posix().replace("/", ".")
+    private = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if _imports_private_name(node, package)
+    ]
+    assert not private, f"{path} imports private names: {private}"
+
+
+def _imports_private_name(node: ast.AST, package: str) -> bool:
+    if isinstance(node, ast.Import):
+        return any(_is_private(alias.name) for alias in node.names)
+    if not isinstance(node, ast.ImportFrom) or node.module in (None, "__future__"):
+        return False
+    home = node.module or ""
+    if home == package or home.startswith(f"{package}."):
+        return False
+    return _is_private(home) or any(_is_private(alias.name) for alias in node.names)
+
+
+def _is_private(dotted: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in dotted.split("."))
+
+
+@pytest.mark.parametrize("entry_point", sorted((ROOT / "entrypoints").glob("*.py")), ids=lambda p: p.name)
+def test_entry_points_see_only_smddp_and_torch(entry_point: Path) -> None:
+    allowed = {"smddp", "torch", "torchvision", "numpy"} | set(sys.stdlib_module_names)
+    imported = set()
+    for node in ast.walk(ast.parse(entry_point.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert imported <= allowed
+
+
+@pytest.mark.parametrize(
+    ("statement", "forbidden"),
+    [
+        ("import smddp", ("torch", "boto3", "numpy")),
+        ("import smddp.cluster", ("torch", "boto3", "numpy")),
+        ("import smddp.container", ("torch", "boto3")),
+        ("import smddp.cli", ("torch", "boto3", "sagemaker", "moto", "numpy")),
+        ("import estimators", ("torch", "boto3", "sagemaker", "moto")),
+        ("from estimators import Estimator", ("torch", "boto3", "sagemaker", "moto")),
+        ("from estimators.local import LocalSageMaker", ("torch", "sagemaker", "moto")),
+    ],
+)
+def test_import_stays_light(statement: str, forbidden: tuple[str, ...]) -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.split()
+    assert not set(forbidden) & set(loaded)

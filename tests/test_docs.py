@@ -1,0 +1,93 @@
+"""Every code block of README and docs is run: what a page says, works.
+
+A page's blocks run in order in a directory that looks like a checkout. A Python block that begins with a comment
+naming a file (``# train.py``) is written to that file; any other runs on its own. Bash blocks run under
+``set -euo pipefail``. AWS calls go to a local platform. Output is shown in ``text`` blocks, which are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from estimators.local import LocalSageMaker
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# ([\w/-]+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(found[1], found[2], text[: found.start()].count("\n") + 1) for found in _BLOCK.finditer(text)
+    ]
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    with LocalSageMaker() as platform:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        yield os.environ | platform.environment | {"PATH": path, "COLUMNS": "120"}
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("docs")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    for entry in ROOT.iterdir():
+        if entry.name not in {"runs", ".git"}:
+            (tmp_path / entry.name).symlink_to(entry)
+    for block in blocks(page):
+        where = f"{page.name}:{block.line}"
+        named = _FILE.match(block.text)
+        if block.language == "text":
+            continue
+        assert block.language in {"python", "bash"}, f"{where}: language {block.language!r} is not run"
+        if named and block.language == "python":
+            (tmp_path / named[1]).write_text(block.text)
+            continue
+        command = (
+            [sys.executable, "-c", block.text]
+            if block.language == "python"
+            else ["bash", "-euo", "pipefail", "-c", block.text]
+        )
+        result = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            stdin=subprocess.DEVNULL,
+        )
+        assert result.returncode == 0, (
+            f"{where} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        )
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = [
+        f"{page.name} -> {target}"
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "RESULTS.md"]
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not broken
