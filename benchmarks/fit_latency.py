@@ -50,9 +50,9 @@ def main() -> None:
         }
         fits: dict[str, Callable[[str], object]] = {
             "Estimator.fit()": lambda name: Estimator(**common).fit(job_name=name),
-            "PyTorch.fit()": lambda name: PyTorch(
-                **common, debugger_hook_config=False, disable_profiler=True
-            ).fit(job_name=name, logs="All"),
+            "PyTorch.fit()": lambda name: PyTorch(**common, debugger_hook_config=False, disable_profiler=True).fit(
+                job_name=name, logs="All"
+            ),
         }
         seconds: dict[str, list[float]] = {kind: [] for kind in fits}
         for repeat in range(arguments.repeats):
@@ -60,9 +60,7 @@ def main() -> None:
                 seconds[kind].append(seconds_after_the_end(platform, fit, f"latency-{number}-{repeat}"))
     ours, theirs = (statistics.median(seconds[kind]) for kind in fits)
     for kind, values in seconds.items():
-        print(
-            f"{kind:<18} returns {statistics.median(values):6.2f} s after the job's end (worst {max(values):.2f})"
-        )
+        print(f"{kind:<18} returns {statistics.median(values):6.2f} s after the job's end (worst {max(values):.2f})")
     print(f"ratio {ours / theirs:.3f}; target: at most 1 s")
 
 

@@ -33,7 +33,7 @@ _HOMES = {
     "run": "smddp.running",
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - the names are those of the table
+__all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

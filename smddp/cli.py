@@ -53,9 +53,7 @@ def env() -> None:
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script. What follows it is passed on to it.")],
-    nodes: Annotated[
-        int, typer.Option(help="Number of machines; simulated here unless --node-rank is given.")
-    ] = 1,
+    nodes: Annotated[int, typer.Option(help="Number of machines; simulated here unless --node-rank is given.")] = 1,
     processes_per_node: Annotated[
         int | None, typer.Option(help="Processes on each machine: by default one a GPU, or one.")
     ] = None,

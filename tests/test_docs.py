@@ -34,9 +34,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    return [
-        Block(found[1], found[2], text[: found.start()].count("\n") + 1) for found in _BLOCK.finditer(text)
-    ]
+    return [Block(found[1], found[2], text[: found.start()].count("\n") + 1) for found in _BLOCK.finditer(text)]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +76,7 @@ def test_every_block_runs(page: Path, tmp_path: Path, environment: dict[str, str
             timeout=300,
             stdin=subprocess.DEVNULL,
         )
-        assert result.returncode == 0, (
-            f"{where} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
-        )
+        assert result.returncode == 0, f"{where} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -15,19 +15,15 @@ _NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib")
 
 @app.callback(invoke_without_command=True)
 def demo(
-    output: Annotated[
-        Path, typer.Option(help="Where the model, the checkpoints and the loss curve go.")
-    ] = Path("runs/demo"),
-    epochs: Annotated[
-        int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")
-    ] = 24,
+    output: Annotated[Path, typer.Option(help="Where the model, the checkpoints and the loss curve go.")] = Path(
+        "runs/demo"
+    ),
+    epochs: Annotated[int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")] = 24,
 ) -> None:
     """Train digits on two hosts through an embedded SageMaker, with a spot interruption in mid-epoch."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        typer.echo(
-            f"smddp demo: {', '.join(missing)} not installed. Do: pip install 'smddp[local,vision]'", err=True
-        )
+        typer.echo(f"smddp demo: {', '.join(missing)} not installed. Do: pip install 'smddp[local,vision]'", err=True)
         raise typer.Exit(2)
 
     from estimators.demo.story import tell

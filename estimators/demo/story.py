@@ -166,16 +166,12 @@ def _follow(
             point = journey.points[-1]
             if point.step == 1:
                 _say(console, began, "training: the first step is done")
-            progress.update(
-                bar, completed=point.step, description=f"life {point.life}, loss {point.loss:.4f}"
-            )
+            progress.update(bar, completed=point.step, description=f"life {point.life}, loss {point.loss:.4f}")
             if not interrupted and point.step >= interrupt_at:
                 interrupted = True
                 sagemaker.interrupt(job.name)
                 epoch = point.step // steps_an_epoch
-                _say(
-                    console, began, f"spot interruption at step {point.step}, in the middle of epoch {epoch}"
-                )
+                _say(console, began, f"spot interruption at step {point.step}, in the middle of epoch {epoch}")
                 progress.update(bar, description="interrupted: checkpoint, new hosts")
         job.wait(logs=False)
     _say(console, began, f"job {job.status}")

@@ -141,9 +141,7 @@ def test_a_missing_entry_point_in_the_bundle_fails_with_what_is_there(
     assert "count.py" in failure.value.reason
 
 
-def test_a_missing_channel_fails_with_the_channels_there_are(
-    estimator: Build, platform: LocalSageMaker
-) -> None:
+def test_a_missing_channel_fails_with_the_channels_there_are(estimator: Build, platform: LocalSageMaker) -> None:
     uri = f"s3://{platform.default_bucket}/channel/{time.time_ns()}"
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     platform.boto_session.client("s3").put_object(Bucket=bucket, Key=f"{key}/x.txt", Body=b"x")
