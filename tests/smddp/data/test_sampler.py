@@ -1,0 +1,215 @@
+"""Every sample at its place, at any number of ranks, after any number of resumes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import chain, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from smddp.data import ElasticSampler, EvaluationSampler
+
+
+def global_batches(samplers: list[ElasticSampler]) -> list[list[int]]:
+    """What all ranks see an optimizer step: micro-batch after micro-batch, rank after rank within each."""
+    micro_batches = [chain.from_iterable(each) for each in zip(*samplers, strict=True)]
+    accumulate = samplers[0].accumulate
+    assert len(micro_batches) % accumulate == 0
+    return [
+        list(chain.from_iterable(micro_batches[start : start + accumulate]))
+        for start in range(0, len(micro_batches), accumulate)
+    ]
+
+
+def all_ranks(world_size: int, size: int, **options: int) -> list[ElasticSampler]:
+    return [ElasticSampler(size, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[int, int, int]]]:
+    """A size, a global batch, a seed, and lives: (world size, accumulate, steps taken before the next one)."""
+    global_batch = draw(st.integers(1, 48))
+    size = draw(st.integers(global_batch, 40 * global_batch))
+    divisors = [number for number in range(1, global_batch + 1) if global_batch % number == 0]
+    lives = []
+    for _ in range(draw(st.integers(1, 6))):
+        world_size = draw(st.sampled_from(divisors))
+        accumulate = draw(st.sampled_from([n for n in divisors if global_batch // world_size % n == 0]))
+        lives.append((world_size, accumulate, draw(st.integers(0, size // global_batch))))
+    return size, global_batch, draw(st.integers()), lives
+
+
+@given(run=runs(), epoch=st.integers(0, 3))
+def test_any_schedule_of_world_sizes_and_resumes_gives_the_undisturbed_order(
+    run: tuple[int, int, int, list[tuple[int, int, int]]], epoch: int
+) -> None:
+    size, global_batch, seed, lives = run
+    alone = ElasticSampler(size, global_batch=global_batch, seed=seed)
+    alone.start_epoch(epoch)
+    undisturbed = global_batches([alone])
+
+    seen: list[list[int]] = []
+    saved: dict[str, object] | None = None
+    for world_size, accumulate, steps in [*lives, (1, 1, size)]:
+        samplers = all_ranks(world_size, size, global_batch=global_batch, accumulate=accumulate, seed=seed)
+        for sampler in samplers:
+            if saved is not None:
+                sampler.load_state_dict(json.loads(json.dumps(saved)))
+            sampler.start_epoch(epoch)
+        ahead = global_batches(samplers)  # a loader may fetch the whole epoch ahead
+        assert len(samplers[0]) == len(ahead) * accumulate
+        taken = ahead[:steps]
+        seen += taken
+        for sampler in samplers:
+            for _ in taken:
+                sampler.advance()
+        states = [sampler.state_dict() for sampler in samplers]
+        assert states.count(states[0]) == world_size
+        saved = states[0]
+
+    assert seen == undisturbed
+    assert len(set(chain.from_iterable(seen))) == size // global_batch * global_batch
+
+
+def test_an_epoch_longer_than_a_block_goes_on_without_a_gap() -> None:
+    seen = list(chain.from_iterable(ElasticSampler(200_003, global_batch=1_000)))
+    assert len(seen) == len(set(seen)) == 200_000
+
+
+def test_the_epochs_differ_and_each_is_the_same_again() -> None:
+    sampler = ElasticSampler(100, global_batch=10)
+    first = list(sampler)
+    sampler.start_epoch(1)
+    second = list(sampler)
+    sampler.start_epoch(0)
+    assert list(sampler) == first != second
+
+
+def test_without_a_shuffle_the_dataset_keeps_its_order() -> None:
+    samplers = all_ranks(2, 9, global_batch=4, shuffle=False)
+    assert [list(sampler) for sampler in samplers] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+def test_iterating_consumes_nothing_and_advancing_does() -> None:
+    sampler = ElasticSampler(20, global_batch=5, shuffle=False)
+    ahead = iter(sampler)
+    assert list(islice(ahead, 3))[-1] == [10, 11, 12, 13, 14]
+    sampler.advance()
+    assert sampler.consumed == 5
+    assert next(ahead) == [15, 16, 17, 18, 19]  # the iterator under way is not disturbed
+    assert next(iter(sampler)) == [5, 6, 7, 8, 9]
+
+
+def test_starting_the_epoch_under_way_keeps_the_position() -> None:
+    sampler = ElasticSampler(20, global_batch=5)
+    sampler.start_epoch(2)
+    sampler.advance()
+    sampler.start_epoch(2)
+    assert (sampler.epoch, sampler.consumed) == (2, 5)
+    sampler.start_epoch(3)
+    assert (sampler.epoch, sampler.consumed) == (3, 0)
+
+
+def test_an_epoch_that_is_used_up_has_no_step_left() -> None:
+    sampler = ElasticSampler(10, global_batch=5)
+    sampler.advance()
+    sampler.advance()
+    assert (len(sampler), list(sampler)) == (0, [])
+    with pytest.raises(ValueError, match=r"all 2 steps of epoch 0 are taken; call start_epoch\(1\)"):
+        sampler.advance()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_data_loader_takes_it(workers: int) -> None:
+    sampler = ElasticSampler(64, global_batch=16, rank=1, world_size=2, accumulate=2)
+    loader = DataLoader(list(range(64)), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+    assert len(loader) == 8
+    assert [batch.tolist() for batch in loader] == list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "nearest"), [(100, "96 and 102"), (7, "6 and 12"), (5, "6"), (0, "6"), (-6, "6")]
+)
+def test_a_global_batch_that_does_not_divide_names_the_nearest_that_do(global_batch: int, nearest: str) -> None:
+    with pytest.raises(ValueError, match=rf"3 \* 2 = 6; the nearest that do are {nearest}$"):
+        ElasticSampler(1000, global_batch=global_batch, world_size=3, accumulate=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0, "global_batch": 1}, "size is 0"),
+        ({"size": 10, "global_batch": 12}, "only 10 samples"),
+        ({"size": 10, "global_batch": 2, "rank": 2, "world_size": 2}, "ranks go from 0 to world_size - 1"),
+        ({"size": 10, "global_batch": 2, "rank": -1}, "ranks go from 0 to world_size - 1"),
+        ({"size": 10, "global_batch": 2, "world_size": 0}, "ranks go from 0 to world_size - 1"),
+        ({"size": 10, "global_batch": 2, "accumulate": 0}, "at least one micro-batch"),
+    ],
+)
+def test_refuses_numbers_that_do_not_fit(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ElasticSampler(**arguments)
+
+
+def test_says_once_what_the_tail_loses(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        samplers = all_ranks(4, 103, global_batch=20)
+        for sampler in samplers:
+            list(sampler)
+    assert [record.getMessage() for record in caplog.records] == [
+        "an epoch is 5 steps of 20 samples; the last 3 of its order are dropped (103 samples in all)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algorithm": 2}, "algorithm=2"),
+        ({"seed": 1}, "has seed=1, this run seed=0"),
+        ({"size": 21}, "has size=21, this run size=20"),
+        ({"global_batch": 4}, "resume with the same global_batch"),
+        ({"shuffle": False}, "has shuffle=False, this run shuffle=True"),
+        ({"seed": None}, "has seed=None"),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"epoch": "1"}, "epoch='1'"),
+        ({"consumed": 3}, "multiple of the global batch, 5, from 0 to 20"),
+        ({"consumed": 25}, "consumed=25"),
+        ({"consumed": -5}, "consumed=-5"),
+        ({"consumed": 5.0}, "consumed=5.0"),
+    ],
+)
+def test_refuses_a_position_in_another_order(change: dict[str, object], message: str) -> None:
+    sampler = ElasticSampler(20, global_batch=5)
+    sampler.advance()
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    assert (sampler.epoch, sampler.consumed) == (0, 5)
+
+
+@given(size=st.integers(0, 300), batch_size=st.integers(1, 40), world_size=st.integers(1, 20))
+def test_evaluation_sees_every_sample_once(size: int, batch_size: int, world_size: int) -> None:
+    samplers = [
+        EvaluationSampler(size, batch_size=batch_size, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    batches = [list(sampler) for sampler in samplers]
+    assert list(chain.from_iterable(chain.from_iterable(batches))) == list(range(size))
+    assert [len(each) for each in batches] == [len(sampler) for sampler in samplers]
+    assert max(map(len, batches)) - min(map(len, batches)) <= 1
+    assert all(1 <= len(batch) <= batch_size for batch in chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": -1, "batch_size": 1}, "size is -1"),
+        ({"size": 1, "batch_size": 0}, "at least one sample"),
+        ({"size": 1, "batch_size": 1, "rank": 1}, "ranks go from 0"),
+    ],
+)
+def test_evaluation_refuses_numbers_that_do_not_fit(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EvaluationSampler(**arguments)
