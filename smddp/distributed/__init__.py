@@ -1,0 +1,23 @@
+"""The ranks of a job as one: joining and leaving the process group, and what they tell each other."""
+
+from smddp.distributed.agreement import Agreement, Decision
+from smddp.distributed.collectives import share_outcome, sum_over_ranks
+from smddp.distributed.device import move
+from smddp.distributed.first_failure import FirstFailure, is_communication_error
+from smddp.distributed.membership import Membership, current_membership, join, leave
+from smddp.distributed.replica import Replica
+
+__all__ = [
+    "Agreement",
+    "Decision",
+    "FirstFailure",
+    "Membership",
+    "Replica",
+    "current_membership",
+    "is_communication_error",
+    "join",
+    "leave",
+    "move",
+    "share_outcome",
+    "sum_over_ranks",
+]

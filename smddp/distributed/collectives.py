@@ -1,0 +1,46 @@
+"""The few collectives that training needs beside DDP's own: a sum, and rank 0's outcome told to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import Tensor
+
+from smddp.distributed.membership import Membership
+from smddp.errors import SmddpError
+
+
+class PeerFailedError(SmddpError):
+    """Another rank failed at what it did for all; the cause is in that rank's own error."""
+
+
+def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
+    """The sum of every rank's tensor, as a new tensor on the same device; all ranks must call it, with equal shapes."""
+    if membership.store is None:
+        return value.clone()
+    on_cpu_only = value.device.type != "cuda" and membership.control_device.type == "cuda"
+    total = value.to(membership.control_device) if on_cpu_only else value.clone()
+    dist.all_reduce(total)
+    return total.to(value.device)
+
+
+def share_outcome(action: Callable[[], None], membership: Membership) -> None:
+    """Runs the action on rank 0 alone; all ranks return once it is done, or all raise.
+
+    Raises:
+        PeerFailedError: On every other rank if the action raised on rank 0, which raises the error itself.
+    """
+    failure: Exception | None = None
+    if membership.cluster.is_main:
+        try:
+            action()
+        except Exception as error:  # not swallowed: raised below, after the other ranks know
+            failure = error
+    told = [None if failure is None else f"{type(failure).__name__}: {failure}"]
+    if membership.store is not None:
+        dist.broadcast_object_list(told, src=0, device=membership.control_device)
+    if failure is not None:
+        raise failure
+    if told[0] is not None:
+        raise PeerFailedError(f"rank 0 failed: {told[0]}")

@@ -1,0 +1,114 @@
+"""Which rank failed first, told to every rank through the store, so that each host reports the cause and no echo.
+
+When a rank fails, the others fail too, with a lost connection as their reason. The first that fails on its own
+account publishes its report (one atomic compare-and-set); a rank that only lost contact asks for that report. Every
+rank also looks for it twice a second, in a thread over a connection of its own: a rank that is stuck in a collective,
+or whose store is about to vanish with rank 0, learns of it all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from smddp.distributed.collectives import PeerFailedError
+from smddp.distributed.membership import Membership
+from smddp.distributed.store import connect
+
+logger = logging.getLogger(__name__)
+
+_REPORT = "first_failure/report"
+_READERS = "first_failure/readers"
+_POLL_SECONDS = 0.5
+_CAUSE_SECONDS = 3.0
+_HEED_SECONDS = 10.0
+
+_LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MPI error", re.IGNORECASE)
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether the error, or one that it was raised from, says that another rank could not be reached."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, dist.DistError | PeerFailedError):
+            return True
+        if type(link) is RuntimeError and _LOST_CONTACT.search(str(link)):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+class FirstFailure:
+    """The job's first failure, as one rank takes part in it.
+
+    Args:
+        membership: What this rank joined.
+        unheeded: Called in the watching thread, with the report, if another rank failed and this one has not ended ten
+            seconds later: it waits for a rank that is gone, or computes on for nothing.
+    """
+
+    def __init__(self, membership: Membership, unheeded: Callable[[str], None]) -> None:
+        self._world_size = membership.cluster.world_size
+        self._unheeded = unheeded
+        self._report: str | None = None
+        self._known = threading.Event()
+        self._over = threading.Event()
+        self._store: Store | None = None
+        if membership.store is not None:
+            self._store = connect(membership.cluster, timedelta(seconds=30), os.environ, serve=False)
+            threading.Thread(target=self._watch, args=(self._store,), name="first-failure", daemon=True).start()
+
+    def settle(self, report: str, *, lost_contact: bool) -> str:
+        """The report that the job ends with: the first one of all ranks, or this one if none came before.
+
+        Args:
+            report: What this rank has to say.
+            lost_contact: It only lost another rank: that one's report is waited for, three seconds at most.
+        """
+        if self._store is None:
+            return report
+        if lost_contact and self._known.wait(_CAUSE_SECONDS):
+            assert self._report is not None
+            return self._report
+        try:
+            return bytes(self._store.compare_set(_REPORT, "", report)).decode()
+        except RuntimeError as error:
+            logger.warning("the first failure could not be shared, the store is gone: %s", error)
+            return report
+
+    def await_readers(self) -> None:
+        """Returns once all ranks have read the report, or after three seconds: this process may now end."""
+        if self._store is None:
+            return
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        try:
+            while self._store.add(_READERS, 0) < self._world_size and time.monotonic() < deadline:
+                time.sleep(0.05)
+        except RuntimeError:
+            logger.info("the store is gone: nobody is left to read the report")
+
+    def close(self) -> None:
+        """Stops to watch."""
+        self._over.set()
+
+    def _watch(self, store: Store) -> None:
+        while not self._over.wait(_POLL_SECONDS):
+            try:
+                if not store.check([_REPORT]):
+                    continue
+                self._report = bytes(store.get(_REPORT)).decode()
+                store.add(_READERS, 1)
+            except RuntimeError:
+                return  # rank 0 is gone without a word: the next collective will say so
+            self._known.set()
+            if not self._over.wait(_HEED_SECONDS):
+                self._unheeded(self._report)
+            return

@@ -1,0 +1,133 @@
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import smddp.distributed.membership
+from smddp.cluster import Cluster
+from smddp.distributed import current_membership, join, leave
+from smddp.distributed.membership import interface_settings
+from smddp.errors import DistributedError
+
+
+@pytest.fixture(autouse=True)
+def _leave() -> Iterator[None]:
+    yield
+    leave()
+
+
+def test_one_process_joins_without_a_process_group(make_cluster: Callable[[int, int], Cluster]) -> None:
+    membership = join(make_cluster(0, 1))
+
+    assert current_membership() is membership
+    assert (membership.backend, membership.store) == (None, None)
+    assert not torch.distributed.is_initialized()
+    leave()
+    leave()
+    assert current_membership() is None
+
+
+def test_joining_twice_is_refused(make_cluster: Callable[[int, int], Cluster]) -> None:
+    join(make_cluster(0, 1))
+    with pytest.raises(DistributedError, match=r"joined a process group already; call smddp\.leave\(\)"):
+        join(make_cluster(0, 1))
+
+
+def test_ranks_that_do_not_come_are_named(make_cluster: Callable[[int, int], Cluster]) -> None:
+    with pytest.raises(DistributedError, match=r"rank 0 waited 0\.5 s at 127\.0\.0\.1:\d+ for rank 1, 2 of 3"):
+        join(make_cluster(0, 3), timeout=0.5)
+    assert current_membership() is None
+
+
+def test_a_master_that_is_not_there_is_named(make_cluster: Callable[[int, int], Cluster]) -> None:
+    started = time.monotonic()
+    with pytest.raises(DistributedError, match=r"rank 1 on localhost could not reach the master at 127\.0\.0\.1:\d+"):
+        join(make_cluster(1, 2), timeout=1.0)
+    assert time.monotonic() - started < 20
+
+
+def test_sagemakers_interface_is_used_where_the_user_set_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [(1, "lo"), (2, "eth0")]
+    monkeypatch.setattr(smddp.distributed.membership.socket, "if_nameindex", lambda: names)
+
+    assert interface_settings({}) == {}
+    assert interface_settings({"SM_NETWORK_INTERFACE_NAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}) == {
+        "GLOO_SOCKET_IFNAME": "eth0"
+    }
+
+
+def test_an_interface_that_the_host_lacks_is_not_forced_on_gloo(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(smddp.distributed.membership.socket, "if_nameindex", lambda: [(1, "lo")])
+    assert interface_settings({"SM_NETWORK_INTERFACE_NAME": "eth0"}) == {}
+    assert "'eth0', and this host has lo" in caplog.text
+
+
+TWO_RANKS = """
+import torch
+from torch import nn
+import smddp
+from smddp.distributed import Agreement, Replica, share_outcome, sum_over_ranks
+from smddp.errors import SmddpError
+from smddp.stopping import StopSignal
+
+membership = smddp.join()
+rank = membership.cluster.rank
+assert membership.backend == "gloo"
+
+# Sums
+assert sum_over_ranks(torch.tensor([rank, 10]), membership).tolist() == [1, 20]
+
+# Rank 0's outcome
+done = []
+share_outcome(lambda: done.append(1), membership)
+assert len(done) == (1 if rank == 0 else 0)
+def fail():
+    raise OSError("disk full")
+try:
+    share_outcome(fail, membership)
+except (OSError, SmddpError) as error:
+    print(type(error).__name__, error)
+
+# A replica: rank 0's weights; unequal evaluation does not hang; buffers are shared on demand
+torch.manual_seed(rank)
+model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+replica = Replica(model, membership)
+weight = sum_over_ranks(model[0].weight.detach(), membership)
+assert torch.equal(weight, 2 * model[0].weight)
+replica(torch.randn(4, 3)).sum().backward()
+gradient = sum_over_ranks(model[0].weight.grad, membership)
+assert torch.allclose(gradient, 2 * model[0].weight.grad)
+assert rank == 0 or not torch.equal(model[1].running_mean, torch.zeros(3))
+replica.share_buffers()
+mean = sum_over_ranks(model[1].running_mean, membership)
+assert torch.equal(mean, 2 * model[1].running_mean)
+with torch.no_grad():
+    for _ in range(3 - rank):
+        replica(torch.randn(4, 3))
+
+# Agreement: only rank 1 was told to stop, and both agree on the same step
+stop = StopSignal()
+agreement = Agreement(membership, stop)
+asked = []
+for step in range(1, 200):
+    stop.requested = rank == 1 and step >= 20
+    if step >= agreement.next_step:
+        asked.append(step)
+        if agreement.decide(step).stop:
+            break
+print("asked", asked)
+smddp.leave()
+print("left")
+"""
+
+
+def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[[str], list[str]]) -> None:
+    first, second = run_ranks(TWO_RANKS)
+
+    assert first.splitlines()[0] == "OSError disk full"
+    assert second.splitlines()[0] == "PeerFailedError rank 0 failed: OSError: disk full"
+    assert first.splitlines()[1:] == second.splitlines()[1:]
+    assert first.splitlines()[1] == "asked [1, 3, 7, 15, 31]"
