@@ -1,0 +1,63 @@
+"""The random number generators of one rank: python's, numpy's global one, torch's on the CPU and on every GPU.
+
+Generators that a script makes for itself are not known here: give them to the Checkpointer as parts of its state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def capture() -> dict[str, Any]:
+    """Give the state of this process's generators, without drawing from them."""
+    version, words, gauss = random.getstate()
+    return {
+        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
+    """Go on with the random numbers of this rank.
+
+    Args:
+        states: what `capture` gave on each rank, in the order of the ranks.
+        rank: this process. A rank that was not there before gets numbers of its own, the same each time.
+    """
+    if rank >= len(states):
+        _seed(states[0], rank)
+        logger.info("rank %d has no random state in a checkpoint of %d ranks: seeded anew", rank, len(states))
+        return
+    state = states[rank]
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if devices != len(state["cuda"]):
+        logger.warning(
+            "the checkpoint has the random state of %d GPUs for rank %d, here are %d: what is drawn on a GPU differs",
+            *(len(state["cuda"]), rank, devices),
+        )
+    for device, cuda in enumerate(state["cuda"][:devices]):
+        torch.cuda.set_rng_state(cuda, device)
+
+
+def _seed(state: dict[str, Any], rank: int) -> None:
+    """Seed all generators from the state of rank 0 and the number of this rank."""
+    text = state["torch"].numpy().tobytes() + str(rank).encode()
+    seed = int.from_bytes(hashlib.shake_256(text).digest(8), "little")
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # seeds every GPU as well
