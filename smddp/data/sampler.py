@@ -21,7 +21,7 @@ from smddp.data.permutation import ALGORITHM, LARGEST_SIZE, Permutation
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 1 << 16  # samples of one rank whose order is computed at a time
+_BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
 
 
 class ElasticSampler:

@@ -32,7 +32,7 @@ class Run:
 
     def __init__(self, directory: Path, *, keep_last: int = 3) -> None:
         self.directory = directory
-        self.parts = {"model": Counted(300), "optimizer": Counted(700)}
+        self.parts = {"model": Counted(300), "ema": Counted(700)}
         self.checkpointer = Checkpointer(directory, self.parts, keep_last=keep_last)
 
     def save(self, step: int) -> Path:

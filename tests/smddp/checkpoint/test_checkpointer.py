@@ -156,7 +156,7 @@ def flip_a_bit(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a flipped bit": (lambda path: flip_a_bit(path / "model.safetensors"), "model.safetensors was changed"),
-    "a missing file": (lambda path: (path / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing"),
+    "a missing file": (lambda path: (path / "ema.safetensors").unlink(), "ema.safetensors is missing"),
     "a truncated file": (lambda path: os.truncate(path / STATE_NAME, 5), "state.json has 5 bytes instead of"),
     "a damaged manifest": (lambda path: flip_a_bit(path / MANIFEST_NAME), "manifest.json"),
     "an empty manifest": (lambda path: os.truncate(path / MANIFEST_NAME, 0), "manifest.json is not JSON"),
@@ -324,9 +324,9 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path) ->
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("failing", ["fsync", "replace", "open", "mkdir"])
+@pytest.mark.parametrize("owner, failing", [(os, "fsync"), (Path, "replace"), (Path, "open"), (Path, "mkdir")])
 def test_a_full_disk_is_reported_and_leaves_the_last_one_and_no_rubbish(
-    failing: str, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+    owner: object, failing: str, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = new_run()
     run.save(1)
@@ -339,7 +339,7 @@ def test_a_full_disk_is_reported_and_leaves_the_last_one_and_no_rubbish(
             real = Path.open
             patch.setattr(Path, "open", lambda path, mode="r": full() if "w" in mode else real(path, mode))
         else:
-            patch.setattr(os, failing, full)
+            patch.setattr(owner, failing, full)
         with pytest.raises(CheckpointError, match=r"could not write .*No space left.*earlier ones are as they were"):
             run.save(2)
     assert new_run().load() == 1
@@ -367,7 +367,7 @@ def test_a_prune_that_fails_does_not_fail_the_save(
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", denied)
+        patch.setattr(Path, "unlink", denied)
         run.save(2)
     assert "could not remove" in caplog.text
     assert new_run().load() == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from smddp.checkpoint import list_checkpoints
 NewRun = Callable[..., Any]
 
 # What changes a directory or makes it durable: between two of these a kill can leave something new behind.
-LABELLED = ("mkdir", "fsync", "replace", "unlink", "rmdir")
+LABELLED = ((os, "fsync"), (Path, "mkdir"), (Path, "replace"), (Path, "unlink"), (Path, "rmdir"))
 
 
 def in_a_child(action: Callable[[], None], *, kill_before: int | None) -> int:
@@ -38,8 +39,8 @@ def in_a_child(action: Callable[[], None], *, kill_before: int | None) -> int:
             return call
 
         try:
-            for name in LABELLED:
-                setattr(os, name, labelled(getattr(os, name)))
+            for owner, name in LABELLED:
+                setattr(owner, name, labelled(getattr(owner, name)))
             action()
             os.write(writing, str(calls).encode())
         finally:
@@ -84,6 +85,8 @@ def test_killed_at_every_point_of_a_save_it_recovers(leftover: Callable[[Any], N
     for point in range(points):
         run = prepared(f"killed at {point}")
         in_a_child(lambda run=run: run.save(30), kill_before=point)
+        half_done = {info.status for info in list_checkpoints(run.directory)} - {"valid"}
+        assert half_done <= ({"damaged", "incomplete"} if leftover is a_damaged_one else {"incomplete"})
         loaded.append(run.load())
         run.save(30)  # the next life comes to the same step
         run.save(40)
