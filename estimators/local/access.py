@@ -1,0 +1,135 @@
+"""How a program reaches the local platform, and nothing else: a boto3 session, or variables for any AWS client.
+
+Whatever the caller's own environment and ~/.aws say, neither leads to real AWS.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.session
+from botocore.config import Config
+
+from estimators.local.signature import KeyPair
+
+ACCOUNT_ID = "123456789012"
+ROLE = f"arn:aws:iam::{ACCOUNT_ID}:role/SmddpLocal"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Access:
+    """The platform's endpoints, its key pair and its region."""
+
+    endpoint_url: str
+    s3_endpoint_url: str
+    """The same as `endpoint_url` unless the storage is a server of its own."""
+    keys: KeyPair
+    region: str
+
+    @property
+    def default_bucket(self) -> str:
+        """The bucket that the SageMaker SDK would choose in this account and region."""
+        return f"sagemaker-{self.region}-{ACCOUNT_ID}"
+
+    def endpoint_of(self, service: str) -> str:
+        """Where requests to an AWS service (boto3's name for it) go."""
+        return self.s3_endpoint_url if service == "s3" else self.endpoint_url
+
+    def boto_session(self) -> boto3.Session:
+        """A boto3 session all of whose clients and resources talk to the local platform."""
+        return boto3.Session(botocore_session=_LocalSession(self), region_name=self.region)
+
+    def client_environment(self, directory: Path) -> dict[str, str]:
+        """Variables for a program that uses an AWS SDK or the AWS CLI; they name files in `directory`.
+
+        See `write_files`.
+        """
+        bypass = {os.environ.get("no_proxy"), os.environ.get("NO_PROXY"), "127.0.0.1,localhost"} - {None, ""}
+        no_proxy = ",".join(sorted(hosts for hosts in bypass if hosts))
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ENDPOINT_URL_S3": self.s3_endpoint_url,
+            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
+            "AWS_ACCESS_KEY_ID": self.keys.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.keys.secret_key,
+            "AWS_SESSION_TOKEN": "",
+            "AWS_SECURITY_TOKEN": "",
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_REGION": self.region,
+            "AWS_PROFILE": "default",
+            "AWS_DEFAULT_PROFILE": "default",
+            "AWS_CONFIG_FILE": str(directory / "aws-config"),
+            "AWS_SHARED_CREDENTIALS_FILE": str(directory / "aws-credentials"),
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "no_proxy": no_proxy,
+            "NO_PROXY": no_proxy,
+        }
+
+    def sdk_environment(self, directory: Path) -> dict[str, str]:
+        """Variables for a program that uses the SageMaker SDK, which does not look at AWS_ENDPOINT_URL everywhere."""
+        return {
+            "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(directory / "sagemaker.yaml"),
+            "SAGEMAKER_USER_CONFIG_OVERRIDE": str(directory / "sagemaker.yaml"),
+            "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
+            "SAGEMAKER_VALIDATE_ROLE": "false",
+        }
+
+    def write_files(self, directory: Path) -> None:
+        """Write the files that the two environments name."""
+        (directory / "aws-config").write_text(f"[default]\nregion = {self.region}\n")
+        (directory / "aws-credentials").write_text(
+            f"[default]\naws_access_key_id = {self.keys.access_key}\naws_secret_access_key = {self.keys.secret_key}\n"
+        )
+        (directory / "sagemaker.yaml").write_text(
+            "SchemaVersion: '1.0'\n"
+            "SageMaker:\n"
+            "  PythonSDK:\n"
+            "    Modules:\n"
+            "      TelemetryOptOut: true\n"
+            "      Session:\n"
+            f"        DefaultS3Bucket: {self.default_bucket}\n"
+        )
+
+
+class _LocalSession(botocore.session.Session):
+    """A botocore session that reads no environment variable and no file, and knows one place to go.
+
+    The endpoint is forced here and not in boto3's session because everything goes through here: boto3's clients and
+    resources, and code such as the SageMaker SDK's that builds an endpoint by itself.
+    """
+
+    def __init__(self, access: Access) -> None:
+        variables = {
+            name: (in_file, None, default, conversion)
+            for name, (in_file, _, default, conversion) in self.SESSION_VARIABLES.items()
+        }
+        nowhere = (None, None, os.devnull, None)
+        super().__init__(session_vars={**variables, "config_file": nowhere, "credentials_file": nowhere})
+        self._access = access
+        self.set_credentials(access.keys.access_key, access.keys.secret_key)
+        self.set_config_variable("region", access.region)
+        self.set_default_client_config(Config(proxies={}))
+
+    def create_client(  # type: ignore[override]
+        self,
+        service_name: str,
+        region_name: str | None = None,
+        api_version: str | None = None,
+        use_ssl: bool = True,
+        verify: bool | str | None = None,
+        endpoint_url: str | None = None,  # noqa: ARG002 - wherever the caller wanted to go, it is not AWS
+        **options: Any,
+    ) -> Any:
+        return super().create_client(
+            service_name,
+            region_name,
+            api_version,
+            use_ssl,
+            verify,
+            self._access.endpoint_of(service_name),
+            **options,
+        )

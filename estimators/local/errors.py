@@ -1,0 +1,10 @@
+"""What can go wrong with the local platform itself, as opposed to a job on it."""
+
+from __future__ import annotations
+
+
+class LocalPlatformError(RuntimeError):
+    """The local platform could not be started, or is no longer there."""
+
+
+INSTALL = "Install what it needs with: pip install 'smddp[local]'"

@@ -1,0 +1,206 @@
+"""AWS Signature Version 4, the server's side: is this request signed with the one key pair that we gave out?
+
+Only the check: what is done with a request that passes, or fails, is the guard's business. Written from the
+specification ("Signature Version 4 signing process", AWS General Reference), because a signer's classes leave out
+headers that other clients do sign; the tests hold it against botocore's signers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from urllib.parse import quote, unquote_to_bytes
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+CLOCK_SKEW = timedelta(minutes=15)  # what AWS allows
+LONGEST_PRESIGNED = timedelta(days=7)  # what AWS allows
+WIRE = "latin-1"  # how http.server decodes a request's first line and headers: one character a byte
+_TIMESTAMP = "%Y%m%dT%H%M%SZ"
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_UNHASHED_PAYLOADS = ("UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
+
+
+class SignatureError(Exception):
+    """The request is not signed as it must be; `code` is AWS's name for what is wrong."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class KeyPair:
+    """An access key and its secret, which is never printed."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    @classmethod
+    def random(cls) -> KeyPair:
+        """A pair that nobody else holds, in the shape of an AWS one."""
+        return cls(access_key="SMDDP" + secrets.token_hex(8).upper()[:15], secret_key=secrets.token_urlsafe(30))
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Request:
+    """A request as it came over the wire: nothing unquoted, nothing normalised, a character a byte."""
+
+    method: str
+    path: str
+    """Raw, percent-encoded, without the query."""
+    query: str
+    """Raw, percent-encoded, without the question mark."""
+    headers: Mapping[str, str]
+    """Lower-case names; several values of one name joined by commas."""
+    body: Callable[[], bytes]
+    """Called only once everything else about the request is right."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Claim:
+    """What a request says about its own signature."""
+
+    access_key: str
+    scope: tuple[str, str, str]
+    """Date, region, service."""
+    signed_headers: tuple[str, ...]
+    signature: str
+    timestamp: str
+    presigned: bool
+    lifetime: timedelta
+
+
+def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> str:
+    """Check that `request` is signed with `keys`, and neither stale nor altered.
+
+    Returns:
+        The region that it was signed for.
+
+    Raises:
+        SignatureError: It is not.
+    """
+    claim = _claim(request)
+    if not hmac.compare_digest(claim.access_key.encode(), keys.access_key.encode()):
+        raise SignatureError("InvalidClientTokenId", "The access key is not the one that this server gave out.")
+    _check_time(claim, now or datetime.now(timezone.utc))
+    _check_signed_headers(claim, request)
+    payload = _payload_hash(claim, request)
+    canonical = "\n".join(
+        (
+            request.method,
+            _canonical_path(request.path, service=claim.scope[2]),
+            _canonical_query(request.query),
+            *(f"{name}:{' '.join(request.headers[name].split())}" for name in claim.signed_headers),
+            "",
+            ";".join(claim.signed_headers),
+            payload,
+        )
+    )
+    scope = "/".join((*claim.scope, "aws4_request"))
+    to_sign = "\n".join((ALGORITHM, claim.timestamp, scope, hashlib.sha256(canonical.encode(WIRE)).hexdigest()))
+    expected = hmac.new(_signing_key(keys.secret_key, claim.scope), to_sign.encode(), hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(claim.signature.encode(), expected.encode()):
+        raise SignatureError("SignatureDoesNotMatch", "The signature does not match the request and the secret key.")
+    return claim.scope[1]
+
+
+def _claim(request: Request) -> _Claim:
+    """Read the claim from the Authorization header, or from the query of a presigned S3 URL."""
+    header = request.headers.get("authorization")
+    if header is not None:
+        algorithm, _, rest = header.partition(" ")
+        fields = dict(part.strip().partition("=")[::2] for part in rest.split(","))
+        timestamp, lifetime = request.headers.get("x-amz-date", ""), CLOCK_SKEW
+    else:
+        query = dict(_query_pairs(request.query))
+        algorithm = query.get("X-Amz-Algorithm", "")
+        fields = {name: query.get(f"X-Amz-{name}", "") for name in ("Credential", "SignedHeaders", "Signature")}
+        timestamp, seconds = query.get("X-Amz-Date", ""), query.get("X-Amz-Expires", "")
+        lifetime = min(timedelta(seconds=int(seconds)) if _is_small_number(seconds) else timedelta(), LONGEST_PRESIGNED)
+    if algorithm != ALGORITHM:
+        raise SignatureError("MissingAuthenticationToken", f"The request is not signed with {ALGORITHM}.")
+    credential = fields.get("Credential", "").split("/")
+    if len(credential) != 5 or credential[4] != "aws4_request" or not fields.get("SignedHeaders"):
+        raise SignatureError("IncompleteSignature", "The request's signature lacks its credential or signed headers.")
+    access_key, date, region, service, _ = credential
+    if header is None and service != "s3":
+        raise SignatureError("MissingAuthenticationToken", "Only requests to S3 may be signed in their query.")
+    return _Claim(
+        access_key=access_key,
+        scope=(date, region, service),
+        signed_headers=tuple(fields["SignedHeaders"].split(";")),
+        signature=fields.get("Signature", ""),
+        timestamp=timestamp,
+        presigned=header is None,
+        lifetime=lifetime,
+    )
+
+
+def _is_small_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,7}", text) is not None
+
+
+def _check_time(claim: _Claim, now: datetime) -> None:
+    try:
+        signed_at = datetime.strptime(claim.timestamp, _TIMESTAMP).replace(tzinfo=timezone.utc)
+    except ValueError as error:
+        raise SignatureError("IncompleteSignature", "The request does not say when it was signed.") from error
+    if not claim.timestamp.startswith(claim.scope[0]):
+        raise SignatureError("SignatureDoesNotMatch", "The credential's date is not the date of the signature.")
+    if not -CLOCK_SKEW <= now - signed_at <= claim.lifetime:
+        raise SignatureError("RequestExpired", f"Signed at {claim.timestamp}: too long ago, or in the future.")
+
+
+def _check_signed_headers(claim: _Claim, request: Request) -> None:
+    """Everything that decides what a request does must be under the signature."""
+    must = {name for name in request.headers if name.startswith("x-amz-")} | {"host"}
+    if unsigned := must - set(claim.signed_headers):
+        raise SignatureError("SignatureDoesNotMatch", f"Not covered by the signature: {', '.join(sorted(unsigned))}.")
+    if missing := set(claim.signed_headers) - set(request.headers):
+        raise SignatureError("SignatureDoesNotMatch", f"Signed but not sent: {', '.join(sorted(missing))}.")
+
+
+def _payload_hash(claim: _Claim, request: Request) -> str:
+    """What stands for the body in the signature. Only S3 may leave the body unsigned, as on AWS."""
+    stated = request.headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD" if claim.presigned else None)
+    if claim.scope[2] == "s3":
+        if stated is None:
+            raise SignatureError("MissingSecurityHeader", "A request to S3 must carry x-amz-content-sha256.")
+        if stated in _UNHASHED_PAYLOADS:
+            return stated
+    if stated is not None and _SHA256.match(stated) is None:
+        raise SignatureError("InvalidRequest", f"x-amz-content-sha256: {stated[:80]!r} is not supported here.")
+    actual = hashlib.sha256(request.body()).hexdigest()
+    if stated is not None and not hmac.compare_digest(stated, actual):
+        raise SignatureError("XAmzContentSHA256Mismatch", "The body is not the one that was signed.")
+    return actual
+
+
+def _canonical_path(path: str, *, service: str) -> str:
+    """S3 signs the path as it is sent; every other service encodes it a second time."""
+    return path if service == "s3" else quote(path, safe="/~")
+
+
+def _canonical_query(query: str) -> str:
+    pairs = sorted(
+        (quote(unquote_to_bytes(name), safe="-_.~"), quote(unquote_to_bytes(value), safe="-_.~"))
+        for name, value in (part.partition("=")[::2] for part in query.split("&") if part)
+    )
+    return "&".join(f"{name}={value}" for name, value in pairs if name != "X-Amz-Signature")
+
+
+def _query_pairs(query: str) -> list[tuple[str, str]]:
+    parts = (part.partition("=")[::2] for part in query.split("&") if part)
+    return [(name, unquote_to_bytes(value).decode(errors="replace")) for name, value in parts]
+
+
+def _signing_key(secret_key: str, scope: tuple[str, ...]) -> bytes:
+    key = b"AWS4" + secret_key.encode()
+    for part in (*scope, "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key
