@@ -106,8 +106,7 @@ class Checkpointer:
             raise ValueError(f"step is {step} and epoch {epoch}: steps go from 0 to 10**12 - 1, epochs from 0")
         ranks = Ranks.current()
         rngs = ranks.on_each(rng.capture)
-        numbers = {name: float(value) for name, value in (metrics or {}).items()}
-        return ranks.on_main(lambda: self._save(int(step), int(epoch), numbers, rngs))
+        return ranks.on_main(lambda: self._save(int(step), int(epoch), metrics or {}, rngs))
 
     def load(self) -> Manifest | None:
         """Go back to the newest valid checkpoint.
@@ -141,7 +140,12 @@ class Checkpointer:
         started = time.monotonic()
         state = {name: part.state_dict() for name, part in self._state.items()}
         manifest = write(
-            self._store, {**state, _RNG: rngs}, step=step, epoch=epoch, world_size=len(rngs), metrics=metrics
+            self._store,
+            {**state, _RNG: rngs},
+            step=step,
+            epoch=epoch,
+            world_size=len(rngs),
+            metrics={str(name): float(value) for name, value in metrics.items()},
         )
         seconds = time.monotonic() - started
         logger.info("saved %s: %.1f MB in %.2f s", path, manifest.size / 1e6, seconds)

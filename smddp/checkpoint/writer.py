@@ -64,10 +64,11 @@ def write(
             metrics=metrics,
         )
         store.commit(step, manifest.to_json())
-    except OSError as error:
+    except Exception as error:
         _discard(store, step)
         raise CheckpointError(
-            f"could not write the checkpoint {store.path(step)}: {error}; earlier ones are as they were"
+            f"could not write the checkpoint {store.path(step)}: {type(error).__name__}: {error}; "
+            "earlier ones are as they were"
         ) from error
     return manifest
 

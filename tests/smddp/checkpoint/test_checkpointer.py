@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -415,3 +416,22 @@ def test_refuses_to_keep_nothing(tmp_path: Path) -> None:
 def test_refuses_an_impossible_step(step: int, epoch: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="steps go from 0"):
         Checkpointer(tmp_path, {}).save(step, epoch=epoch)
+
+
+def test_a_metric_that_is_no_number_is_refused_before_anything_is_written(new_run: NewRun) -> None:
+    run = new_run()
+    with pytest.raises(CheckpointError, match="could not convert string to float: 'low'"):
+        run.checkpointer.save(1, metrics={"loss": "low"})
+    assert not run.directory.exists()
+
+
+def test_loading_unpickles_nothing(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run()
+    run.save(1)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a pickle was opened")
+
+    for owner, name in (pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load"):
+        monkeypatch.setattr(owner, name, forbidden)
+    assert run.load() == 1
