@@ -1,0 +1,99 @@
+"""``smddp local ...``: the platform from a shell, for programs in any language."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from estimators.local import LocalSageMaker
+
+app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AWS account, no Docker.")
+
+_Directory = Annotated[Path, typer.Option(help="Where buckets and objects are kept, from one time to the next.")]
+_Port = Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes any free one.")]
+_Region = Annotated[str, typer.Option(help="The AWS region to play.")]
+
+
+@app.command()
+def up(
+    directory: _Directory = Path(".smddp"),
+    port: _Port = 0,
+    region: _Region = "us-east-1",
+) -> None:
+    """Run the platform until Ctrl-C, and print how to use it from another shell."""
+    end = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: end.set())
+    with _platform(directory, port=port, region=region, storage="disk") as sagemaker:
+        foreign = sorted(name for name in os.environ if name.startswith("AWS_") and name not in sagemaker.environment)
+        typer.echo(f"# SageMaker, S3 and CloudWatch Logs at {sagemaker.endpoint_url}, until Ctrl-C.")
+        typer.echo(f"# Objects are kept in {directory.absolute()}. In another shell:")
+        if foreign:
+            typer.echo(f"unset {' '.join(foreign)}")
+        for name, value in sagemaker.environment.items():
+            typer.echo(f"export {name}={shlex.quote(value)}")
+        typer.echo(f"# A role for the jobs: {sagemaker.role}   A bucket: {sagemaker.default_bucket}")
+        end.wait()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
+    region: _Region = "us-east-1",
+) -> None:
+    """Run a program all of whose AWS calls go to a platform that lasts as long as it."""
+    with _platform(None, region=region) as sagemaker:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        code = _run(command, {**clean, **sagemaker.environment})
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _platform(
+    directory: Path | None, *, region: str, port: int = 0, storage: Literal["memory", "disk"] = "memory"
+) -> Iterator[LocalSageMaker]:
+    """A running platform; if it can't run, one line that says why."""
+    from estimators.local import LocalSageMaker
+    from estimators.local.errors import LocalPlatformError
+
+    try:
+        platform = LocalSageMaker(directory, region=region, port=port, storage=storage).start()
+    except (LocalPlatformError, OSError) as error:
+        _fail(str(error))
+    try:
+        yield platform
+    finally:
+        platform.stop()
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Run the program in the foreground; SIGTERM goes on to it, and Ctrl-C reaches it by itself."""
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        _fail(f"{command[0]}: {error.strerror}")
+
+    def forward(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, forward)
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _fail(reason: str) -> NoReturn:
+    typer.echo(f"smddp local: {reason}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,184 @@
+"""`LocalSageMaker`: SageMaker, S3 and CloudWatch Logs on this machine, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+from botocore.httpsession import URLLib3Session
+
+from estimators.local.access import ROLE, Access
+from estimators.local.errors import LocalPlatformError
+from estimators.local.server_process import ServerProcess, ServerSettings
+from estimators.local.signature import KeyPair
+
+if TYPE_CHECKING:
+    import boto3
+
+
+class LocalSageMaker:
+    """A SageMaker of one's own. Training jobs sent to it run on this machine, as processes.
+
+    Nothing outside its directory, its own processes and 127.0.0.1 is touched, and nothing of it outlives the block,
+    or this process, except the objects of ``storage="disk"`` in a `directory` of your choice. Training jobs
+    themselves are forgotten.
+
+    Example:
+        >>> with LocalSageMaker() as sagemaker:
+        ...     sagemaker.boto_session.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
+        []
+    """
+
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        *,
+        region: str = "us-east-1",
+        storage: Literal["memory", "disk"] = "memory",
+        port: int = 0,
+        grace_seconds: float = 120.0,
+    ) -> None:
+        """Prepare a platform; `start`, or a ``with`` block, starts it.
+
+        Args:
+            directory: Where it works; made if missing. A temporary one by default.
+            region: The AWS region that it plays.
+            storage: Where S3 objects lie: in memory, or on disk in `directory`, served by SeaweedFS.
+            port: The port on 127.0.0.1; 0 takes any free one.
+            grace_seconds: From SIGTERM to SIGKILL, when a job is stopped or interrupted.
+        """
+        if storage not in ("memory", "disk"):
+            raise ValueError(f"storage={storage!r}: give 'memory' or 'disk'")
+        self._directory = None if directory is None else Path(directory).absolute()
+        self._region = region
+        self._storage = storage
+        self._port = port
+        self._grace_seconds = grace_seconds
+        self._server: ServerProcess | None = None
+        self._session: Any = None
+        self._boto_session: boto3.Session | None = None
+
+    def start(self) -> LocalSageMaker:
+        """Start the platform, and return once it answers.
+
+        Raises:
+            LocalPlatformError: It is running already, or could not start.
+        """
+        if self._server is not None:
+            raise LocalPlatformError("The local platform is running already.")
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        directory = tempfile.mkdtemp(prefix="smddp-local-", dir=self._directory)
+        on_disk = Path(self._directory or directory) / "storage"
+        self._server = ServerProcess(
+            ServerSettings(
+                run_directory=directory,
+                storage_directory=str(on_disk) if self._storage == "disk" else None,
+                region=self._region,
+                port=self._port,
+                grace_seconds=self._grace_seconds,
+                keys=KeyPair.random(),
+            )
+        )
+        return self
+
+    def stop(self) -> None:
+        """End the platform with all its jobs, at once. Does nothing if it is not running."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = self._session = self._boto_session = None
+
+    def __enter__(self) -> LocalSageMaker:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def session(self) -> Any:
+        """A ``sagemaker.Session`` of the SDK V2: ``PyTorch(..., sagemaker_session=platform.session)``."""
+        if self._session is None:
+            from estimators.sdk.v2 import session
+
+            self._session = session(self.boto_session, default_bucket=self.default_bucket)
+        return self._session
+
+    @property
+    def boto_session(self) -> boto3.Session:
+        """A boto3 session that can reach nothing but this platform, whatever the environment or ~/.aws say."""
+        if self._boto_session is None:
+            self._boto_session = self._access.boto_session()
+        return self._boto_session
+
+    @property
+    def endpoint_url(self) -> str:
+        """The one address of every service but, with ``storage="disk"``, S3."""
+        return self._access.endpoint_url
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables to run any other program with, such as the AWS CLI or an unmodified submit script.
+
+        Put them over an environment from which other variables that start with ``AWS_`` are gone.
+        """
+        access, directory = self._access, self._running.directory
+        return {**access.client_environment(directory), **access.sdk_environment(directory)}
+
+    @property
+    def role(self) -> str:
+        """The ARN of a role that jobs may be given; nothing checks what it may do."""
+        return ROLE
+
+    @property
+    def default_bucket(self) -> str:
+        """A bucket that exists."""
+        return self._access.default_bucket
+
+    @property
+    def server_pid(self) -> int:
+        """The process id of the server."""
+        return self._running.pid
+
+    def interrupt(self, job_name: str) -> None:
+        """Reclaim the instances of a running spot job, as EC2 does: SIGTERM, the grace time, and it starts again.
+
+        Raises:
+            botocore.exceptions.ClientError: There is no such job, or it can't be interrupted.
+        """
+        access = self._access
+        request = AWSRequest(
+            method="POST",
+            url=access.endpoint_url,
+            data=json.dumps({"TrainingJobName": job_name}).encode(),
+            headers={
+                "Content-Type": "application/x-amz-json-1.1",
+                "X-Amz-Target": "SmddpLocal.InterruptTrainingJob",
+            },
+        )
+        credentials = Credentials(access.keys.access_key, access.keys.secret_key)
+        SigV4Auth(credentials, "sagemaker", access.region).add_auth(request)
+        response = URLLib3Session(proxies={}).send(request.prepare())
+        if response.status_code != 200:
+            problem = json.loads(response.content)
+            raise ClientError(
+                {"Error": {"Code": problem["__type"], "Message": problem["message"]}}, "InterruptTrainingJob"
+            )
+
+    @property
+    def _running(self) -> ServerProcess:
+        if self._server is None:
+            raise LocalPlatformError("The local platform is not running: use it inside `with`, or call start().")
+        return self._server
+
+    @property
+    def _access(self) -> Access:
+        return self._running.access

@@ -1,0 +1,134 @@
+"""The server's own process: `python -m estimators.local.serve`, started and watched by `ServerProcess`.
+
+It is told what to do by one line of JSON on its standard input, answers with one line on its standard output, and
+ends on SIGTERM or as soon as its parent is gone, together with every job, after removing its directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from estimators.local.access import ACCOUNT_ID, Access
+from estimators.local.errors import INSTALL, LocalPlatformError
+from estimators.local.server_process import ServerSettings
+from estimators.local.storage import SeaweedFS
+
+logger = logging.getLogger(__name__)
+
+
+class _Stop(Exception):  # noqa: N818 - not an error: it unwinds whatever the main thread is doing
+    """SIGTERM came."""
+
+
+def main() -> None:
+    """Serve until the end. Only a crash leaves the directory behind, for the parent to read the log."""
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, _stop)
+    settings = ServerSettings.from_json(sys.stdin.readline())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with contextlib.suppress(_Stop), contextlib.ExitStack() as stack:
+        try:
+            access = _start(settings, stack)
+        except LocalPlatformError as error:
+            _tell({"error": str(error)})
+        else:
+            _tell({"endpoint_url": access.endpoint_url, "s3_endpoint_url": access.s3_endpoint_url})
+            _await_end(parent)
+    shutil.rmtree(settings.run_directory, ignore_errors=True)
+
+
+def _stop(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Stop
+
+
+def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
+    """Start everything; `stack` ends it again, the jobs first."""
+    run_directory = Path(settings.run_directory)
+    listener = stack.enter_context(_listen(settings.port))
+    endpoint_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    s3_endpoint_url = endpoint_url
+    storage = None
+    if settings.storage_directory is not None:
+        storage = SeaweedFS(data=Path(settings.storage_directory), run=run_directory, keys=settings.keys)
+        stack.callback(storage.close)
+        storage.launch()
+        s3_endpoint_url = storage.endpoint_url
+    try:
+        from estimators.local.server import HttpServer
+    except ModuleNotFoundError as error:
+        raise LocalPlatformError(f"The module {error.name!r} is missing. {INSTALL}") from error
+    from estimators.local.engine import Engine
+    from estimators.local.executors.process import ProcessExecutor
+
+    access = Access(
+        endpoint_url=endpoint_url, s3_endpoint_url=s3_endpoint_url, keys=settings.keys, region=settings.region
+    )
+    access.write_files(run_directory)
+    clients = access.boto_session()
+    s3 = clients.client("s3")
+    engine = Engine(
+        directory=run_directory / "jobs",
+        s3=s3,
+        logs=clients.client("logs"),
+        executor=ProcessExecutor(),
+        container_environment=access.client_environment(run_directory),
+        account_id=ACCOUNT_ID,
+        grace_seconds=settings.grace_seconds,
+    )
+    server = HttpServer(listener, engine=engine, keys=settings.keys)
+    server.start()
+    stack.callback(server.close)
+    stack.callback(engine.close)
+    if storage is not None:
+        storage.wait_until_ready()
+    _create_bucket(s3, access)
+    return access
+
+
+def _create_bucket(s3: Any, access: Access) -> None:
+    """Create the default bucket unless the storage has it from an earlier run."""
+    with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou, s3.exceptions.BucketAlreadyExists):
+        if access.region == "us-east-1":  # the one region that S3 does not let one name
+            s3.create_bucket(Bucket=access.default_bucket)
+        else:
+            s3.create_bucket(
+                Bucket=access.default_bucket, CreateBucketConfiguration={"LocationConstraint": access.region}
+            )
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port), backlog=128)
+    except OSError as error:
+        raise LocalPlatformError(f"Port {port} of 127.0.0.1 can't be had: {error.strerror}.") from error
+
+
+def _tell(answer: dict[str, str]) -> None:
+    """Answer the parent, once: what anyone prints later goes to the log."""
+    print(json.dumps(answer), flush=True)  # noqa: T201 - the protocol with the parent
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def _await_end(parent: int) -> None:
+    """Wait for the parent's death: its end of the pipe closes, or, if a fork of it holds that, a new parent has us."""
+    pipe = sys.stdin.fileno()
+    while os.getppid() == parent:
+        readable, _, _ = select.select([pipe], [], [], 0.5)
+        if readable and not os.read(pipe, 1):
+            break
+    logger.info("the parent is gone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+import pytest
+
+from estimators.local import LocalSageMaker
+
+
+@pytest.fixture(scope="module")
+def platform():
+    """A running platform, shared by the tests of a module."""
+    with LocalSageMaker(grace_seconds=10) as platform:
+        yield platform
+
+
+@pytest.fixture(scope="module")
+def job_request(platform):
+    """A function that makes CreateTrainingJob's request for a shell script run on each host."""
+
+    def make(name: str, script: str, **changes):
+        return {
+            "TrainingJobName": name,
+            "RoleArn": platform.role,
+            "AlgorithmSpecification": {
+                "TrainingImage": "an-image",
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["sh", "-c"],
+                "ContainerArguments": [script],
+            },
+            "OutputDataConfig": {"S3OutputPath": f"s3://{platform.default_bucket}/out"},
+            "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 300},
+            **changes,
+        }
+
+    return make

@@ -1,0 +1,184 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+from estimators.local import LocalSageMaker
+from estimators.local.errors import LocalPlatformError
+
+
+def test_needs_to_be_started():
+    platform = LocalSageMaker()
+    with pytest.raises(LocalPlatformError, match="not running"):
+        platform.endpoint_url  # noqa: B018
+    platform.stop()
+
+
+def test_starts_once_at_a_time(platform):
+    with pytest.raises(LocalPlatformError, match="running already"):
+        platform.start()
+
+
+def test_refuses_a_storage_that_there_is_not():
+    with pytest.raises(ValueError, match="'memory' or 'disk'"):
+        LocalSageMaker(storage="tape")
+
+
+def test_offers_a_bucket_and_a_role(platform):
+    platform.boto_session.client("s3").put_object(Bucket=platform.default_bucket, Key="a", Body=b"b")
+    assert platform.role.startswith("arn:aws:iam::123456789012:role/")
+
+
+def test_its_session_for_the_sdk_uses_its_bucket(platform):
+    assert platform.session.default_bucket() == platform.default_bucket
+    assert platform.session.boto_session is platform.boto_session
+
+
+def test_plays_any_region(tmp_path):
+    with LocalSageMaker(tmp_path / "made", region="eu-west-3") as platform:
+        assert platform.default_bucket == "sagemaker-eu-west-3-123456789012"
+        s3 = platform.boto_session.client("s3")
+        assert s3.get_bucket_location(Bucket=platform.default_bucket)["LocationConstraint"] == "eu-west-3"
+        assert list((tmp_path / "made").iterdir())
+    assert not list((tmp_path / "made").iterdir())
+
+
+def test_stops_at_once_in_the_middle_of_a_job_and_leaves_nothing(job_request, tmp_path):
+    marker = f"4{uuid.uuid4().int % 10**8}"
+    with LocalSageMaker(tmp_path) as platform:
+        start_job(platform, job_request("long", f"trap '' TERM; sleep {marker} & wait; wait"))
+        await_process(marker)
+        started = time.monotonic()
+    assert time.monotonic() - started < 10
+    assert not processes(marker)
+    assert not list(tmp_path.iterdir())
+    platform.stop()
+
+
+def start_job(platform, request):
+    platform.boto_session.client("sagemaker").create_training_job(**request)
+
+
+def processes(marker: str) -> list[str]:
+    """The processes that have `marker` in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if marker.encode() in line:
+            found.append(line.decode(errors="replace"))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs: one that has ended may still be listed, if nobody asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
+def await_process(marker: str) -> None:
+    deadline = time.monotonic() + 30
+    while not processes(marker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+PARENT = """if True:
+    import json, os, sys, time
+    from estimators.local import LocalSageMaker
+    platform = LocalSageMaker(sys.argv[1]).start()
+    platform.boto_session.client("sagemaker").create_training_job(**json.loads(os.environ["REQUEST"]))
+    heavy = [name for name in ("moto", "flask", "werkzeug", "sagemaker", "torch") if name in sys.modules]
+    fork = os.fork()  # such as a data loader's worker: it holds every pipe of its parent, and lives on
+    if fork == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(json.dumps({"server": platform.server_pid, "fork": fork, "heavy": heavy}), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_nothing_survives_a_parent_that_was_killed_in_the_middle_of_a_job(job_request, tmp_path):
+    marker = f"4{uuid.uuid4().int % 10**8}"
+    request = json.dumps(job_request("long", f"sleep {marker} & wait"))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "platform")],
+        env={**os.environ, "REQUEST": request},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    told = json.loads(parent.stdout.readline())
+    try:
+        assert told["heavy"] == []
+        assert os.getsid(told["server"]) == told["server"]  # Ctrl-C does not reach it
+        await_process(marker)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        deadline = time.monotonic() + 10
+        while processes(marker) or is_alive(told["server"]) or list((tmp_path / "platform").iterdir()):
+            assert time.monotonic() < deadline, (processes(marker), list((tmp_path / "platform").iterdir()))
+            time.sleep(0.1)
+    finally:
+        os.kill(told["fork"], signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_a_port_that_is_taken_is_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LocalPlatformError, match=f"Port {port} of 127.0.0.1 can't be had: Address already in use"):
+            LocalSageMaker(port=port).start()
+
+
+def test_a_missing_moto_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
+    (tmp_path / "moto.py").write_text("raise ModuleNotFoundError(\"No module named 'moto'\", name='moto')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LocalPlatformError, match=r"'moto' is missing.*pip install 'smddp\[local\]'"):
+        LocalSageMaker().start()
+
+
+def test_a_crash_at_the_start_shows_the_end_of_the_log_and_leaves_nothing(monkeypatch, tmp_path):
+    (tmp_path / "boto3.py").write_text("raise RuntimeError('the reason')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LocalPlatformError, match=r"(?s)did not start\. The end of its log:.*RuntimeError: the reason"):
+        LocalSageMaker(tmp_path / "platform").start()
+    assert not list((tmp_path / "platform").iterdir())
+
+
+def test_interrupting_a_job_that_there_is_not_is_an_error(platform):
+    with pytest.raises(ClientError, match="no-such-job"):
+        platform.interrupt("no-such-job")
+
+
+@pytest.mark.seaweedfs
+def test_objects_on_disk_outlive_the_platform(tmp_path):
+    for attempt in range(2):
+        with LocalSageMaker(tmp_path, storage="disk") as platform:
+            s3 = platform.boto_session.client("s3")
+            if attempt == 0:
+                s3.put_object(Bucket=platform.default_bucket, Key="kept", Body=b"yes")
+            assert s3.get_object(Bucket=platform.default_bucket, Key="kept")["Body"].read() == b"yes"
+            assert platform.environment["AWS_ENDPOINT_URL_S3"] == s3.meta.endpoint_url != platform.endpoint_url
+    assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+def test_a_server_that_died_is_noticed_by_its_clients_and_cleaned_up(tmp_path):
+    platform = LocalSageMaker(tmp_path).start()
+    os.kill(platform.server_pid, signal.SIGKILL)
+    with pytest.raises(Exception, match="Could not connect"):
+        platform.boto_session.client("s3").list_buckets()
+    platform.stop()
+    assert not list(tmp_path.iterdir())
