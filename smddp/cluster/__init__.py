@@ -1,0 +1,3 @@
+"""Where am I? One frozen :class:`Cluster`, whatever started this process. Nothing here loads torch."""
+
+from smddp.cluster.cluster import Cluster as Cluster

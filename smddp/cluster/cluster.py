@@ -1,0 +1,135 @@
+"""The one frozen value that says which process this is, of how many, and where they meet.
+
+It only describes. Opening the process group is ``smddp.distributed``; choosing a device, ``smddp.distributed.device``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+
+from smddp.cluster.detect import read
+from smddp.errors import ClusterError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """This process's place in its job.
+
+    Two clusters are equal if their fields are, whatever variables they came from.
+
+    Example:
+        >>> cluster = Cluster.detect({})
+        >>> cluster.rank, cluster.world_size, cluster.launcher
+        (0, 1, 'single')
+        >>> cluster.sources["rank"]
+        'default: no launcher set any variable, so one process'
+
+    Raises:
+        ClusterError: The fields contradict each other.
+    """
+
+    rank: int
+    """This process among all, 0 to world_size - 1."""
+    local_rank: int
+    """This process among those of its node, 0 to local_world_size - 1: its GPU, as a rule."""
+    world_size: int
+    """All processes of the job."""
+    local_world_size: int
+    """The processes on this node."""
+    node_rank: int
+    """This node among all, 0 to node_count - 1."""
+    node_count: int
+    """The nodes of the job."""
+    hosts: tuple[str, ...]
+    """A name for each node, in the platform's own order; ``node-0``, ... where the launcher gives no names."""
+    master_addr: str
+    """Where the processes meet: the address of rank 0's node."""
+    master_port: int
+    """The port there, 1 to 65535."""
+    launcher: str
+    """What started the ranks: "torchrun", "mpi", "slurm", "openpai", "sagemaker", or "single" for none."""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """For each field the variable, with its value, that decided it, or ``default: why``."""
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> Cluster:
+        """The cluster that these variables describe; a pure function of them.
+
+        Args:
+            environ: The environment variables; None is this process's own.
+
+        Raises:
+            ClusterError: They are contradictory or incomplete. The message names the variable, its value and what is
+                expected.
+
+        Example:
+            >>> Cluster.detect({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).rank
+            1
+        """
+        readings = read(os.environ if environ is None else environ)
+        return cls(
+            rank=readings.rank.value,
+            local_rank=readings.local_rank.value,
+            world_size=readings.world_size.value,
+            local_world_size=readings.local_world_size.value,
+            node_rank=readings.node_rank.value,
+            node_count=readings.node_count.value,
+            hosts=readings.hosts.value,
+            master_addr=readings.master_addr.value,
+            master_port=readings.master_port.value,
+            launcher=readings.launcher.value,
+            sources={reading.name: getattr(readings, reading.name).source for reading in fields(readings)},
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def host(self) -> str:
+        """The name of this process's host."""
+        return self.hosts[self.node_rank]
+
+    def explain(self) -> list[tuple[str, object, str]]:
+        """Each field with its value and the variable that decided it, in the order of the fields."""
+        return [
+            (entry.name, getattr(self, entry.name), self.sources.get(entry.name, "given"))
+            for entry in fields(self)
+            if entry.name != "sources"
+        ]
+
+    def __post_init__(self) -> None:
+        for problem in self._contradictions():
+            raise ClusterError(f"The variables contradict each other: {problem}.")
+
+    def _contradictions(self) -> Iterator[str]:
+        for index, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "node_count")):
+            if not 0 <= getattr(self, index) < getattr(self, size):
+                yield (
+                    f"{self._show(index)} must lie between 0 and {getattr(self, size) - 1}, because {self._show(size)}"
+                )
+        for part in ("local_world_size", "node_count"):
+            if getattr(self, part) > self.world_size:
+                yield f"{self._show(part)} can be at most {self._show('world_size')}"
+        if self.node_count == 1:
+            for local, whole in (("local_world_size", "world_size"), ("local_rank", "rank")):
+                if getattr(self, local) != getattr(self, whole):
+                    yield f"{self._show(local)} must be {self._show(whole)}, because {self._show('node_count')}"
+        elif self.local_world_size == self.world_size:
+            yield (
+                f"{self._show('local_world_size')} leaves no process of {self._show('world_size')} for the other nodes "
+                f"of {self._show('node_count')}"
+            )
+        if len(self.hosts) != self.node_count:
+            yield f"{self._show('hosts')} must be as many as {self._show('node_count')}"
+        if len(set(self.hosts)) != len(self.hosts):
+            yield f"{self._show('hosts')} names a host twice"
+        if not 1 <= self.master_port <= 65535:
+            yield f"{self._show('master_port')} is no port: expected 1 to 65535"
+
+    def _show(self, name: str) -> str:
+        source = self.sources.get(name, "given")
+        return f"{name} {getattr(self, name)} ({source})"

@@ -1,0 +1,47 @@
+"""Which launcher started this process: the innermost one, since it is the one that counts the ranks.
+
+torchrun may run inside mpirun, srun, OpenPAI or SageMaker; mpirun inside a Slurm allocation or SageMaker; a plain
+process inside any of the platforms. So they are asked in that order, and the first that recognises itself answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from smddp.cluster import mpi, openpai, sagemaker, single, slurm, torchrun
+from smddp.cluster.environment import Environment
+from smddp.cluster.readings import Readings
+from smddp.errors import ClusterError
+
+
+class Launcher(Protocol):
+    """What each launcher's file offers."""
+
+    def started(self, environment: Environment) -> bool:
+        """Whether this launcher started the process, as far as its variables tell."""
+
+    def read(self, environment: Environment) -> Readings:
+        """What its variables say."""
+
+
+LAUNCHERS: tuple[Launcher, ...] = (torchrun, mpi, slurm, openpai, sagemaker, single)
+
+
+def read(variables: Mapping[str, str]) -> Readings:
+    """What the launcher of this process says.
+
+    Raises:
+        ClusterError: Its variables are incomplete or not what they should be.
+    """
+    environment = Environment(variables)
+    launcher = next(launcher for launcher in LAUNCHERS if launcher.started(environment))
+    readings = launcher.read(environment)
+    if "WORLD_SIZE" in environment:  # often exported for scripts that read it themselves
+        world_size = environment.integer("WORLD_SIZE", beside="WORLD_SIZE", minimum=1)
+        if world_size.value != readings.world_size.value:
+            raise ClusterError(
+                f"{world_size.source}, but {readings.launcher.value} started {readings.world_size.value} processes "
+                f"({readings.world_size.source}): unset WORLD_SIZE, or start as many."
+            )
+    return readings

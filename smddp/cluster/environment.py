@@ -1,0 +1,99 @@
+"""The environment variables of a process, read strictly: a bad or missing one is an error that names it.
+
+Nothing here knows a launcher; ``os.environ`` is read by the caller, so that detection stays a pure function.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from smddp.cluster.readings import Reading
+from smddp.errors import ClusterError
+
+_LONGEST_SHOWN = 100
+
+_FIRST_PORT, _PORTS = 10_000, 20_000
+"""Ports made from a job's id: below those that Linux hands out to clients (32768 and up)."""
+
+
+class Environment:
+    """Environment variables; one that is empty counts as not set."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = {name: value for name, value in variables.items() if value}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._variables
+
+    def names(self, prefix: str) -> list[str]:
+        """The variables that are set and start with ``prefix``, sorted."""
+        return sorted(name for name in self._variables if name.startswith(prefix))
+
+    def show(self, name: str) -> str:
+        """``NAME=value`` as errors and explanations quote it, long values cut short."""
+        value = self._variables[name]
+        return f"{name}={value if len(value) <= _LONGEST_SHOWN else value[: _LONGEST_SHOWN - 1] + '…'}"
+
+    def first(self, *names: str) -> str | None:
+        """The first of these variables that is set."""
+        return next((name for name in names if name in self._variables), None)
+
+    def require(self, *names: str, beside: str) -> str:
+        """The first of these variables that is set.
+
+        Args:
+            names: The variables, the one that counts most first.
+            beside: The variable whose presence makes them necessary, for the error's text.
+
+        Raises:
+            ClusterError: None of them is set.
+        """
+        name = self.first(*names)
+        if name is None:
+            raise ClusterError(
+                f"{self.show(beside)} is set, but {' or '.join(names)} is not: set it as well, or unset {beside} "
+                "if no launcher started this process."
+            )
+        return name
+
+    def text(self, *names: str, beside: str) -> Reading[str]:
+        """The value of the variable that :meth:`require` finds."""
+        name = self.require(*names, beside=beside)
+        return Reading(self._variables[name], self.show(name))
+
+    def integer(self, *names: str, beside: str, minimum: int = 0) -> Reading[int]:
+        """Like :meth:`text`, for a whole number of at least ``minimum``."""
+        reading = self.text(*names, beside=beside)
+        digits = reading.value.strip()
+        if not (digits.isascii() and digits.isdecimal() and int(digits) >= minimum):
+            raise ClusterError(f"{reading.source}: expected a whole number of at least {minimum}.")
+        return Reading(int(digits), reading.source)
+
+    def json(self, name: str, *, expected: str) -> Reading[Any]:
+        """A variable that holds JSON; ``expected`` says what, for the error's text."""
+        try:
+            return Reading(json.loads(self._variables[name]), self.show(name))
+        except ValueError as error:
+            raise ClusterError(f"{self.show(name)} is not JSON ({error}); expected {expected}.") from error
+
+    def master_addr(self, default: Reading[str]) -> Reading[str]:
+        """MASTER_ADDR, which the user or the platform may set, else the launcher's own."""
+        return self.text("MASTER_ADDR", beside="MASTER_ADDR") if "MASTER_ADDR" in self else default
+
+    def master_port(self, default: Reading[int]) -> Reading[int]:
+        """MASTER_PORT, which the user or the platform may set, else the launcher's own."""
+        return self.integer("MASTER_PORT", beside="MASTER_PORT") if "MASTER_PORT" in self else default
+
+    def port_of_job(self, *names: str) -> Reading[int]:
+        """A port from 10000 to 29999 that all processes of a job derive alike: 10000 + crc32 of its id modulo 20000.
+
+        Args:
+            names: The variables that identify the job; those that are set are joined with dots. One must be.
+        """
+        present = [name for name in names if name in self]
+        identity = ".".join(self._variables[name] for name in present)
+        port = _FIRST_PORT + zlib.crc32(identity.encode()) % _PORTS
+        return Reading(port, f"default: derived from {', '.join(self.show(name) for name in present)}")

@@ -1,0 +1,109 @@
+"""MPI's variables: OpenMPI's OMPI_COMM_WORLD_*, and PMI_* with MPI_LOCALRANKID of MPICH's and Intel MPI's Hydra.
+
+MPI tells neither nodes nor a meeting place. Nodes are computed, which needs ranks that fill one node after the other
+(``--map-by slot``, the default). The meeting place is MASTER_ADDR, else SageMaker's first host, else this machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smddp.cluster import sagemaker, slurm
+from smddp.cluster.environment import Environment
+from smddp.cluster.readings import Reading, Readings, unnamed_hosts
+from smddp.cluster.single import DEFAULT_PORT
+from smddp.errors import ClusterError
+
+_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Dialect:
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+_OPENMPI = _Dialect(
+    rank="OMPI_COMM_WORLD_RANK",
+    size="OMPI_COMM_WORLD_SIZE",
+    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+    local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_HYDRA = _Dialect(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS")
+
+
+def started(environment: Environment) -> bool:
+    """Whether mpirun or mpiexec started this process. srun sets PMI_RANK too, and then counts the ranks itself."""
+    if environment.first(_OPENMPI.rank, _OPENMPI.size, _HYDRA.local_rank) is not None:
+        return True
+    return _HYDRA.rank in environment and not slurm.started(environment)
+
+
+def rank_and_size(environment: Environment) -> tuple[Reading[int], Reading[int]]:
+    """This process among all of MPI's."""
+    dialect = _dialect(environment)
+    return (
+        environment.integer(dialect.rank, beside=_evidence(environment, dialect)),
+        environment.integer(dialect.size, beside=_evidence(environment, dialect), minimum=1),
+    )
+
+
+def read(environment: Environment) -> Readings:
+    """The ranks as MPI numbers them; in a SageMaker job, hosts by their names there."""
+    dialect = _dialect(environment)
+    evidence = _evidence(environment, dialect)
+    rank, world_size = rank_and_size(environment)
+    local_rank = environment.integer(dialect.local_rank, beside=evidence)
+    local_world_size = environment.integer(dialect.local_size, beside=evidence, minimum=1)
+    if world_size.value % local_world_size.value or rank.value % local_world_size.value != local_rank.value:
+        raise ClusterError(
+            f"{rank.source} of {world_size.source} is {local_rank.source} of {local_world_size.source}: expected as "
+            "many ranks on each node, filling one node after the other. Run mpirun with --map-by slot and as many "
+            "slots on every host."
+        )
+    node_count = Reading(world_size.value // local_world_size.value, f"{world_size.source} / {local_world_size.source}")
+    if sagemaker.started(environment):
+        hosts = sagemaker.hosts(environment)
+        master_addr, master_port = sagemaker.master_addr(environment, hosts), sagemaker.master_port(environment)
+    else:
+        hosts = unnamed_hosts(node_count.value, "MPI")
+        master_addr, master_port = _master_addr(environment, node_count), _master_port(environment)
+    return Readings(
+        launcher=Reading("mpi", environment.show(evidence)),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node_rank=Reading(rank.value // local_world_size.value, f"{rank.source} // {local_world_size.source}"),
+        node_count=node_count,
+        hosts=hosts,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+
+
+def _dialect(environment: Environment) -> _Dialect:
+    return _OPENMPI if environment.first(_OPENMPI.rank, _OPENMPI.size) is not None else _HYDRA
+
+
+def _evidence(environment: Environment, dialect: _Dialect) -> str:
+    evidence = environment.first(dialect.rank, dialect.size, dialect.local_rank)
+    assert evidence is not None, "asked only after started()"
+    return evidence
+
+
+def _master_addr(environment: Environment, node_count: Reading[int]) -> Reading[str]:
+    if "MASTER_ADDR" not in environment and node_count.value > 1:
+        raise ClusterError(
+            f"MPI runs on {node_count.value} nodes ({node_count.source}), and MASTER_ADDR is not set: expected the "
+            "address of rank 0's node, the same on all. Run mpirun with -x MASTER_ADDR=HOST -x MASTER_PORT=PORT."
+        )
+    return environment.master_addr(Reading("127.0.0.1", f"default: one node ({node_count.source})"))
+
+
+def _master_port(environment: Environment) -> Reading[int]:
+    if environment.first(*_JOB_IDS) is None:
+        return environment.master_port(Reading(DEFAULT_PORT, "default: this MPI gives its jobs no id"))
+    return environment.master_port(environment.port_of_job(*_JOB_IDS))

@@ -1,0 +1,129 @@
+"""SageMaker's hosts, in the dialects of its SDKs V2 (SM_HOSTS, SM_CURRENT_HOST) and V3 (also SM_HOST_COUNT, ...).
+
+A job without a launcher runs one process a host. Where torchrun or mpirun counts the ranks, they ask here for hosts.
+The variables are those of the sagemaker-training toolkit 5.1 and of V3's container drivers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smddp.cluster.environment import Environment
+from smddp.cluster.readings import Reading, Readings
+from smddp.errors import ClusterError
+
+MASTER_PORT = 7777
+"""The toolkit's port."""
+
+_A_LIST = 'a JSON list of host names such as ["algo-1", "algo-2"]'
+
+
+def started(environment: Environment) -> bool:
+    """Whether this is a SageMaker job."""
+    return environment.first("SM_HOSTS", "SM_CURRENT_HOST", "SM_RESOURCE_CONFIG") is not None
+
+
+def read(environment: Environment) -> Readings:
+    """One process a host, numbered as the hosts are."""
+    names, current = hosts(environment), current_host(environment)
+    index = Reading(_index(environment, names, current), f"{current.source} in {names.source}")
+    count = Reading(len(names.value), names.source)
+    why = "default: SageMaker started one process a host"
+    return Readings(
+        launcher=Reading("sagemaker", names.source),
+        rank=index,
+        local_rank=Reading(0, why),
+        world_size=count,
+        local_world_size=Reading(1, why),
+        node_rank=index,
+        node_count=count,
+        hosts=names,
+        master_addr=master_addr(environment, names),
+        master_port=master_port(environment),
+    )
+
+
+def hosts(environment: Environment) -> Reading[tuple[str, ...]]:
+    """The hosts that train together, in the platform's order.
+
+    In a heterogeneous cluster these are only the hosts of SM_DISTRIBUTION_INSTANCE_GROUPS, as for the toolkit.
+    """
+    environment.require("SM_HOSTS", "SM_RESOURCE_CONFIG", beside="SM_CURRENT_HOST")
+    if "SM_HOSTS" not in environment:
+        listed = _resource_config(environment, "hosts")
+        return _of_the_distribution(environment) or Reading(_names(listed), listed.source)
+    listed = environment.json("SM_HOSTS", expected=_A_LIST)
+    names = Reading(_names(listed), listed.source)
+    if "SM_HOST_COUNT" in environment:
+        count = environment.integer("SM_HOST_COUNT", beside="SM_HOSTS")
+        if count.value != len(names.value):
+            raise ClusterError(
+                f"{count.source}, but {names.source} names {len(names.value)}: expected the same number."
+            )
+    return _of_the_distribution(environment) or names
+
+
+def current_host(environment: Environment) -> Reading[str]:
+    """The name of this host."""
+    environment.require("SM_CURRENT_HOST", "SM_RESOURCE_CONFIG", beside="SM_HOSTS")
+    if "SM_CURRENT_HOST" in environment:
+        return environment.text("SM_CURRENT_HOST", beside="SM_HOSTS")
+    name = _resource_config(environment, "current_host")
+    return Reading(str(name.value), name.source)
+
+
+def master_addr(environment: Environment, names: Reading[tuple[str, ...]]) -> Reading[str]:
+    """MASTER_ADDR, else V3's SM_MASTER_ADDR, else the first host, as for the toolkit."""
+    if "SM_MASTER_ADDR" in environment:
+        return environment.master_addr(environment.text("SM_MASTER_ADDR", beside="SM_MASTER_ADDR"))
+    return environment.master_addr(Reading(names.value[0], f"first of {names.source}"))
+
+
+def master_port(environment: Environment) -> Reading[int]:
+    """MASTER_PORT, else V3's SM_MASTER_PORT, else 7777, as for the toolkit."""
+    if "SM_MASTER_PORT" in environment:
+        return environment.master_port(environment.integer("SM_MASTER_PORT", beside="SM_MASTER_PORT"))
+    return environment.master_port(Reading(MASTER_PORT, "default: the SageMaker toolkit's port"))
+
+
+def _index(environment: Environment, names: Reading[tuple[str, ...]], current: Reading[str]) -> int:
+    if current.value not in names.value:
+        raise ClusterError(f"{current.source} is not one of {names.source}: expected one of {', '.join(names.value)}.")
+    index = names.value.index(current.value)
+    if "SM_CURRENT_HOST_RANK" in environment:
+        rank = environment.integer("SM_CURRENT_HOST_RANK", beside="SM_HOSTS")
+        if rank.value != index:
+            raise ClusterError(f"{rank.source}, but {current.source} is number {index} of {names.source}.")
+    return index
+
+
+def _of_the_distribution(environment: Environment) -> Reading[tuple[str, ...]] | None:
+    if "SM_DISTRIBUTION_INSTANCE_GROUPS" not in environment or "SM_RESOURCE_CONFIG" not in environment:
+        return None
+    chosen = environment.json("SM_DISTRIBUTION_INSTANCE_GROUPS", expected="a JSON list of instance groups")
+    groups = _resource_config(environment, "instance_groups")
+    try:
+        names = [
+            host for group in groups.value if group["instance_group_name"] in chosen.value for host in group["hosts"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ClusterError(
+            f"{groups.source}, {chosen.source}: expected instance groups, each with instance_group_name and hosts, and "
+            "a JSON list of such names."
+        ) from error
+    return Reading(tuple(names), f"{chosen.source} of SM_RESOURCE_CONFIG") if names else None
+
+
+def _resource_config(environment: Environment, key: str) -> Reading[Any]:
+    expected = "the JSON object of resourceconfig.json"
+    config = environment.json("SM_RESOURCE_CONFIG", expected=expected)
+    if not (isinstance(config.value, dict) and key in config.value):
+        raise ClusterError(f"{config.source}: expected {expected}, with {key}.")
+    return Reading(config.value[key], f"{key} of {config.source}")
+
+
+def _names(listed: Reading[object]) -> tuple[str, ...]:
+    names = listed.value
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise ClusterError(f"{listed.source}: expected {_A_LIST}.")
+    return tuple(names)

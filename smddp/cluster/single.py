@@ -1,0 +1,36 @@
+"""No launcher: one process on its own. MASTER_ADDR and MASTER_PORT alone start nobody, but are kept."""
+
+from __future__ import annotations
+
+from smddp.cluster.environment import Environment
+from smddp.cluster.readings import Reading, Readings, unnamed_hosts
+
+DEFAULT_PORT = 29500
+"""torchrun's own default."""
+
+
+def started(environment: Environment) -> bool:
+    """Always: this is asked last."""
+    del environment
+    return True
+
+
+def read(environment: Environment) -> Readings:
+    """Rank 0 of 1."""
+    if "SLURM_JOB_ID" in environment:
+        why = f"default: {environment.show('SLURM_JOB_ID')}, but srun did not start this process, so one process"
+    else:
+        why = "default: no launcher set any variable, so one process"
+    zero, one = Reading(0, why), Reading(1, why)
+    return Readings(
+        launcher=Reading("single", why),
+        rank=zero,
+        local_rank=zero,
+        world_size=one,
+        local_world_size=one,
+        node_rank=zero,
+        node_count=one,
+        hosts=unnamed_hosts(1, "a single process"),
+        master_addr=environment.master_addr(Reading("127.0.0.1", why)),
+        master_port=environment.master_port(Reading(DEFAULT_PORT, why)),
+    )

@@ -1,0 +1,106 @@
+"""Slurm's variables in a process that srun started: SLURM_PROCID and its kin, those of the step before the job's.
+
+A shell in an allocation (salloc), or a batch script before its first srun, is one plain process, however many tasks
+the allocation is for. Slurm gives no meeting place: without MASTER_ADDR and MASTER_PORT it is the step's first node and
+a port derived from the ids of job and step (see :meth:`~smddp.cluster.environment.Environment.port_of_job`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from smddp.cluster.environment import Environment
+from smddp.cluster.readings import Reading, Readings
+from smddp.errors import ClusterError
+
+_FIRST_RESERVED_STEP = 0xFFFF_FFF0
+"""Slurm's own steps, the batch script and the interactive shell among them, are numbered from here (slurm.h)."""
+
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+
+
+def started(environment: Environment) -> bool:
+    """Whether srun started this process."""
+    if "SLURM_PROCID" not in environment or "SLURM_STEP_ID" not in environment:
+        return False
+    return environment.integer("SLURM_STEP_ID", beside="SLURM_PROCID").value < _FIRST_RESERVED_STEP
+
+
+def rank_and_size(environment: Environment) -> tuple[Reading[int], Reading[int]]:
+    """This task among all of the step."""
+    return (
+        environment.integer("SLURM_PROCID", beside="SLURM_STEP_ID"),
+        environment.integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", beside="SLURM_PROCID", minimum=1),
+    )
+
+
+def read(environment: Environment) -> Readings:
+    """The tasks as Slurm numbers them."""
+    rank, world_size = rank_and_size(environment)
+    node_rank = environment.integer("SLURM_NODEID", beside="SLURM_PROCID")
+    node_count = environment.integer("SLURM_STEP_NUM_NODES", "SLURM_NNODES", beside="SLURM_PROCID", minimum=1)
+    listed = environment.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", beside="SLURM_PROCID")
+    hosts = Reading(expand_nodes(listed), listed.source)
+    return Readings(
+        launcher=Reading("slurm", environment.show("SLURM_STEP_ID")),
+        rank=rank,
+        local_rank=environment.integer("SLURM_LOCALID", beside="SLURM_PROCID"),
+        world_size=world_size,
+        local_world_size=_local_world_size(environment, world_size, node_rank, node_count),
+        node_rank=node_rank,
+        node_count=node_count,
+        hosts=hosts,
+        master_addr=environment.master_addr(Reading(hosts.value[0], f"first of {hosts.source}")),
+        master_port=environment.master_port(environment.port_of_job("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    )
+
+
+def expand_tasks(listed: Reading[str]) -> tuple[int, ...]:
+    """The tasks on each node: ``2(x3),1`` is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in listed.value.split(","):
+        match = _TASKS.fullmatch(part.strip())
+        if match is None:
+            raise ClusterError(f"{listed.source}: expected numbers of tasks such as 2(x3),1.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)
+
+
+def expand_nodes(listed: Reading[str]) -> tuple[str, ...]:
+    """The names in a compressed list: ``gpu[01-03,07],login`` is gpu01, gpu02, gpu03, gpu07, login."""
+    names = [name for part in _OUTSIDE_BRACKETS.split(listed.value) for name in _expand(part.strip())]
+    if not names or not all(name and "[" not in name and "]" not in name for name in names):
+        raise ClusterError(f"{listed.source}: expected a list of nodes such as gpu[01-03,07].")
+    return tuple(names)
+
+
+def _expand(pattern: str) -> list[str]:
+    match = _BRACKETS.search(pattern)
+    if match is None:
+        return [pattern]
+    head, tails = pattern[: match.start()], _expand(pattern[match.end() :])
+    return [head + index + tail for piece in match[1].split(",") for index in _range(piece) for tail in tails]
+
+
+def _range(piece: str) -> list[str]:
+    first, dash, last = piece.strip().partition("-")
+    if not dash:
+        last = first
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        return [f"[{piece}]"]  # no range: expand_nodes() refuses what still has brackets
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def _local_world_size(
+    environment: Environment, world_size: Reading[int], node_rank: Reading[int], node_count: Reading[int]
+) -> Reading[int]:
+    listed = environment.text("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", beside="SLURM_PROCID")
+    tasks = expand_tasks(listed)
+    if len(tasks) != node_count.value or sum(tasks) != world_size.value or node_rank.value >= len(tasks):
+        raise ClusterError(
+            f"{listed.source} places {sum(tasks)} tasks on {len(tasks)} nodes, but {world_size.source}, "
+            f"{node_count.source}, {node_rank.source}."
+        )
+    return Reading(tasks[node_rank.value], f"{listed.source} at {node_rank.source}")

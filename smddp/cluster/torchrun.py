@@ -1,0 +1,99 @@
+"""torchrun's variables, which also anything else sets that follows torch's ``env://`` convention: RANK and its kin.
+
+A RANK without LOCAL_RANK is refused: Alibaba's PAI-DLC and Kubeflow's PyTorchJob number *nodes* with RANK and
+WORLD_SIZE, and taking those for processes would train on one process a node without a word.
+"""
+
+from __future__ import annotations
+
+from smddp.cluster import mpi, sagemaker, slurm
+from smddp.cluster.environment import Environment
+from smddp.cluster.readings import Reading, Readings, unnamed_hosts
+from smddp.errors import ClusterError
+
+
+def started(environment: Environment) -> bool:
+    """Whether RANK or LOCAL_RANK is set, or a size alone that no other launcher around explains."""
+    if environment.first("RANK", "LOCAL_RANK") is not None:
+        return True
+    sized = environment.first("WORLD_SIZE", "LOCAL_WORLD_SIZE") is not None
+    return sized and not mpi.started(environment) and not slurm.started(environment)
+
+
+def read(environment: Environment) -> Readings:
+    """The ranks as torchrun numbers them; in a SageMaker job, hosts by their names there."""
+    evidence = environment.first("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert evidence is not None, "read() follows started()"
+    if "RANK" in environment and "LOCAL_RANK" not in environment:
+        raise ClusterError(
+            f"{environment.show('RANK')} is set, but LOCAL_RANK is not. A RANK alone may number nodes, not processes "
+            "(Alibaba PAI-DLC, Kubeflow): start the script with torchrun --node-rank $RANK, "
+            "or set LOCAL_RANK and LOCAL_WORLD_SIZE too."
+        )
+    rank = environment.integer("RANK", beside=evidence)
+    local_rank = environment.integer("LOCAL_RANK", beside=evidence)
+    world_size = environment.integer("WORLD_SIZE", beside=evidence, minimum=1)
+    local_world_size = environment.integer("LOCAL_WORLD_SIZE", beside=evidence, minimum=1)
+    _refuse_disagreement(environment, rank, world_size)
+    node_rank, node_count = _nodes(environment, rank, world_size, local_world_size)
+    return Readings(
+        launcher=Reading("torchrun", environment.show(environment.first("TORCHELASTIC_RUN_ID") or "RANK")),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        node_count=node_count,
+        hosts=_hosts(environment, node_rank, node_count),
+        master_addr=environment.text("MASTER_ADDR", beside=evidence),
+        master_port=environment.integer("MASTER_PORT", beside=evidence, minimum=1),
+    )
+
+
+def _nodes(
+    environment: Environment, rank: Reading[int], world_size: Reading[int], local_world_size: Reading[int]
+) -> tuple[Reading[int], Reading[int]]:
+    if environment.first("GROUP_RANK", "GROUP_WORLD_SIZE") is not None:
+        return (
+            environment.integer("GROUP_RANK", beside="GROUP_WORLD_SIZE"),
+            environment.integer("GROUP_WORLD_SIZE", beside="GROUP_RANK", minimum=1),
+        )
+    if world_size.value % local_world_size.value != 0:
+        raise ClusterError(
+            f"{world_size.source} is no multiple of {local_world_size.source}: where nodes run different numbers of "
+            "processes, set GROUP_RANK and GROUP_WORLD_SIZE to this node's number and the number of nodes."
+        )
+    return (
+        Reading(rank.value // local_world_size.value, f"{rank.source} // {local_world_size.source}"),
+        Reading(world_size.value // local_world_size.value, f"{world_size.source} // {local_world_size.source}"),
+    )
+
+
+def _hosts(environment: Environment, node_rank: Reading[int], node_count: Reading[int]) -> Reading[tuple[str, ...]]:
+    if not sagemaker.started(environment):
+        return unnamed_hosts(node_count.value, "torchrun")
+    names, current = sagemaker.hosts(environment), sagemaker.current_host(environment)
+    if len(names.value) == node_count.value > node_rank.value and names.value[node_rank.value] != current.value:
+        raise ClusterError(
+            f"{current.source}, but node rank {node_rank.value} ({node_rank.source}) is host "
+            f"{names.value[node_rank.value]} of {names.source}: start torchrun with the host's place in that list as "
+            "--node-rank."
+        )
+    return names
+
+
+def _refuse_disagreement(environment: Environment, rank: Reading[int], world_size: Reading[int]) -> None:
+    """RANK set by hand must fit the launcher around it: the same ranks, or equal shares of them for each of its own.
+
+    torchrun overwrites RANK and may number nodes as it likes, so it is not asked.
+    """
+    outer = next((launcher for launcher in (mpi, slurm) if launcher.started(environment)), None)
+    if outer is None or "TORCHELASTIC_RUN_ID" in environment:
+        return
+    outer_rank, outer_size = outer.rank_and_size(environment)
+    share, rest = divmod(world_size.value, outer_size.value)
+    if rest or rank.value // share != outer_rank.value:
+        raise ClusterError(
+            f"Two launchers disagree: {rank.source}, {world_size.source}, but {outer_rank.source}, "
+            f"{outer_size.source}. Unset the one that did not start this process."
+        )
