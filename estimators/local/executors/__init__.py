@@ -1,0 +1,8 @@
+"""What runs a training job's hosts: the `Executor` contract, and `ProcessExecutor`, without Docker or root."""
+
+from __future__ import annotations
+
+from estimators.local.executors.executor import Executor, HostProcess, HostSpec, HostStartError
+from estimators.local.executors.process import ProcessExecutor
+
+__all__ = ["Executor", "HostProcess", "HostSpec", "HostStartError", "ProcessExecutor"]

@@ -1,0 +1,261 @@
+"""Hosts as processes: what a program sees, how it is signalled, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from estimators.local.executors import HostProcess, HostSpec, HostStartError, ProcessExecutor
+
+Start = Callable[..., HostProcess]
+
+BOTH_WAYS = pytest.mark.parametrize(
+    "isolated", [pytest.param(True, marks=pytest.mark.namespaces, id="namespaces"), pytest.param(False, id="fallback")]
+)
+NAMESPACES = pytest.mark.parametrize("isolated", [pytest.param(True, marks=pytest.mark.namespaces)])
+
+
+@pytest.fixture
+def start(isolated: bool, tmp_path: Path) -> Start:
+    executor = ProcessExecutor(isolated=isolated)
+
+    def start_host(*argv: str, name: str = "algo-1", **environment: str) -> HostProcess:
+        root = tmp_path / name
+        (root / "code").mkdir(parents=True, exist_ok=True)
+        return executor.start(
+            HostSpec(
+                name=name,
+                address="127.77.0.1",
+                ml_root=root,
+                argv=argv,
+                environment={"PATH": os.environ["PATH"], **environment},
+                hosts={"algo-1": "127.77.0.1", "algo-2": "127.77.0.2"},
+            )
+        )
+
+    return start_host
+
+
+def python(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-S", "-u", "-c", textwrap.dedent(program))
+
+
+def said(host: HostProcess) -> str:
+    with host.output:
+        text = b"".join(iter(lambda: host.output.read(4096), b"")).decode()
+    host.wait()
+    return text
+
+
+def await_line(host: HostProcess) -> str:
+    return host.output.read(4096).decode().strip()
+
+
+def alive(token: str) -> list[str]:
+    """Processes of this machine that have ``token`` among their arguments."""
+    running = [process for process in Path("/proc").iterdir() if process.name.isdigit()]
+    return [process.name for process in running if token.encode() in arguments(process)]
+
+
+def arguments(process: Path) -> list[bytes]:
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def await_none_alive(token: str) -> None:
+    deadline = time.monotonic() + 10
+    while alive(token):
+        assert time.monotonic() < deadline, f"still alive: {alive(token)}"
+        time.sleep(0.01)
+
+
+@NAMESPACES
+def test_a_program_sees_its_own_directory_at_opt_ml(start: Start, tmp_path: Path) -> None:
+    host = start("sh", "-c", "pwd; echo written > /opt/ml/file")
+    assert said(host) == "/opt/ml/code\n"
+    assert (tmp_path / "algo-1" / "file").read_text() == "written\n"
+
+
+@NAMESPACES
+def test_the_rest_of_opt_stays_visible(start: Start) -> None:
+    seen = said(start("ls", "-A", "/opt")).split()
+    assert sorted(seen) == sorted({*(path.name for path in Path("/opt").iterdir()), "ml"})
+
+
+@NAMESPACES
+def test_two_hosts_have_different_directories_at_the_same_path(start: Start) -> None:
+    writers = [start("sh", "-c", f"echo {name} > /opt/ml/me; cat /opt/ml/me", name=name) for name in ("one", "two")]
+    assert [said(host) for host in writers] == ["one\n", "two\n"]
+
+
+@NAMESPACES
+def test_a_host_has_the_jobs_names_and_its_own(start: Start) -> None:
+    host = start(*python("import socket as s; print(s.gethostname(), *map(s.gethostbyname, ['algo-1', 'algo-2']))"))
+    assert said(host) == "algo-1 127.77.0.1 127.77.0.2\n"
+
+
+@NAMESPACES
+def test_the_program_is_process_1(start: Start) -> None:
+    assert said(start("sh", "-c", "echo $$; cat /proc/1/comm")) == "1\nsh\n"
+
+
+@NAMESPACES
+def test_nothing_of_it_is_seen_outside(start: Start) -> None:
+    before = Path("/etc/hosts").read_text(), Path("/opt").stat().st_dev, Path("/opt/ml").exists()
+    host = start("sh", "-c", "echo started; sleep 10")
+    await_line(host)
+    assert (Path("/etc/hosts").read_text(), Path("/opt").stat().st_dev, Path("/opt/ml").exists()) == before
+    host.kill()
+    said(host)
+
+
+@NAMESPACES
+def test_as_process_1_a_program_without_a_handler_ignores_sigterm_as_in_a_container(start: Start) -> None:
+    host = start(*python("print('up'); import time; time.sleep(30)"))
+    await_line(host)
+    host.signal(signal.SIGTERM)
+    assert host.wait(0.2) is None
+    host.kill()
+    said(host)
+    assert host.wait() == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("isolated", [False])
+def test_without_namespaces_the_program_is_told_where_its_directory_is(start: Start, tmp_path: Path) -> None:
+    root = tmp_path / "algo-1"
+    assert said(start("sh", "-c", 'echo "$SAGEMAKER_BASE_DIR"; pwd')) == f"{root}\n{root}/code\n"
+
+
+@BOTH_WAYS
+def test_the_environment_is_what_was_given_and_nothing_else(
+    start: Start, isolated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the user's own")
+    names = {line.partition("=")[0] for line in said(start("env", GIVEN="1")).splitlines()}
+    assert names - {"SAGEMAKER_BASE_DIR", "LC_CTYPE"} == {"PATH", "GIVEN"}
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 75", 75), ("kill -KILL $$; sleep 5", 137)])
+def test_the_exit_code_is_the_programs(start: Start, isolated: bool, command: str, code: int) -> None:
+    if isolated and code == 137:  # process 1 can't be killed from inside its namespace: only its child
+        command = "sh -c 'kill -KILL $$'"
+    host = start("sh", "-c", command)
+    said(host)
+    assert host.wait() == code
+
+
+@BOTH_WAYS
+def test_standard_error_comes_with_standard_output_and_standard_input_is_empty(start: Start, isolated: bool) -> None:
+    assert said(start("sh", "-c", "echo out; echo err >&2; cat; echo end")) == "out\nerr\nend\n"
+
+
+@BOTH_WAYS
+def test_a_signal_reaches_the_program_alone(start: Start, isolated: bool) -> None:
+    host = start(
+        *python(
+            """
+            import signal, subprocess, sys
+            child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(30)"])
+            def stop(*_):
+                print("child still runs:", child.poll() is None)
+                sys.exit(9)
+            signal.signal(signal.SIGTERM, stop)
+            print("ready")
+            signal.pause()
+            """
+        )
+    )
+    assert await_line(host) == "ready"
+    host.signal(signal.SIGTERM)
+    assert said(host) == "child still runs: True\n"
+    assert host.wait() == 9
+
+
+@BOTH_WAYS
+def test_signals_to_a_host_that_has_ended_do_nothing(start: Start, isolated: bool) -> None:
+    host = start("true")
+    said(host)
+    host.signal(signal.SIGTERM)
+    host.kill()
+    assert host.wait() == 0
+
+
+@BOTH_WAYS
+def test_what_the_program_started_ends_with_it(start: Start, isolated: bool) -> None:
+    token = f"token-{uuid.uuid4().hex}"
+    sleeper = f"setsid {sys.executable} -S -c 'import time; time.sleep(60)' {token} &"
+    host = start("sh", "-c", f"{sleeper} while ! grep -qz {token} /proc/[0-9]*/cmdline 2>/dev/null; do :; done; exit 3")
+    said(host)
+    assert host.wait() == 3
+    assert alive(token) == []
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("program", ["no-such-program", "./no-such-program", "/etc/hosts"])
+def test_a_program_that_cannot_be_started_is_named(start: Start, isolated: bool, program: str) -> None:
+    with pytest.raises(HostStartError, match=f"algo-1: {program} could not be started: .+"):
+        start(program)
+
+
+@BOTH_WAYS
+def test_a_host_dies_when_the_process_that_started_it_is_killed(isolated: bool, tmp_path: Path) -> None:
+    token = f"token-{uuid.uuid4().hex}"
+    (tmp_path / "code").mkdir()
+    starter = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                f"""
+                import sys
+                from pathlib import Path
+                from estimators.local.executors import HostSpec, ProcessExecutor
+                sleep = "import os, signal, sys, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(60)"
+                command = f"setsid {{sys.executable}} -c 'import time; time.sleep(60)' {token} & exec " + " ".join(
+                    [sys.executable, "-u", "-c", repr(sleep), "{token}"])
+                host = ProcessExecutor(isolated={isolated}).start(HostSpec(
+                    name="algo-1", address="127.77.0.1", ml_root=Path({str(tmp_path)!r}),
+                    argv=("bash", "-c", command), environment={{"PATH": "/usr/bin:/bin"}}, hosts={{}}))
+                print(host.output.read(100), flush=True)
+                host.wait()
+                """
+            ),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert starter.stdout is not None
+    assert b"up" in starter.stdout.readline()
+    assert len(alive(token)) >= 2
+    starter.kill()
+    starter.communicate()
+    await_none_alive(token)
+
+
+def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def barred(self: ProcessExecutor, host: HostSpec) -> HostProcess:
+        raise HostStartError("unshare: Operation not permitted")
+
+    monkeypatch.setattr(ProcessExecutor, "start", barred)
+    with caplog.at_level(logging.WARNING):
+        assert not ProcessExecutor().isolated
+    assert "user namespaces are barred here (unshare: Operation not permitted)" in caplog.text
+
+
+@pytest.mark.namespaces
+def test_namespaces_are_used_where_they_are_allowed() -> None:
+    assert ProcessExecutor().isolated
