@@ -48,10 +48,10 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
 
 
 def record(output_dir: Path, report: str) -> None:
-    """Writes the report to ``failure`` in the job's output directory, whole or not at all."""
+    """Writes the report, its first 1024 characters, to ``failure`` in the output directory, whole or not at all."""
     output_dir.mkdir(parents=True, exist_ok=True)
     temporary = output_dir / f".failure.{os.getpid()}"
-    temporary.write_text(report, encoding="utf-8")
+    temporary.write_text(report[:LIMIT], encoding="utf-8")
     temporary.replace(output_dir / "failure")
 
 
@@ -105,14 +105,14 @@ def _fit(lines: list[str], room: int) -> list[str]:
         return lines
     first, rest = lines[0], lines[1:]
     mark = f"  ... {len(lines)} frames in all ..."
-    room -= len(first) + len(mark) + 2
+    left = room - len(first) - len(mark) - 1
     kept: list[str] = []
     for line in reversed(rest):
-        room -= len(line) + 1
-        if room < 0:
+        left -= len(line) + 1
+        if left < 0:
             break
         kept.insert(0, line)
-    return [first, mark, *kept] if kept else [mark, _shorten(lines[-1], LIMIT)]
+    return [first, mark, *kept] if kept else [_shorten(lines[-1], room)]
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -31,6 +31,8 @@ _POLL_SECONDS = 0.5
 _CAUSE_SECONDS = 3.0
 _HEED_SECONDS = 10.0
 
+_NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
+
 _LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MPI error", re.IGNORECASE)
 
 
@@ -70,14 +72,16 @@ class FirstFailure:
         """The report that the job ends with: the first one of all ranks, or this one if none came before.
 
         Args:
-            report: What this rank has to say.
+            report: What this rank has to say, short enough for a line before it.
             lost_contact: It only lost another rank: that one's report is waited for, three seconds at most.
         """
         if self._store is None:
             return report
-        if lost_contact and self._known.wait(_CAUSE_SECONDS):
-            assert self._report is not None
-            return self._report
+        if lost_contact:
+            if self._known.wait(_CAUSE_SECONDS):
+                assert self._report is not None
+                return self._report
+            report = f"{_NO_CAUSE}\n{report}"
         try:
             return bytes(self._store.compare_set(_REPORT, "", report)).decode()
         except RuntimeError as error:

@@ -1,8 +1,8 @@
 """A model's copy on one rank: DistributedDataParallel for training, the plain model for evaluation.
 
-DDP broadcasts the model's buffers (BatchNorm's running statistics) in every forward pass, in evaluation too, and so
-hangs as soon as ranks evaluate unequal numbers of batches. Here a forward pass without gradients is the rank's own;
-``share_buffers`` makes the copies equal once, before an evaluation.
+DDP broadcasts the model's buffers (BatchNorm's running statistics) in the first forward pass of an evaluation too, and
+so waits for ever as soon as a rank has nothing to evaluate. Here a forward pass without gradients is the rank's own;
+``share_buffers`` makes the copies equal, once before an evaluation.
 """
 
 from __future__ import annotations

@@ -115,14 +115,14 @@ def test_a_huge_message_keeps_its_beginning_its_end_the_rank_and_the_innermost_f
 
 
 def test_an_exception_that_cannot_be_printed_is_told_all_the_same() -> None:
-    class Broken(Exception):
+    class BrokenError(Exception):
         def __str__(self) -> str:
             raise TypeError("no text")
 
     def fail() -> None:
-        raise Broken
+        raise BrokenError
 
-    assert "Broken" in describe(raised(fail), rank(0))
+    assert "BrokenError" in describe(raised(fail), rank(0))
 
 
 def test_a_source_line_of_any_length_fits() -> None:
@@ -134,6 +134,17 @@ def test_a_source_line_of_any_length_fits() -> None:
     assert len(report) <= LIMIT
     assert report.startswith("NameError: name 'undefined_name' is not defined")
     assert "made/up.py:1 <module>: x = 'aaa" in report.splitlines()[-1]
+
+
+def test_frames_in_files_with_long_names_fit() -> None:
+    name = f"/{'d' * 250}/{'f' * 250}.py"
+    code = compile("def f(n):\n    1 / 0 if n == 0 else f(n - 1)\nf(3)", name, "exec")
+
+    report = describe(raised(lambda: exec(code, {})), rank(0))
+
+    assert len(report) <= LIMIT
+    assert report.splitlines()[-1].startswith("  ddd")
+    assert report.splitlines()[-1].endswith("py:2 f")
 
 
 @given(st.text(max_size=3000), st.integers(0, 40))

@@ -4,12 +4,19 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from smddp.cluster import Cluster
+
+
+class Ended(NamedTuple):
+    code: int
+    printed: str
+    logged: str
 
 
 @pytest.fixture
@@ -41,17 +48,17 @@ def make_cluster(port: int) -> Callable[[int, int], Cluster]:
 
 
 @pytest.fixture
-def run_ranks(port: int, tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs a program's text as the two ranks of a job and gives what each printed; all must succeed."""
+def run_ranks(port: int, tmp_path: Path) -> Callable[..., list[Ended]]:
+    """Runs a program's text as the two ranks of a job, each with an environment of its own besides."""
 
-    def run(program: str) -> list[str]:
+    def run(program: str, environs: Sequence[Mapping[str, str]] = ({}, {})) -> list[Ended]:
         script = tmp_path / "program.py"
         script.write_text(program)
         ranks = []
-        for rank in range(2):
+        for rank, own in enumerate(environs):
             place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
             master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            environ = {name: str(value) for name, value in {**place, **master, "OMP_NUM_THREADS": 1}.items()}
+            environ = {name: str(value) for name, value in {**place, **master, "OMP_NUM_THREADS": 1, **own}.items()}
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, str(script)],
@@ -66,7 +73,6 @@ def run_ranks(port: int, tmp_path: Path) -> Callable[..., list[str]]:
         finally:
             for rank in ranks:
                 rank.kill()
-        assert [rank.returncode for rank in ranks] == [0, 0], outputs
-        return [printed for printed, _ in outputs]
+        return [Ended(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
 
     return run

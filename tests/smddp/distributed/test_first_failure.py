@@ -51,7 +51,8 @@ def test_lost_contact_is_the_report_where_no_cause_comes(
     ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 0.3)
-    assert ranks[0].settle("Connection closed by peer", lost_contact=True) == "Connection closed by peer"
+    report = ranks[0].settle("Connection closed by peer", lost_contact=True)
+    assert report == f"{first_failure._NO_CAUSE}\nConnection closed by peer"
 
 
 def test_a_failed_rank_stays_until_all_have_read_and_not_for_ever(

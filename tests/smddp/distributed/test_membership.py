@@ -1,5 +1,6 @@
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ try:
 except (OSError, SmddpError) as error:
     print(type(error).__name__, error)
 
-# A replica: rank 0's weights; unequal evaluation does not hang; buffers are shared on demand
+# A replica: rank 0's weights; an evaluation waits for nobody; buffers are shared on demand
 torch.manual_seed(rank)
 model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
 replica = Replica(model, membership)
@@ -105,7 +106,7 @@ replica.share_buffers()
 mean = sum_over_ranks(model[1].running_mean, membership)
 assert torch.equal(mean, 2 * model[1].running_mean)
 with torch.no_grad():
-    for _ in range(3 - rank):
+    for _ in range(rank):  # rank 0 has nothing to evaluate
         replica(torch.randn(4, 3))
 
 # Agreement: only rank 1 was told to stop, and both agree on the same step
@@ -124,9 +125,11 @@ print("left")
 """
 
 
-def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[[str], list[str]]) -> None:
-    first, second = run_ranks(TWO_RANKS)
+def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks(TWO_RANKS)
 
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    first, second = (rank.printed for rank in ranks)
     assert first.splitlines()[0] == "OSError disk full"
     assert second.splitlines()[0] == "PeerFailedError rank 0 failed: OSError: disk full"
     assert first.splitlines()[1:] == second.splitlines()[1:]
