@@ -1,0 +1,51 @@
+"""Copying the output of several processes into one stream without tearing their lines apart.
+
+Unbuffered Python writes a line and its end one after the other: two ranks that print at once share a line, and no
+metric can be read from it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+
+STDOUT, STDERR = 1, 2
+
+PARTIAL_SECONDS = 0.2
+"""How long the start of a line is held back: a prompt, or a progress bar without an end."""
+
+
+def copy_lines(source: int, target: int) -> None:
+    """Copy from one file descriptor to another until the end, each line by one write as soon as it is whole."""
+    poller = select.poll()
+    poller.register(source, select.POLLIN)
+    kept = b""
+    while True:
+        if kept and not poller.poll(PARTIAL_SECONDS * 1000):
+            _write_lines(target, kept)
+            kept = b""
+        chunk = os.read(source, 65536)
+        if not chunk:
+            break
+        kept += chunk
+        end = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
+        if end:
+            _write_lines(target, kept[:end])
+            kept = kept[end:]
+    _write_lines(target, kept)
+
+
+def _write_lines(target: int, data: bytes) -> None:
+    """Write in pieces that end with a line and that the kernel does not mix with another process's."""
+    while data:
+        end = len(data) if len(data) <= select.PIPE_BUF else data.rfind(b"\n", 0, select.PIPE_BUF) + 1
+        piece, data = data[: end or select.PIPE_BUF], data[end or select.PIPE_BUF :]
+        write_all(target, piece)
+
+
+def write_all(target: int, data: bytes) -> None:
+    """Write all of it; if nobody reads any more, it is lost and that is all."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(target, data) :]

@@ -1,0 +1,106 @@
+"""``smddp run``: a script on this machine, as one process or as many nodes of many ranks, through torchrun's agent.
+
+Without a node rank, all the nodes are agents on this machine, joined over 127.0.0.1; with one, this is just that node
+of a real cluster, and the command is given once on each machine. No SageMaker, no /opt/ml: see ``smddp.container``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from smddp.errors import DistributedError
+from smddp.launch.processes import Processes, exit_code
+from smddp.launch.torchrun import free_port
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+
+
+def run_local(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    nodes: int = 1,
+    processes_per_node: int = 1,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    run_dir: str | Path | None = None,
+) -> int:
+    """Run a script on ``nodes`` times ``processes_per_node`` ranks and wait for it.
+
+    SIGTERM and SIGINT go to every rank; when one node fails, the others are ended. Call it from the main thread.
+
+    Args:
+        script: The Python file.
+        arguments: Its command line.
+        nodes: All the nodes of the run.
+        processes_per_node: Ranks on each of them.
+        node_rank: This machine's place among the nodes; None runs all nodes here.
+        master_addr: The first node's address, with ``node_rank`` only.
+        master_port: The first node's port; None takes a free one where all nodes run here.
+        run_dir: Where the run keeps its model, output and checkpoints; the same directory goes on where it
+            stopped. Default: ``SMDDP_RUN_DIR``, else ``runs/<script's name>``.
+
+    Returns:
+        The exit code: 0, 75 if the run was stopped and can go on, else that of the first failing rank.
+
+    Raises:
+        DistributedError: The arguments contradict each other, or there is no such script.
+    """
+    script = Path(script)
+    if not script.is_file():
+        raise DistributedError(f"There is no script {script} (looked in {Path.cwd()}).")
+    if nodes < 1 or processes_per_node < 1:
+        raise DistributedError(f"{nodes} nodes of {processes_per_node} processes: give one or more of both.")
+    if node_rank is None and master_addr is not None:
+        raise DistributedError("A master address is for the nodes of a real cluster: give the node rank as well.")
+    if node_rank is not None:
+        if not 0 <= node_rank < nodes:
+            raise DistributedError(f"Node rank {node_rank} is not one of 0 to {nodes - 1}.")
+        if nodes > 1 and (master_addr is None or master_port is None):
+            raise DistributedError(
+                "One node of several needs the first node's address and port, the same on every node."
+            )
+    address = master_addr or "127.0.0.1"
+    port = master_port or free_port()
+    here = range(nodes) if node_rank is None else [node_rank]
+    environ = _environ(script, run_dir, ranks_here=len(here) * processes_per_node)
+    agents = Processes()
+
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        logger.info("%s: telling every rank.", signal.Signals(signum).name)
+        agents.forward(signum)
+
+    previous = {signum: signal.signal(signum, forward) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for rank in here:
+            command = [sys.executable, "-m", "smddp.launch.torchrun"]
+            command += ["--nnodes", str(nodes), "--nproc-per-node", str(processes_per_node)]
+            command += ["--node-rank", str(rank), "--master-addr", address, "--master-port", str(port)]
+            agents.start([*command, str(script), *arguments], environ=environ, new_session=True)
+        while not agents.poll(POLL_SECONDS):
+            pass
+    finally:
+        agents.kill()
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    return exit_code(agents.endings)
+
+
+def _environ(script: Path, run_dir: str | Path | None, *, ranks_here: int) -> Mapping[str, str]:
+    environ = dict(os.environ)
+    directory = Path(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem).absolute()
+    environ["SMDDP_RUN_DIR"] = str(directory)
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    # One agent sees only its own ranks: the cores are shared by those of all nodes here.
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
+    logger.info("The run's directory is %s.", directory)
+    return environ

@@ -1,0 +1,167 @@
+"""``python -m smddp.launch.torchrun``: the ranks of one node, joined with the others by torchrun's rendezvous.
+
+In place of the program ``torchrun``, from which it differs where that loses work: SIGTERM and SIGINT reach every
+rank at once, wherever the agent stands; ranks have 120 s to end; the exit code is that of the first failing rank
+(75 if all of them can be resumed). It starts ranks once: there are no restarts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from smddp.errors import DistributedError
+from smddp.launch.processes import RESUMABLE, Processes, exit_code
+
+logger = logging.getLogger(__name__)
+
+JOIN_SECONDS = 900
+"""How long the first node waits for the last: torchrun's own default."""
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """This node's part in a launch."""
+
+    nodes: int
+    processes: int
+    """Ranks on this node."""
+    rank: int
+    master_addr: str
+    master_port: int
+    """0 takes a free port, which only a single node can."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.processes < 1:
+            raise DistributedError(f"{self.nodes} nodes of {self.processes} processes: there must be one or more.")
+        if not 0 <= self.rank < self.nodes:
+            raise DistributedError(f"Node rank {self.rank} is not one of 0 to {self.nodes - 1}.")
+        if self.nodes > 1 and self.master_port == 0:
+            raise DistributedError("Several nodes need one --master-port that all of them know.")
+
+
+def launch(node: Node, command: Sequence[str]) -> int:
+    """Run ``command`` once per rank and wait for all of them.
+
+    Returns:
+        0 if all succeeded, 75 if all failing ranks can be resumed, else the first failing rank's code.
+
+    Raises:
+        DistributedError: The nodes did not find each other.
+    """
+    ranks = Processes()
+    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run_agent() -> None:
+        try:
+            _run_agent(node, command, ranks)
+        except BaseException as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        if not ranks.forward(signum):
+            # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for.
+            os._exit(exit_code(ranks.endings) if ranks.endings else 128 + signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, forward)
+    # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
+    threading.Thread(target=run_agent, daemon=True).start()
+    if (error := outcome.get()) is not None:
+        ranks.kill()
+        raise DistributedError(
+            f"Node {node.rank} of {node.nodes} did not join the others at "
+            f"{node.master_addr}:{node.master_port}: {type(error).__name__}: {error}"
+        ) from error
+    for ending in ranks.endings:
+        if ending.code != 0:
+            level = logging.INFO if ending.code == RESUMABLE else logging.ERROR
+            rank = node.rank * node.processes + ending.index
+            logger.log(level, "Rank %d ended with code %d%s.", rank, ending.code, _name(ending.code))
+    return exit_code(ranks.endings)
+
+
+def _run_agent(node: Node, command: Sequence[str], ranks: Processes) -> None:
+    import torch.distributed.elastic.rendezvous.registry as registry
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+    from smddp.launch.agent import Agent
+
+    port = node.master_port or free_port()
+    handler = registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend="static",
+            endpoint=f"{node.master_addr}:{port}",
+            run_id="smddp",
+            min_nodes=node.nodes,
+            max_nodes=node.nodes,
+            rank=node.rank,
+            timeout=JOIN_SECONDS,
+        )
+    )
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=node.processes,
+        rdzv_handler=handler,
+        entrypoint=command[0],
+        max_restarts=0,
+        monitor_interval=0.001,  # the look at the ranks waits by itself
+        master_addr=node.master_addr,
+        master_port=port,
+    )
+    Agent(spec, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on just now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _name(code: int) -> str:
+    return f" ({signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m smddp.launch.torchrun", description=__doc__.splitlines()[0])
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--nproc-per-node", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", type=int, default=0, help="on one node 0: any free port")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        node = Node(
+            nodes=given.nnodes,
+            processes=given.nproc_per_node,
+            rank=given.node_rank,
+            master_addr=given.master_addr,
+            master_port=given.master_port,
+        )
+        return launch(node, [sys.executable, given.script, *given.arguments])
+    except DistributedError as error:
+        logger.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

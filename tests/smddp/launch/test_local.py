@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from smddp.errors import DistributedError
+from smddp.launch.local import run_local
+
+RUN = "import sys; from smddp.launch.local import run_local; sys.exit(run_local(sys.argv[1], sys.argv[2:], {}))"
+
+
+def run(start, path, options, *arguments):
+    return start("-c", RUN.format(options), path, *arguments)
+
+
+def test_two_nodes_on_this_machine_are_one_world_with_one_run_directory(start, script, tmp_path):
+    path = script("e = os.environ; print(rank, e['WORLD_SIZE'], e['GROUP_RANK'], e['SMDDP_RUN_DIR'], sys.argv[1])")
+    out, error = run(start, path, "nodes=2, processes_per_node=2", "--lr=1").communicate(timeout=60)
+    where = tmp_path / "runs" / "train"
+    assert sorted(out.splitlines()) == [f"{rank} 4 {rank // 2} {where} --lr=1" for rank in range(4)], error
+
+
+def test_when_one_node_fails_the_others_end_and_its_code_is_kept(start, script):
+    path = script("if rank == 1: sys.exit(9)\nwait(); sys.exit(0)")
+    assert run(start, path, "nodes=2").wait(timeout=60) == 9
+
+
+def test_a_stop_reaches_every_rank_of_every_node(start, script):
+    process = run(start, script("print('up'); wait(); sys.exit(75)"), "nodes=2, run_dir='here'")
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 75
+
+
+def test_one_node_of_a_real_cluster_runs_its_own_ranks_only(start, script):
+    from smddp.launch.torchrun import free_port
+
+    path = script("print(rank, os.environ['WORLD_SIZE'])")
+    where = f"nodes=2, master_addr='127.0.0.1', master_port={free_port()}"
+    nodes = [run(start, path, f"{where}, node_rank={rank}") for rank in range(2)]
+    assert [node.communicate(timeout=60)[0] for node in nodes] == ["0 2\n", "1 2\n"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 0}, "one or more"),
+        ({"nodes": 2, "node_rank": 2}, "not one of 0 to 1"),
+        ({"nodes": 2, "node_rank": 0}, "address and port"),
+        ({"master_addr": "10.0.0.1"}, "give the node rank"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(options, message):
+    with pytest.raises(DistributedError, match=message):
+        run_local(__file__, **options)
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DistributedError, match=r"no script .*train\.py"):
+        run_local(tmp_path / "train.py")
+
+
+def test_importing_it_does_not_load_torch(start):
+    process = start("-c", "import sys, smddp.launch.local; sys.exit('torch' in sys.modules)")
+    assert process.wait(timeout=30) == 0

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from smddp.errors import DistributedError
+from smddp.launch.mpirun import launch, mpirun_command
+
+needs_mpirun = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (OpenMPI)"),
+]
+
+
+def test_the_user_s_options_come_last_and_before_the_program():
+    command = mpirun_command(4, ["--verbose"], ["python", "train.py"])
+    assert command[:5] == ["mpirun", "--host", "localhost:4", "-np", "4"]
+    assert command[-3:] == ["--verbose", "python", "train.py"]
+
+
+def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
+    with pytest.raises(DistributedError, match="install OpenMPI"):
+        launch(["no-such-mpirun"])
+
+
+class TestRanks:
+    pytestmark = needs_mpirun
+
+    def test_a_stop_reaches_the_ranks_which_end_in_their_own_time(self, start, script):
+        path = script("say('up'); wait(); time.sleep(1.5); say('saved'); sys.exit(75)")
+        process = start("-m", "smddp.launch.mpirun", "--processes", "2", path)
+        assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "saved\nsaved\n"
+        assert process.wait(timeout=20) == 75
+
+    def test_a_killed_rank_ends_the_others_and_the_exit_code_says_so(self, start, script):
+        path = script("if rank == 1: os.kill(os.getpid(), 9)\nwait(); sys.exit(5)")
+        process = start("-m", "smddp.launch.mpirun", "--processes", "2", path)
+        assert process.wait(timeout=30) == 137
+
+    def test_options_and_arguments_reach_mpirun_and_the_script(self, start, script):
+        path = script("print(sys.argv[1:], os.environ['NAME'])")
+        options = ("--option=-x", "--option=NAME=1")
+        process = start("-m", "smddp.launch.mpirun", "--processes", "1", *options, path, "--lr", "0.1")
+        assert process.stdout.read() == "['--lr', '0.1'] 1\n", process.stderr.read()

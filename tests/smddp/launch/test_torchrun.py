@@ -1,0 +1,85 @@
+"""Real agents with real ranks; the scripts leave torch alone, which keeps each under three seconds."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+
+from smddp.errors import DistributedError
+from smddp.launch.torchrun import Node, free_port
+
+TORCHRUN = ("-m", "smddp.launch.torchrun")
+
+
+def lines(process, number):
+    return sorted(process.stdout.readline().strip() for _ in range(number))
+
+
+def test_a_stop_reaches_all_ranks_and_none_is_killed_for_being_slow(start, script):
+    path = script("print('up'); wait(); time.sleep(rank * 0.8); print('saved', rank); sys.exit(75)")
+    agent = start(*TORCHRUN, "--nproc-per-node", "2", path)
+    assert lines(agent, 2) == ["up", "up"]
+    agent.send_signal(signal.SIGTERM)
+    assert lines(agent, 2) == ["saved 0", "saved 1"]
+    assert agent.wait(timeout=20) == 75
+
+
+def test_a_killed_rank_ends_the_others_and_the_exit_code_says_so(start, script):
+    path = script("if rank == 1: os.kill(os.getpid(), 9)\nwait(); sys.exit(5)")
+    agent = start(*TORCHRUN, "--nproc-per-node", "3", path)
+    assert agent.wait(timeout=30) == 137
+    assert "Rank 1 ended with code 137 (SIGKILL)" in agent.stderr.read()
+
+
+def test_two_nodes_share_one_world_and_arguments_arrive_as_they_are(start, script):
+    path = script("e = os.environ; print(rank, e['WORLD_SIZE'], e['LOCAL_RANK'], e['GROUP_RANK'], sys.argv[1:])")
+    port = str(free_port())
+    common = ("--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+    agents = [start(*TORCHRUN, *common, "--node-rank", str(rank), path, "--cost", "$$5") for rank in range(2)]
+    said = [agent.communicate(timeout=60)[0].splitlines() for agent in agents]
+    assert [sorted(node) for node in said] == [
+        [f"{2 * node + local} 4 {local} {node} ['--cost', '$$5']" for local in range(2)] for node in range(2)
+    ]
+    assert [agent.returncode for agent in agents] == [0, 0]
+
+
+def test_a_stop_while_the_other_node_is_awaited_ends_at_once(start, script):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # accepts and never answers: the first node that hangs
+        port = str(silent.getsockname()[1])
+        common = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+        agent = start(*TORCHRUN, *common, "--node-rank", "1", script(""))
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(timeout=10) == 143
+        connection.close()
+
+
+def test_nodes_that_can_not_meet_are_an_error_with_the_address(start, script):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        agent = start(*TORCHRUN, "--nnodes", "2", "--master-port", str(port), script(""))
+        _, error = agent.communicate(timeout=60)
+    assert agent.returncode == 1
+    assert f"Node 0 of 2 did not join the others at 127.0.0.1:{port}" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": 0}, "one or more"),
+        ({"processes": 0}, "one or more"),
+        ({"rank": 2}, "not one of 0 to 1"),
+        ({"master_port": 0}, "need one --master-port"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_refused(change, message):
+    node = {"nodes": 2, "processes": 1, "rank": 0, "master_addr": "127.0.0.1", "master_port": 7777}
+    with pytest.raises(DistributedError, match=message):
+        Node(**{**node, **change})
