@@ -1,0 +1,96 @@
+"""``python -m smddp.container``: what an image runs as ``train``, from the platform's files to the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from smddp.container.command import choose_command
+from smddp.container.contract import base_directory, read_contract
+from smddp.container.environment import process_environment
+from smddp.container.gpus import count_gpus, count_visible
+from smddp.container.hosts import await_names
+from smddp.container.outcome import describe_failure, report_failure, report_success
+from smddp.container.process import Result, Stopped, raise_on_stop, run
+from smddp.container.requirements import activated, install_requirements
+from smddp.container.source import check_entry_point, fetch_source
+from smddp.errors import SmddpError
+from smddp.launch.processes import RESUMABLE
+
+logger = logging.getLogger("smddp.container")
+
+
+def train(environ: Mapping[str, str]) -> int:
+    """Run the job that ``environ`` and the files under /opt/ml describe.
+
+    Returns:
+        The exit code of the job's processes, once ``output/failure`` or ``output/success`` is written.
+
+    Raises:
+        SmddpError: The job can't be started.
+        Stopped: A stop came before it was.
+    """
+    contract = read_contract(environ)
+    logging.getLogger("smddp").setLevel(contract.platform.get("sagemaker_container_log_level", logging.INFO))
+    region = environ.get("AWS_REGION") or contract.platform.get("sagemaker_region")
+    fetch_source(contract.submit_directory, contract.code_dir, region=region, environ=environ)
+    entry_point = check_entry_point(
+        environ.get("SAGEMAKER_PROGRAM") or contract.platform.get("sagemaker_program"), contract.code_dir
+    )
+    gpus = count_gpus()
+    command = choose_command(contract, entry_point, environ, gpus=count_visible(gpus, environ))
+    python = install_requirements(contract.code_dir, contract.base / "venv", package=command.package, environ=environ)
+    if len(contract.hosts) > 1 and environ.get("SM_STUDIO_LOCAL_MODE", "").lower() != "true":
+        await_names(contract.hosts)
+    line = command.line(python)
+    logger.info("Starting %s", " ".join(line))
+    result = run(
+        line,
+        environ=activated(process_environment(contract, environ, gpus=gpus), python),
+        directory=contract.code_dir,
+        group=command.through_shell,
+    )
+    reason = describe_failure(entry_point, contract.current_host, result.code, result.tail, many=command.many)
+    _report(contract.output_dir, result, reason)
+    return result.code
+
+
+def _report(output_dir: Path, result: Result, reason: str) -> None:
+    if result.code == 0:
+        report_success(output_dir)
+    elif result.stop is not None and (result.code == RESUMABLE or result.code > 128):
+        logger.info("The job was stopped and ended with exit code %d.", result.code)
+    else:
+        report_failure(output_dir, reason)
+
+
+def main() -> int:
+    """The program; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    raise_on_stop()
+    try:
+        return train(os.environ)
+    except Stopped as stop:
+        logger.info("%s", stop)
+        return stop.code
+    except SmddpError as error:
+        _report_own(str(error))
+    except Exception as error:
+        logger.exception("This is a defect of smddp.container, not of the job:")
+        _report_own(f"smddp.container failed: {type(error).__name__}: {error}")
+    return 1
+
+
+def _report_own(reason: str) -> None:
+    base = base_directory(os.environ)
+    if base.is_dir():
+        report_failure(base / "output", reason)
+    else:
+        logger.error("%s", reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

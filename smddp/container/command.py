@@ -1,0 +1,125 @@
+"""Which program runs the entry point: plain python, a shell, torchrun or mpirun, in the toolkit's order.
+
+The order is mpi, pytorch_ddp, torch_distributed, smdataparallel, plain. Where the toolkit would go on and train
+something else than was asked for, this refuses.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smddp.container.contract import Contract
+from smddp.container.environment import MASTER_PORT, user_arguments
+from smddp.errors import JobError
+
+logger = logging.getLogger(__name__)
+
+_REFUSED = {
+    "sagemaker_parameter_server_enabled": "Parameter servers",
+    "sagemaker_multi_worker_mirrored_strategy_enabled": "The multi-worker mirrored strategy",
+    "sagemaker_pytorch_xla_multi_worker_enabled": "PyTorch/XLA workers",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """What the container starts."""
+
+    words: tuple[str, ...]
+    """The command line; without the interpreter, unless it is a shell's."""
+    through_shell: bool = False
+    """Whether it is a shell, which must be signalled together with what it runs."""
+    package: bool = False
+    """Whether the code is a Python package, which has to be installed before it runs."""
+    many: bool = False
+    """Whether several ranks write to one standard error."""
+
+    def line(self, python: str) -> list[str]:
+        """The whole command line, with the job's interpreter."""
+        return list(self.words) if self.through_shell else [python, *self.words]
+
+
+def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, str], *, gpus: int) -> Command:
+    """Decide on the launcher and its command line.
+
+    Args:
+        contract: What the platform says.
+        entry_point: A file in the code directory.
+        environ: ``SMDDP_MASTER_PORT`` is read.
+        gpus: How many of them the job can use.
+
+    Raises:
+        JobError: The distribution asked for can't be had here.
+    """
+    package = (contract.code_dir / "setup.py").is_file() and entry_point.endswith(".py")
+    arguments = user_arguments(contract.hyperparameters)
+    launcher = _launcher(contract.framework) if contract.current_group in contract.distribution_groups else None
+    if launcher is None:
+        if package:
+            return Command(words=("-m", entry_point[:-3].replace("/", "."), *arguments), package=True)
+        if entry_point.endswith(".py"):
+            return Command(words=(entry_point, *arguments))
+        return Command(words=("/bin/sh", "-c", 'exec "./$0" "$@"', entry_point, *arguments), through_shell=True)
+    if package or not entry_point.endswith(".py"):
+        kind = "part of a Python package (there is a setup.py)" if package else "no Python file"
+        raise JobError(f"{launcher} starts one Python file in every rank, but {entry_point} is {kind}.")
+    processes = _processes_per_host(contract.framework, gpus)
+    if launcher == "mpi":
+        words = _mpirun(contract, processes)
+    else:
+        words = _torchrun(contract, processes, environ.get("SMDDP_MASTER_PORT"))
+    many = processes * len(contract.distribution_hosts) > 1
+    return Command(words=("-m", *words, entry_point, *arguments), many=many)
+
+
+def _launcher(framework: Mapping[str, Any]) -> str | None:
+    """What to start the ranks with: "mpi", "torchrun" or, for plain, None."""
+    for name, what in _REFUSED.items():
+        if framework.get(name):
+            raise JobError(f"{what} ({name}) are not for PyTorch here: use the distribution torch_distributed.")
+    if framework.get("sagemaker_mpi_enabled"):
+        return "mpi"
+    if framework.get("sagemaker_torch_distributed_enabled") and not framework.get("sagemaker_pytorch_ddp_enabled"):
+        return "torchrun"
+    if framework.get("sagemaker_pytorch_ddp_enabled") or framework.get("sagemaker_distributed_dataparallel_enabled"):
+        if importlib.util.find_spec("smdistributed") is None:
+            logger.warning(
+                "SMDDP WAS ASKED FOR AND IS NOT HERE: smdistributed.dataparallel can't be imported in this image. "
+                "The ranks start through torchrun and all-reduce over NCCL (GPUs) or gloo (CPUs)."
+            )
+        return "torchrun"
+    return None
+
+
+def _processes_per_host(framework: Mapping[str, Any], gpus: int) -> int:
+    given = framework.get("sagemaker_mpi_num_of_processes_per_host") or gpus or 1
+    if not re.fullmatch(r"[1-9]\d*", str(given)):
+        raise JobError(f"sagemaker_mpi_num_of_processes_per_host={given!r} must be a whole number, 1 or more.")
+    return int(given)
+
+
+def _torchrun(contract: Contract, processes: int, port: str | None) -> list[str]:
+    hosts = contract.distribution_hosts
+    words = ["smddp.launch.torchrun", "--nnodes", str(len(hosts)), "--nproc-per-node", str(processes)]
+    if len(hosts) > 1:
+        words += ["--node-rank", str(hosts.index(contract.current_host)), "--master-addr", contract.master_host]
+        words += ["--master-port", port or str(MASTER_PORT)]
+    elif port is not None:
+        words += ["--master-port", port]
+    return words
+
+
+def _mpirun(contract: Contract, processes: int) -> list[str]:
+    hosts = contract.distribution_hosts
+    if len(hosts) > 1:
+        raise JobError(
+            f"mpi on {len(hosts)} hosts ({', '.join(hosts)}): this container starts mpirun on one host only. Use one "
+            "instance, or the distribution torch_distributed, which joins any number of hosts."
+        )
+    options = str(contract.framework.get("sagemaker_mpi_custom_mpi_options", "")).split()
+    return ["smddp.launch.mpirun", "--processes", str(processes), *(f"--option={option}" for option in options)]

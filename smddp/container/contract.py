@@ -1,0 +1,174 @@
+"""What the platform says under /opt/ml: where things lie, who the hosts are, and which hyperparameters there are.
+
+Read once, as the files stand. What a script makes of it is ``smddp.job``; how it becomes SM_* variables is
+``smddp.container.environment``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smddp.errors import JobError
+
+PLATFORM_PREFIX = "sagemaker_"
+
+OWN_HYPERPARAMETERS = frozenset(
+    {
+        "sagemaker_program",
+        "sagemaker_submit_directory",
+        "sagemaker_enable_cloudwatch_metrics",
+        "sagemaker_region",
+        "sagemaker_container_log_level",
+        "sagemaker_job_name",
+        "sagemaker_s3_output",
+        "default_user_module_name",
+        "_tuning_objective_metric",
+    }
+)
+"""Hyperparameters that the toolkit reads for itself; other ``sagemaker_`` ones are the framework's."""
+
+DISTRIBUTIONS = (
+    "sagemaker_mpi_enabled",
+    "sagemaker_parameter_server_enabled",
+    "sagemaker_distributed_dataparallel_enabled",
+    "sagemaker_pytorch_ddp_enabled",
+    "sagemaker_pytorch_xla_multi_worker_enabled",
+    "sagemaker_multi_worker_mirrored_strategy_enabled",
+    "sagemaker_torch_distributed_enabled",
+)
+"""Framework hyperparameters each of which asks for more than one plain process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contract:
+    """One host's view of one training job."""
+
+    base: Path
+    """/opt/ml, or where SAGEMAKER_BASE_DIR moves it."""
+    hyperparameters: Mapping[str, Any]
+    """The user's."""
+    platform: Mapping[str, Any]
+    """Those that the SDK adds: ``sagemaker_program`` and its like."""
+    resources: Mapping[str, Any]
+    """resourceconfig.json."""
+    channels: Mapping[str, Any]
+    """inputdataconfig.json: the channels, by name."""
+
+    @property
+    def code_dir(self) -> Path:
+        """Where the source bundle is unpacked, and the working directory of the job's processes."""
+        return self.base / "code"
+
+    @property
+    def output_dir(self) -> Path:
+        """Where ``failure`` or ``success`` is written."""
+        return self.base / "output"
+
+    @property
+    def submit_directory(self) -> str:
+        """The URI of the source bundle; the code directory itself if the image brings the code."""
+        return str(self.platform.get("sagemaker_submit_directory", self.code_dir))
+
+    @property
+    def framework(self) -> dict[str, Any]:
+        """The hyperparameters that choose and shape the distribution."""
+        return {name: value for name, value in self.platform.items() if name not in OWN_HYPERPARAMETERS}
+
+    @property
+    def hosts(self) -> list[str]:
+        """All hosts, in the platform's own order."""
+        return list(self.resources["hosts"])
+
+    @property
+    def current_host(self) -> str:
+        """The name of this host."""
+        return str(self.resources["current_host"])
+
+    @property
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """The instance groups, by name; more than one in a heterogeneous cluster."""
+        return {group["instance_group_name"]: group for group in self.resources.get("instance_groups", [])}
+
+    @property
+    def current_group(self) -> str:
+        """The name of this host's instance group."""
+        return str(self.resources.get("current_group_name", "homogeneousCluster"))
+
+    @property
+    def distribution_groups(self) -> list[str]:
+        """The instance groups that the distribution runs on: none if no distribution is asked for."""
+        framework = self.framework
+        asked = any(framework.get(name) for name in DISTRIBUTIONS)
+        return list(framework.get("sagemaker_distribution_instance_groups", [self.current_group] if asked else []))
+
+    @property
+    def distribution_hosts(self) -> list[str]:
+        """The hosts of those groups."""
+        if not self.groups:
+            return self.hosts
+        chosen = self.distribution_groups
+        return [host for name, group in self.groups.items() if name in chosen for host in group["hosts"]]
+
+    @property
+    def master_host(self) -> str:
+        """The host that the others meet at."""
+        return (self.distribution_hosts or self.hosts)[0]
+
+
+def base_directory(environ: Mapping[str, str]) -> Path:
+    """/opt/ml, or where SAGEMAKER_BASE_DIR moves it."""
+    return Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+
+
+def read_contract(environ: Mapping[str, str]) -> Contract:
+    """Read the configuration that the platform wrote.
+
+    Raises:
+        JobError: A file is missing or is not what the /opt/ml contract promises.
+    """
+    base = base_directory(environ)
+    config = base / "input" / "config"
+    resources = _read(config / "resourceconfig.json", required=True)
+    hosts, current = resources.get("hosts"), resources.get("current_host")
+    if not isinstance(hosts, list) or not hosts or current not in hosts:
+        raise JobError(
+            f"{config / 'resourceconfig.json'} says current_host={current!r}, hosts={hosts!r}: "
+            "it must name this host, and list it among the hosts."
+        )
+    given = {name: _decode(value) for name, value in _read(config / "hyperparameters.json").items()}
+    platform = {n: v for n, v in given.items() if n.startswith(PLATFORM_PREFIX) or n in OWN_HYPERPARAMETERS}
+    return Contract(
+        base=base,
+        hyperparameters={name: value for name, value in given.items() if name not in platform},
+        platform=platform,
+        resources=resources,
+        channels=_read(config / "inputdataconfig.json"),
+    )
+
+
+def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise JobError(
+            f"There is no {path}. This program runs in a SageMaker training container, whose platform writes that "
+            "file; elsewhere, SAGEMAKER_BASE_DIR must name a directory that holds input/config/."
+        ) from None
+    except ValueError as error:
+        raise JobError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise JobError(f"{path} must hold a JSON object, not {type(content).__name__}.")
+    return content
+
+
+def _decode(value: Any) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, TypeError):
+        return value  # a bare string, as every SDK but V2 sends it

@@ -1,0 +1,87 @@
+"""How a job ended, as the platform reads it: ``output/failure`` with the reason, or ``output/success``.
+
+A failure that a rank wrote itself is the root cause and stays. Here the reason is put together from outside: the exit
+code, and what of the standard error matters most.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+MAX_CHARACTERS = 1024
+"""What the service keeps of the file."""
+
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_NOISE = re.compile(r"\[W\d+|.*Warning: |\W*$")
+
+
+def report_success(output_dir: Path) -> None:
+    """Write ``success``, which is empty."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / "success").touch()
+
+
+def report_failure(output_dir: Path, reason: str) -> None:
+    """Write ``failure``, unless a rank has already written what it knows better."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    path = output_dir / "failure"
+    if path.exists():
+        logger.error("The job failed; its own reason is in %s.", path)
+        return
+    logger.error("The job failed: %s", reason)
+    path.write_text(reason[:MAX_CHARACTERS])
+
+
+def describe_failure(program: str, host: str, code: int, tail: str, *, many: bool) -> str:
+    """The reason for a failure, at most ``MAX_CHARACTERS`` long: the error first, then as much around it as fits.
+
+    Args:
+        program: What ran.
+        host: Where.
+        code: Its exit code.
+        tail: The end of its standard error.
+        many: Whether many ranks wrote there: then the first error counts, for those after it follow from it.
+    """
+    head = f"{program} ended with exit code {code}{_meaning(code)} on {host}"
+    error, context = _root_cause(tail, first=many)
+    reason = f"{head}: {error}" if error else f"{head}."
+    room = MAX_CHARACTERS - len(reason) - 1
+    if room < 80 or not context:
+        return reason[:MAX_CHARACTERS]
+    return f"{reason}\n{context if len(context) <= room else '...' + context[3 - room :]}"
+
+
+def _meaning(code: int) -> str:
+    if code - 128 not in set(signal.Signals):
+        return ""
+    name = signal.Signals(code - 128).name
+    hint = ", often because the host ran out of memory" if name == "SIGKILL" else ""
+    return f" (killed by {name}{hint})"
+
+
+def _root_cause(tail: str, *, first: bool) -> tuple[str, str]:
+    """An uncaught exception and its traceback; without one, the last line and those before it."""
+    lines = [line for line in tail.splitlines() if line.strip()]
+    errors = list(_tracebacks(lines))
+    if errors:
+        start, end = errors[0 if first else -1]
+        return lines[end].strip(), "\n".join(lines[start:end])
+    lines = [line for line in lines if not _NOISE.match(line)]
+    return (lines[-1].strip(), "\n".join(lines[:-1])) if lines else ("", "")
+
+
+def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where each traceback starts, and where its exception stands; of a chain, only the last."""
+    for start, line in enumerate(lines):
+        if line.startswith(_TRACEBACK):
+            following = range(start + 1, len(lines))
+            end = next((number for number in following if not lines[number].startswith(" ")), len(lines) - 1)
+            if not any(text.startswith(_CHAINED) for text in lines[end + 1 : end + 2]):
+                yield start, end

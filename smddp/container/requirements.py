@@ -1,0 +1,107 @@
+"""requirements.txt: what a job needs beyond the image, installed into the job's own environment.
+
+Never into the interpreter that runs this program: on a laptop that is the user's own. If all that is asked for is
+there already, nothing is done. Otherwise a virtual environment is made in the job's tree which sees everything that
+this interpreter sees, and pip installs the rest into it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from smddp.container.process import Stopped, raise_on_stop, run
+from smddp.errors import SourceError
+
+logger = logging.getLogger(__name__)
+
+_SOURCES = ("--index-url", "-i", "--extra-index-url", "--no-index", "--find-links", "-f", "--trusted-host", "--pre")
+"""Options that say where to look, and ask for nothing."""
+
+
+def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool, environ: Mapping[str, str]) -> str:
+    """Install what the code asks for.
+
+    Args:
+        code_dir: Where requirements.txt may stand.
+        environment_dir: Where the virtual environment goes, if there is something to install.
+        package: Whether the code is a package (it has a setup.py) that has to be installed, too.
+        environ: pip's environment: it reads PIP_* variables.
+
+    Returns:
+        The interpreter that the job's processes run with.
+
+    Raises:
+        SourceError: pip failed; its last lines are in the message.
+        Stopped: A stop came meanwhile.
+    """
+    requirements = code_dir / "requirements.txt"
+    wanted = ["-r", requirements.name] if requirements.is_file() else []
+    if wanted and not package and already_installed(requirements.read_text().splitlines()):
+        logger.info("All of requirements.txt is installed already.")
+        return sys.executable
+    if package:
+        wanted.append(".")
+    if not wanted:
+        return sys.executable
+    if environ.get("CA_REPOSITORY_ARN"):
+        logger.warning("CA_REPOSITORY_ARN is not read here: name the CodeArtifact index in PIP_INDEX_URL.")
+    python = _make_environment(environment_dir)
+    logger.info("Installing %s into %s.", " ".join(wanted), environment_dir)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check", "--no-input"]
+    result = run([*pip, *wanted], environ=environ, directory=code_dir, group=True)
+    if result.stop is not None:
+        raise Stopped(result.stop)
+    raise_on_stop()
+    if result.code != 0:
+        last = "\n".join(result.tail.strip().splitlines()[-8:])
+        raise SourceError(f"pip could not install {' '.join(wanted)} (exit code {result.code}):\n{last}")
+    return str(python)
+
+
+def already_installed(lines: Iterable[str]) -> bool:
+    """Whether every requirement in these lines is plain (a name, versions, a marker) and met by this interpreter.
+
+    Whatever is not plain, such as a URL, extras, hashes or another file, is pip's to judge: the answer is no.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for line in lines:
+        text = line.split(" #")[0].strip()
+        if not text or text.startswith("#") or text.split("=")[0].split()[0] in _SOURCES:
+            continue
+        try:
+            requirement = Requirement(text)
+            if requirement.marker is not None and not requirement.marker.evaluate():
+                continue
+            if requirement.url or requirement.extras:
+                return False
+            if not requirement.specifier.contains(version(requirement.name), prereleases=True):
+                return False
+        except (InvalidRequirement, PackageNotFoundError):
+            return False
+    return True
+
+
+def _make_environment(directory: Path) -> Path:
+    import venv
+
+    venv.EnvBuilder(symlinks=True, clear=True).create(directory)
+    python = directory / "bin" / "python"
+    own = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(directory)}))
+    shared = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    # addsitedir, unlike a plain path, follows the .pth files there: editable installs.
+    own.joinpath("shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
+    return python
+
+
+def activated(environ: Mapping[str, str], python: str) -> dict[str, str]:
+    """An environment in which programs find this interpreter, and the scripts beside it, first."""
+    programs = str(Path(python).parent)
+    return {**environ, "PATH": os.pathsep.join([programs, *filter(None, [environ.get("PATH")])])}

@@ -1,0 +1,213 @@
+"""The program as a whole: what a job's files and signals end in. Real processes; torch only where ranks are joined."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+STOPPABLE = """
+import os, signal, sys, time
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+print("ready", flush=True)
+while not stop:
+    time.sleep(0.01)
+time.sleep(0.2)
+open("saved-" + os.environ.get("RANK", "0"), "w").close()
+sys.exit(75)
+"""
+
+
+def ready(process: subprocess.Popen[str], times: int = 1) -> None:
+    assert process.stdout is not None
+    for _ in range(times):
+        assert process.stdout.readline().strip() == "ready"
+
+
+def test_runs_the_entry_point_with_its_hyperparameters_and_reports_success(opt_ml):
+    opt_ml.code("train.py", "import sys, os; print(sys.argv[1:], os.environ['SM_HP_LR'], os.getcwd())")
+    opt_ml.hyperparameters(sagemaker_program="train.py", lr=0.1, flag=True, name="x y", none=None)
+    done = opt_ml.train()
+    assert done.returncode == 0
+    arguments = ["--flag", "True", "--lr", "0.1", "--name", "x y", "--none", ""]
+    assert done.stdout == f"{arguments} 0.1 {opt_ml.base / 'code'}\n"
+    assert opt_ml.succeeded
+    assert opt_ml.failure is None
+
+
+def test_loads_neither_torch_nor_boto3_for_a_plain_job(opt_ml):
+    opt_ml.code("train.py", "pass").hyperparameters(sagemaker_program="train.py")
+    code = "import sys, runpy; sys.argv = ['x']\n"
+    code += "try: runpy.run_module('smddp.container', run_name='__main__')\n"
+    code += "except SystemExit as end: assert not end.code\n"
+    code += "print({'torch', 'boto3', 'numpy', 'packaging', 'tempfile'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], env=opt_ml.environ(), capture_output=True, text=True)
+    assert set(eval(done.stdout)) <= {"tempfile"}, done.stderr
+
+
+def test_keeps_the_exit_code_and_writes_the_uncaught_exception(opt_ml):
+    script = (
+        "import sys; print('to stdout'); print('to stderr', file=sys.stderr)\nraise ValueError('no such class: 11')"
+    )
+    opt_ml.code("train.py", script).hyperparameters(sagemaker_program="train.py")
+    done = opt_ml.train()
+    assert done.returncode == 1
+    assert done.stdout == "to stdout\n"
+    assert "to stderr\n" in done.stderr
+    assert "ValueError: no such class: 11" in done.stderr
+    assert opt_ml.failure is not None
+    assert opt_ml.failure.startswith("train.py ended with exit code 1 on algo-1: ValueError: no such class: 11\n")
+    assert 'train.py", line 2' in opt_ml.failure
+    assert not opt_ml.succeeded
+
+
+@pytest.mark.parametrize("code", [3, 75])
+def test_any_other_exit_code_stays_as_it_is(opt_ml, code):
+    opt_ml.code("train.py", f"import sys; sys.exit({code})").hyperparameters(sagemaker_program="train.py")
+    assert opt_ml.train().returncode == code
+    assert opt_ml.failure == f"train.py ended with exit code {code} on algo-1."
+
+
+def test_a_rank_s_own_failure_file_wins(opt_ml):
+    script = (
+        "import os; open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('the root cause'); raise SystemExit(1)"
+    )
+    opt_ml.code("train.py", script).hyperparameters(sagemaker_program="train.py")
+    (opt_ml.base / "output").mkdir()
+    assert opt_ml.train().returncode == 1
+    assert opt_ml.failure == "the root cause"
+
+
+def test_a_process_that_was_killed_ends_as_137_and_says_so(opt_ml):
+    opt_ml.code("train.py", "import os; os.kill(os.getpid(), 9)").hyperparameters(sagemaker_program="train.py")
+    assert opt_ml.train().returncode == 137
+    assert "killed by SIGKILL" in (opt_ml.failure or "")
+
+
+def test_a_daemon_that_keeps_stderr_open_does_not_hold_the_job(opt_ml):
+    opt_ml.code("train.py", "import subprocess; subprocess.Popen(['sleep', '20'], stdout=subprocess.DEVNULL)")
+    opt_ml.hyperparameters(sagemaker_program="train.py")
+    process = opt_ml.start()
+    start = time.monotonic()
+    assert process.wait(timeout=15) == 0
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_reaches_the_script_which_ends_in_its_own_time(opt_ml, signum):
+    opt_ml.code("train.py", STOPPABLE.replace("SIGTERM", signum.name)).hyperparameters(sagemaker_program="train.py")
+    process = opt_ml.start()
+    ready(process)
+    process.send_signal(signum)
+    assert process.wait(timeout=20) == 75
+    assert (opt_ml.base / "code" / "saved-0").exists()
+    assert opt_ml.failure is None
+
+
+def test_a_stop_reaches_what_a_shell_script_runs(opt_ml):
+    opt_ml.code("inner.py", STOPPABLE).code("train.sh", f"{sys.executable} inner.py\n")
+    opt_ml.hyperparameters(sagemaker_program="train.sh")
+    process = opt_ml.start()
+    ready(process)
+    process.terminate()
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert (opt_ml.base / "code" / "saved-0").exists()
+
+
+def test_a_shell_script_gets_its_arguments_unharmed(opt_ml):
+    opt_ml.code("bin/train.sh", 'printf "<%s>" "$@"; exit 4')
+    opt_ml.hyperparameters(sagemaker_program="bin/train.sh", text="a b'c $HOME `id`")
+    done = opt_ml.train()
+    assert done.stdout == "<--text><a b'c $HOME `id`>"
+    assert done.returncode == 4
+
+
+def test_a_stop_before_the_processes_start_ends_at_once(opt_ml):
+    opt_ml.code("train.py", "print('ran')").hyperparameters(sagemaker_program="train.py")
+    opt_ml.hosts(["127.0.0.1", "algo..2"])
+    process = opt_ml.start()
+    assert process.stderr is not None
+    assert "Waiting for the names of algo..2" in process.stderr.readline()
+    process.terminate()
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out, opt_ml.failure) == (143, "", None)
+
+
+def test_a_missing_entry_point_is_a_failure_that_lists_the_files(opt_ml):
+    opt_ml.code("main.py", "").code("lib/model.py", "").hyperparameters(sagemaker_program="train.py")
+    assert opt_ml.train().returncode == 1
+    assert opt_ml.failure == "There is no entry point train.py in the source bundle, which holds lib/model.py, main.py."
+
+
+def test_outside_a_container_nothing_is_written(tmp_path):
+    environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
+    command = [sys.executable, "-m", "smddp.container"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "runs in a SageMaker training container" in done.stderr
+    assert not (tmp_path / "ml").exists()
+
+
+def test_as_the_first_process_it_reaps_what_the_job_leaves_behind(opt_ml):
+    script = """
+import subprocess, time
+subprocess.Popen(["sh", "-c", "sleep 0.1 & exit 0"]).wait()
+time.sleep(0.4)
+print([line for line in subprocess.check_output(["ps", "-eo", "stat"], text=True).split() if line.startswith("Z")])
+"""
+    opt_ml.code("train.py", script).hyperparameters(sagemaker_program="train.py")
+    isolate = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount", "--mount-proc"]
+    if subprocess.run([*isolate, "true"], capture_output=True).returncode != 0:
+        pytest.skip("user namespaces are barred here")
+    command = [*isolate, sys.executable, "-m", "smddp.container"]
+    done = subprocess.run(command, env=opt_ml.environ(), capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_two_hosts_of_two_ranks_meet_and_a_stop_on_both_ends_them_resumable(make_opt_ml, free_port):
+    script = "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n" + STOPPABLE
+    processes = []
+    for host in ("127.0.0.1", "127.0.0.2"):
+        opt_ml = make_opt_ml(host).hosts(["127.0.0.1", "127.0.0.2"], host).code("train.py", script)
+        opt_ml.hyperparameters(
+            sagemaker_program="train.py",
+            sagemaker_torch_distributed_enabled=True,
+            sagemaker_mpi_num_of_processes_per_host=2,
+        )
+        processes.append(opt_ml.start(SMDDP_MASTER_PORT=str(free_port)))
+    ranks = set()
+    for process in processes:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip() for _ in range(4)]
+        assert lines.count("ready") == 2
+        ranks |= {line for line in lines if line != "ready"}
+    assert ranks == {"0 4", "1 4", "2 4", "3 4"}
+    for process in processes:
+        process.terminate()
+    assert [process.wait(timeout=30) for process in processes] == [75, 75]
+
+
+def test_a_failing_rank_under_torchrun_is_named_by_its_own_exception(opt_ml):
+    script = "import os, time\nif os.environ['RANK'] == '1': raise ValueError('bad label 11')\ntime.sleep(60)"
+    opt_ml.code("train.py", script)
+    opt_ml.hyperparameters(
+        sagemaker_program="train.py",
+        sagemaker_torch_distributed_enabled=True,
+        sagemaker_mpi_num_of_processes_per_host=2,
+    )
+    done = opt_ml.train()
+    assert done.returncode == 1
+    assert (opt_ml.failure or "").startswith("train.py ended with exit code 1 on algo-1: ValueError: bad label 11\n")
+    assert "Rank 1 ended with code 1" in done.stderr
+
+
+def test_hyperparameters_json_is_what_the_script_can_read(opt_ml):
+    opt_ml.code("train.py", "import os; print(os.environ['SM_HPS'])")
+    opt_ml.hyperparameters(sagemaker_program="train.py", layers=[1, 2], deep={"a": None})
+    assert json.loads(opt_ml.train().stdout) == {"layers": [1, 2], "deep": {"a": None}}

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from smddp.container.requirements import already_installed
+
+
+def wheel(directory: Path, name: str, version: str, code: str) -> None:
+    """The smallest wheel that pip installs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": code,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for file, text in (files | {f"{info}/RECORD": record}).items():
+            archive.writestr(file, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("packaging>=20", True),
+        ("packaging >= 20  # a comment", True),
+        ("# only a comment", True),
+        ("", True),
+        ("no-such-thing; python_version < '3'", True),
+        ("--index-url https://example.invalid/simple", True),
+        ("--find-links=wheels", True),
+        ("-i https://example.invalid/simple", True),
+        ("--no-index", True),
+        ("packaging>=2000", False),
+        ("no-such-thing", False),
+        ("packaging[extra]", False),
+        ("packaging @ file:///tmp/packaging.whl", False),
+        ("-r other.txt", False),
+        ("-e .", False),
+        ("./local.whl", False),
+        ("packaging==24.2 --hash=sha256:abc", False),
+    ],
+)
+def test_knows_what_is_plain_and_installed(line, answer):
+    assert already_installed(["packaging", line]) is answer
+
+
+def test_installs_nothing_when_all_is_there(opt_ml):
+    opt_ml.code("train.py", "import sys; print(sys.executable)").code("requirements.txt", "packaging>=20\n")
+    opt_ml.hyperparameters(sagemaker_program="train.py")
+    done = opt_ml.train()
+    assert done.stdout.strip() == sys.executable
+    assert "All of requirements.txt is installed already." in done.stderr
+    assert not (opt_ml.base / "venv").exists()
+
+
+def test_installs_into_the_job_s_own_environment_on_top_of_what_is_here(opt_ml):
+    wheel(opt_ml.base / "code" / "wheels", "smddp_test_only", "1.0", "WHERE = __file__")
+    wheel(opt_ml.base / "code" / "wheels", "packaging", "2000.0", "__version__ = 'of the job'")
+    opt_ml.code("requirements.txt", "--no-index\n--find-links wheels\nsmddp_test_only==1.0\npackaging>=2000\n")
+    script = "import smddp_test_only, packaging, smddp, boto3, shutil, sys\n"
+    script += "print(smddp_test_only.WHERE, packaging.__version__, shutil.which('python') == sys.executable, sep='|')"
+    opt_ml.code("train.py", script).hyperparameters(sagemaker_program="train.py")
+    done = opt_ml.train()
+    assert done.returncode == 0, done.stderr
+    where, version, first_on_path = done.stdout.splitlines()[-1].split("|")
+    assert Path(where).is_relative_to(opt_ml.base / "venv")
+    assert (version, first_on_path) == ("of the job", "True")
+    ours = "import importlib.util, packaging; print(importlib.util.find_spec('smddp_test_only'), packaging.__version__)"
+    here = subprocess.check_output([sys.executable, "-c", ours], text=True).split()
+    assert here[0] == "None"
+    assert not here[1].startswith("of")
+
+
+def test_the_failure_holds_pip_s_last_lines(opt_ml):
+    opt_ml.code("train.py", "").code("requirements.txt", "--no-index\nno-such-distribution==1.0\n")
+    opt_ml.hyperparameters(sagemaker_program="train.py")
+    done = opt_ml.train()
+    assert done.returncode == 1
+    assert (opt_ml.failure or "").startswith("pip could not install -r requirements.txt (exit code 1):\n")
+    assert "No matching distribution found for no-such-distribution==1.0" in (opt_ml.failure or "")
+
+
+def test_a_stop_ends_pip(opt_ml):
+    fifo = opt_ml.base / "code" / "requirements.txt"
+    opt_ml.code("train.py", "print('ran')").hyperparameters(sagemaker_program="train.py")
+    fifo.write_text("-r never.txt\n")
+    os.mkfifo(opt_ml.base / "code" / "never.txt")  # pip waits for a writer
+    process = opt_ml.start()
+    assert process.stderr is not None
+    while "Installing -r requirements.txt" not in process.stderr.readline():
+        pass
+    process.terminate()
+    assert process.wait(timeout=20) == 143
+    assert opt_ml.failure is None
