@@ -62,8 +62,8 @@ def launch(command: Sequence[str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)
     mpirun = subprocess.Popen(command)
-    for signum in early:
-        _signal_ranks(mpirun.pid, signum)
+    for missed in early:
+        _signal_ranks(mpirun.pid, missed)
     status = mpirun.wait()
     return status if status >= 0 else 128 - status
 
