@@ -18,6 +18,7 @@ from torch.amp import GradScaler
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 
 _CPU = torch.device("cpu")
+_BF16_CAPABILITY = (8, 0)  # Ampere; what is older only emulates bf16, and slowly
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -98,7 +99,7 @@ class MixedPrecisionModel(nn.Module):
 def _best(device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY else "fp16"
 
 
 def _to_float32(value: Any) -> Any:

@@ -70,6 +70,17 @@ def test_autocast_covers_a_block_of_ones_own() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("capability", "name"), [((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_auto_on_a_gpu_is_bf16_where_it_is_in_hardware(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    assert Precision("auto", torch.device("cuda", 0)).name == name
+
+
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ValueError, match="precision='16-mixed' is unknown; use one of 'auto', 'fp32', 'bf16', 'fp16'"):
         Precision("16-mixed", CPU)  # type: ignore[arg-type]
