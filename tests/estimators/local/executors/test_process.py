@@ -58,7 +58,7 @@ def said(host: HostProcess) -> str:
 
 
 def await_line(host: HostProcess) -> str:
-    return host.output.read(4096).decode().strip()
+    return host.output.readline().decode().strip()
 
 
 def alive(token: str) -> list[str]:
