@@ -18,7 +18,7 @@ from smddp.container.process import Result, Stopped, raise_on_stop, run
 from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
 from smddp.errors import SmddpError
-from smddp.launch.processes import RESUMABLE
+from smddp.stopping import RESUMABLE
 
 logger = logging.getLogger("smddp.container")
 

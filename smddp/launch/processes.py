@@ -6,7 +6,6 @@ It serves ranks below an agent and agents below ``smddp run`` alike. It knows no
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import threading
@@ -15,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smddp.launch.lines import STDERR, STDOUT, copy_lines
+from smddp.stopping import RESUMABLE
 
 logger = logging.getLogger(__name__)
-
-RESUMABLE = os.EX_TEMPFAIL
-"""The exit code, 75, of a process that was told to stop and has saved all it needs to go on later."""
 
 STOP_GRACE = 120.0
 """Seconds between SIGTERM and SIGKILL: those that SageMaker gives a container."""

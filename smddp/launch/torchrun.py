@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from smddp.errors import DistributedError
-from smddp.launch.processes import RESUMABLE, Processes, exit_code
+from smddp.launch.processes import Processes, exit_code
+from smddp.stopping import RESUMABLE
 
 logger = logging.getLogger(__name__)
 

@@ -111,7 +111,8 @@ def test_a_stop_reaches_the_script_which_ends_in_its_own_time(opt_ml, signum):
 
 
 def test_a_stop_reaches_what_a_shell_script_runs(opt_ml):
-    opt_ml.code("inner.py", STOPPABLE).code("train.sh", f"{sys.executable} inner.py\n")
+    slow = STOPPABLE.replace("sleep(0.2)", "sleep(1.6)")  # longer than the shell's own output is waited for
+    opt_ml.code("inner.py", slow).code("train.sh", f"{sys.executable} inner.py\n")
     opt_ml.hyperparameters(sagemaker_program="train.sh")
     process = opt_ml.start()
     ready(process)

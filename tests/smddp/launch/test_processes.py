@@ -112,13 +112,14 @@ def test_one_that_starts_after_the_stop_is_told_as_well(group):
 
 def test_lines_of_unbuffered_processes_stay_whole(capfd):
     group = Processes()
-    code = "for n in range(300): print('x' * 50)"
+    code = "import sys, time\nfor n in range(100):\n    for part in ('begin ', 'end\\n'):\n"
+    code += "        sys.stdout.write(part); time.sleep(0.0005)"
     for _ in range(3):
         command = [sys.executable, "-u", "-c", code]
         group.start(command, environ=os.environ, lines=True)
     await_end(group)
     lines = capfd.readouterr().out.splitlines()
-    assert lines == ["x" * 50] * 900
+    assert lines == ["begin end"] * 300
 
 
 def test_a_progress_bar_shows_before_its_line_ends(capfd):
