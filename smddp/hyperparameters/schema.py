@@ -1,0 +1,130 @@
+"""What a dataclass of hyperparameters asks for: its fields, their types in words, and the keys that name them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass
+from pathlib import PurePath
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from smddp.errors import HyperparameterError
+
+_NAMES: dict[object, str] = {type(None): "None", Any: "Any", Ellipsis: "..."}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """One hyperparameter."""
+
+    name: str
+    annotation: Any
+    default: Any
+    """``dataclasses.MISSING`` if it must be given."""
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is MISSING
+
+    def __str__(self) -> str:
+        default = " (required)" if self.required else f" = {show(self.default)}"
+        return f"{self.name}: {describe(self.annotation)}{default}"
+
+
+def fields_of(cls: type) -> dict[str, Field]:
+    """The fields that a dataclass takes, by name.
+
+    Raises:
+        HyperparameterError: The class is no dataclass, or an annotation names what can't be found from its module.
+    """
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise HyperparameterError(f"{cls!r} is not a dataclass: hyperparameters need one, with a type for each field.")
+    try:
+        hints = get_type_hints(cls)
+    except NameError as error:
+        raise HyperparameterError(f"An annotation of {cls.__name__} can't be resolved: {error}.") from error
+    return {
+        entry.name: Field(name=entry.name, annotation=hints[entry.name], default=_default(entry))
+        for entry in dataclasses.fields(cls)
+        if entry.init
+    }
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union; any other annotation is its own only member."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def nested_dataclass(annotation: Any) -> type | None:
+    """The dataclass that an annotation is, or holds as the only one of a union."""
+    nested = [member for member in members(annotation) if is_dataclass_type(member)]
+    return nested[0] if len(nested) == 1 else None
+
+
+def is_dataclass_type(annotation: Any) -> bool:
+    """Whether it is a dataclass, not an instance of one."""
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+def is_path_type(annotation: Any) -> bool:
+    """Whether it is one of pathlib's classes."""
+    return isinstance(annotation, type) and issubclass(annotation, PurePath)
+
+
+def describe(annotation: Any) -> str:
+    """A type as one would write it: ``list[int] | None``."""
+    if annotation in _NAMES:
+        return _NAMES[annotation]
+    if len(members(annotation)) > 1:
+        return " | ".join(describe(member) for member in members(annotation))
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return f"Literal[{', '.join(show(option) for option in arguments)}]"
+    name: str = getattr(annotation, "__name__", repr(annotation))
+    return f"{name}[{', '.join(describe(argument) for argument in arguments)}]" if arguments else name
+
+
+def show(value: object) -> str:
+    """A value in an error, cut short."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def resolve(cls: type, key: str) -> tuple[str, ...] | None:
+    """The path of fields that a key names: ``batch-size`` is batch_size, ``model.depth`` depth of the field model."""
+    head, _, rest = key.partition(".")
+    fields = fields_of(cls)
+    name = head if head in fields else head.replace("-", "_")
+    if name not in fields:
+        return None
+    if not rest:
+        return (name,)
+    nested = nested_dataclass(fields[name].annotation)
+    path = resolve(nested, rest) if nested is not None else None
+    return None if path is None else (name, *path)
+
+
+def paths(cls: type) -> dict[str, Field]:
+    """Every field by its dotted name, those of nested dataclasses after the field that holds them."""
+    return dict(_paths(cls, "", (cls,)))
+
+
+def _paths(cls: type, prefix: str, around: tuple[type, ...]) -> Iterator[tuple[str, Field]]:
+    for name, field in fields_of(cls).items():
+        yield prefix + name, field
+        nested = nested_dataclass(field.annotation)
+        if nested is not None and nested not in around:
+            yield from _paths(nested, f"{prefix}{name}.", (*around, nested))
+
+
+def unknown(cls: type, key: str) -> str:
+    """Says that a key names no field, and which name is nearest."""
+    nearest = difflib.get_close_matches(key.replace("-", "_"), paths(cls), n=1)
+    return f"unknown hyperparameter {key!r}" + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
+
+
+def _default(entry: dataclasses.Field[Any]) -> Any:
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
