@@ -1,0 +1,193 @@
+"""What am I to do? A job's name, hyperparameters, channels and directories, by the /opt/ml contract.
+
+On SageMaker these come from what the platform wrote under /opt/ml, or where SAGEMAKER_BASE_DIR moves it, and from the
+toolkit's SM_* variables. Anywhere else a run directory holds the same tree, so that a script need not know. The user's
+dataclass of hyperparameters is ``smddp.hyperparameters``; which process this is, ``smddp.cluster``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smddp.cluster import Cluster
+from smddp.errors import JobError
+from smddp.hyperparameters import decode_untyped
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_PREFIX = "SM_CHANNEL_"
+
+
+class Channels(dict[str, Path]):
+    """The directories of the job's input, by channel.
+
+    Example:
+        >>> Channels(training=Path("/data"))["train"]
+        Traceback (most recent call last):
+        smddp.errors.JobError: There is no channel 'train'; this job has: training. ...
+    """
+
+    def __missing__(self, name: str) -> Path:
+        raise JobError(
+            f"There is no channel {name!r}; this job has: {', '.join(sorted(self)) or 'none'}. Give it to "
+            f"Estimator.fit(), or outside of a job set {_CHANNEL_PREFIX}{name.upper()} to its directory."
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One training job, as this process sees it."""
+
+    name: str
+    """TRAINING_JOB_NAME, else SAGEMAKER_JOB_NAME, else the run directory's name."""
+    on_sagemaker: bool
+    """Whether this is a job of SageMaker, on AWS, in Docker or local; if not, a run directory stands for /opt/ml."""
+    cluster: Cluster
+    """Which process this is, of how many."""
+    hyperparameters: Mapping[str, Any]
+    """The user's, without a type: JSON where they read as JSON. Outside of a job, only those of SM_HPS."""
+    channels: Channels
+    """Where each channel's data is; a channel that is not there is an error that lists those that are."""
+    input_dir: Path
+    """Holds config/ and data/."""
+    code_dir: Path
+    """The source bundle; outside of a job, where the script is."""
+    model_dir: Path
+    """What is here at the end becomes model.tar.gz."""
+    output_dir: Path
+    """Where ``failure`` is written."""
+    output_data_dir: Path
+    """What is here at the end becomes output.tar.gz."""
+    checkpoint_dir: Path
+    """Kept in step with ``checkpoint_s3_uri``, if there is one."""
+    checkpoint_s3_uri: str | None
+    """Where checkpoints outlive the job; None if it asked for no such place."""
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None, cluster: Cluster | None = None) -> Job:
+        """The job that this process belongs to. Reads files, makes none.
+
+        It is SageMaker's if the toolkit's variables are set (SM_CURRENT_HOST) or input/config/ is there. Else the run
+        directory is SMDDP_RUN_DIR, or ``runs/<script's name>`` here: the same command finds its checkpoints again.
+
+        Args:
+            environ: The environment variables; None is this process's own.
+            cluster: This process's place; None detects it from ``environ``.
+
+        Raises:
+            JobError: A configuration file, or a variable that holds JSON, is not what the contract promises.
+            ClusterError: The cluster is to be detected, and the variables contradict each other.
+
+        Example:
+            >>> job = Job.detect({"SMDDP_RUN_DIR": "/tmp/runs/first", "SM_CHANNEL_TRAINING": "/data"})
+            >>> job.name, str(job.model_dir), str(job.channels["training"])
+            ('first', '/tmp/runs/first/model', '/data')
+        """
+        environ = os.environ if environ is None else environ
+        base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+        script = Path(sys.argv[0])
+        on_sagemaker = bool(environ.get("SM_CURRENT_HOST")) or (base / "input" / "config").is_dir()
+        if not on_sagemaker:
+            base = Path(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script)).absolute()
+            logger.info("Not a SageMaker job: the run's directory is %s (SMDDP_RUN_DIR moves it).", base)
+        input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
+        output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
+        config = input_dir / "config"
+        checkpoints = _read_object(config / "checkpointconfig.json") or {}
+        return cls(
+            name=environ.get("TRAINING_JOB_NAME") or environ.get("SAGEMAKER_JOB_NAME") or base.name,
+            on_sagemaker=on_sagemaker,
+            cluster=Cluster.detect(environ) if cluster is None else cluster,
+            hyperparameters=decode_untyped(_given(config / "hyperparameters.json", environ)),
+            channels=_channels(input_dir, environ),
+            input_dir=input_dir,
+            code_dir=Path(
+                environ.get("SM_SOURCE_DIR") or (base / "code" if on_sagemaker else script.absolute().parent)
+            ),
+            model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
+            output_dir=output_dir,
+            output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or output_dir / "data"),
+            checkpoint_dir=Path(checkpoints.get("LocalPath") or base / "checkpoints"),
+            checkpoint_s3_uri=checkpoints.get("S3Uri"),
+        )
+
+    def make_directories(self) -> None:
+        """Makes the directories that a script writes to, where they are missing; on SageMaker the platform has.
+
+        Raises:
+            JobError: One can't be made.
+        """
+        try:
+            for directory in (self.model_dir, self.output_dir, self.output_data_dir, self.checkpoint_dir):
+                directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JobError(
+                f"The job's directories can't be made: {error}. Outside of SageMaker, SMDDP_RUN_DIR moves them."
+            ) from error
+
+
+def _name(script: Path) -> str:
+    return "interactive" if script.name in ("", "-c", "-m") else script.stem
+
+
+def _given(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    given = _read_object(path)
+    if given is None and environ.get("SM_HPS"):
+        # Its values are data already: as JSON text they are read once, as those of the file are.
+        return {key: json.dumps(value) for key, value in _object(environ["SM_HPS"], "SM_HPS").items()}
+    return given or {}
+
+
+def _channels(input_dir: Path, environ: Mapping[str, str]) -> Channels:
+    """The channels by their true names, which variables have only in capitals."""
+    configured = _read_object(input_dir / "config" / "inputdataconfig.json")
+    names = list(configured) if configured is not None else _listed(environ)
+    in_capitals = [name.upper() for name in names]
+    channels = Channels({name: input_dir / "data" / name for name in names})
+    for variable, directory in environ.items():
+        if not (variable.startswith(_CHANNEL_PREFIX) and directory):
+            continue
+        capitals = variable.removeprefix(_CHANNEL_PREFIX)
+        if in_capitals.count(capitals) == 1:
+            channels[names[in_capitals.index(capitals)]] = Path(directory)
+        elif capitals not in in_capitals:
+            channels[capitals.lower()] = Path(directory)
+    return channels
+
+
+def _listed(environ: Mapping[str, str]) -> list[str]:
+    text = environ.get("SM_CHANNELS") or "[]"
+    try:
+        names = json.loads(text)
+    except ValueError as error:
+        raise JobError(f"SM_CHANNELS={text} is not JSON ({error}); expected a list of channels.") from error
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise JobError(f'SM_CHANNELS={text}: expected a JSON list of channels such as ["training"].')
+    return names
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is no such file."""
+    try:
+        return _object(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path} can't be read: {error}.") from error
+
+
+def _object(text: str, source: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise JobError(f"{source} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise JobError(f"{source} must hold a JSON object, not {type(content).__name__}.")
+    return content

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smddp.cluster import Cluster
+from smddp.errors import ClusterError, JobError
+from smddp.job import Job
+
+TWO_HOSTS = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+
+
+def write_config(base: Path, **files: Any) -> None:
+    config = base / "input" / "config"
+    config.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (config / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.fixture
+def ml(tmp_path: Path) -> Path:
+    base = tmp_path / "opt" / "ml"
+    write_config(
+        base,
+        hyperparameters={"lr": "0.1", "name": '"1e3"', "raw": "abc", "sagemaker_program": '"train.py"'},
+        inputdataconfig={"training": {}, "Test-Set": {}},
+        checkpointconfig={"S3Uri": "s3://bucket/run", "LocalPath": str(tmp_path / "elsewhere")},
+    )
+    return base
+
+
+def test_a_job_of_sagemaker_is_read_from_its_files(ml: Path, tmp_path: Path) -> None:
+    job = Job.detect({"SAGEMAKER_BASE_DIR": str(ml), "TRAINING_JOB_NAME": "digits-1"} | TWO_HOSTS)
+    assert (job.name, job.on_sagemaker, job.cluster.rank) == ("digits-1", True, 1)
+    assert job.hyperparameters == {"lr": 0.1, "name": "1e3", "raw": "abc"}
+    assert job.channels == {"training": ml / "input/data/training", "Test-Set": ml / "input/data/Test-Set"}
+    assert (job.input_dir, job.code_dir, job.model_dir) == (ml / "input", ml / "code", ml / "model")
+    assert (job.output_dir, job.output_data_dir) == (ml / "output", ml / "output" / "data")
+    assert (job.checkpoint_dir, job.checkpoint_s3_uri) == (tmp_path / "elsewhere", "s3://bucket/run")
+
+
+def test_the_toolkits_variables_win(ml: Path) -> None:
+    environ = {
+        "SAGEMAKER_BASE_DIR": str(ml),
+        "SM_INPUT_DIR": str(ml / "input"),
+        "SM_MODEL_DIR": "/else/model",
+        "SM_OUTPUT_DIR": "/else/output",
+        "SM_OUTPUT_DATA_DIR": "/else/data",
+        "SM_SOURCE_DIR": "/opt/ml/input/data/code",
+        "SM_MODULE_DIR": "s3://bucket/sourcedir.tar.gz",
+        "SM_CHANNEL_TRAINING": "/else/training",
+        "SM_CHANNEL_TEST-SET": "/else/test",
+        "SAGEMAKER_JOB_NAME": "digits-2",
+    }
+    job = Job.detect(environ)
+    assert job.name == "digits-2"
+    assert (job.model_dir, job.output_dir) == (Path("/else/model"), Path("/else/output"))
+    assert (job.output_data_dir, job.code_dir) == (Path("/else/data"), Path("/opt/ml/input/data/code"))
+    assert job.channels == {"training": Path("/else/training"), "Test-Set": Path("/else/test")}
+
+
+def test_a_job_without_checkpoints_has_a_directory_that_goes_nowhere(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    job = Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    assert (job.checkpoint_dir, job.checkpoint_s3_uri) == (tmp_path / "checkpoints", None)
+    assert (job.channels, job.hyperparameters) == ({}, {})
+
+
+def test_true_names_come_from_sm_channels_where_there_is_no_file(tmp_path: Path) -> None:
+    environ = {"SM_CHANNELS": '["Train"]', "SM_CHANNEL_TRAIN": "/a", "SM_CHANNEL_EXTRA": "/b"}
+    job = Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path)} | TWO_HOSTS | environ)
+    assert job.channels == {"Train": Path("/a"), "extra": Path("/b")}
+
+
+def test_channels_that_differ_only_in_case_keep_apart(tmp_path: Path) -> None:
+    write_config(tmp_path, inputdataconfig={"train": {}, "TRAIN": {}})
+    job = Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path), "SM_CHANNEL_TRAIN": "/one/of/them"})
+    assert job.channels == {name: tmp_path / "input" / "data" / name for name in ("train", "TRAIN")}
+
+
+def test_a_missing_channel_is_an_error_that_lists_those_there_are(ml: Path) -> None:
+    channels = Job.detect({"SAGEMAKER_BASE_DIR": str(ml)}).channels
+    with pytest.raises(JobError, match=r"no channel 'train'; this job has: Test-Set, training\..*SM_CHANNEL_TRAIN "):
+        channels["train"]
+    assert "train" not in channels
+    assert channels.get("train") is None
+
+
+def test_outside_of_sagemaker_a_run_directory_holds_the_same_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["scripts/train.py", "--lr", "1"])
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path / "none"), "SM_CHANNEL_TRAINING": "/data", "SM_HPS": '{"a": "1"}'}
+    job = Job.detect(environ)
+    run = tmp_path / "runs" / "train"
+    assert (job.name, job.on_sagemaker, job.cluster.launcher) == ("train", False, "single")
+    assert (job.model_dir, job.output_data_dir) == (run / "model", run / "output" / "data")
+    assert (job.checkpoint_dir, job.code_dir) == (run / "checkpoints", tmp_path / "scripts")
+    assert (job.channels, job.hyperparameters) == ({"training": Path("/data")}, {"a": "1"})
+    assert f"Not a SageMaker job: the run's directory is {run} (SMDDP_RUN_DIR moves it)." in caplog.messages
+    assert not run.exists()
+    assert Job.detect(environ) == job  # the same command finds its checkpoints again
+
+
+@pytest.mark.parametrize("program", ["", "-c"])
+def test_an_interactive_session_has_a_run_directory_too(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [program])
+    assert Job.detect({"SAGEMAKER_BASE_DIR": "/none"}).name == "interactive"
+
+
+def test_the_run_directory_can_be_moved_and_made(tmp_path: Path) -> None:
+    job = Job.detect({"SAGEMAKER_BASE_DIR": "/none", "SMDDP_RUN_DIR": str(tmp_path / "deep" / "first")})
+    job.make_directories()
+    job.make_directories()
+    assert job.name == "first"
+    made = {str(path.relative_to(tmp_path / "deep" / "first")) for path in (tmp_path / "deep").rglob("*/*")}
+    assert made == {"model", "output", "output/data", "checkpoints"}
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").touch()
+    job = Job.detect({"SAGEMAKER_BASE_DIR": "/none", "SMDDP_RUN_DIR": str(tmp_path)})
+    with pytest.raises(JobError, match=r"can't be made: .*/model.*SMDDP_RUN_DIR"):
+        job.make_directories()
+
+
+def test_a_cluster_that_is_known_is_not_detected_again() -> None:
+    broken = {"SAGEMAKER_BASE_DIR": "/none", "RANK": "1"}
+    cluster = Cluster.detect({})
+    assert Job.detect(broken, cluster=cluster).cluster is cluster
+    with pytest.raises(ClusterError):
+        Job.detect(broken)
+
+
+@pytest.mark.parametrize("name", ["hyperparameters", "inputdataconfig", "checkpointconfig"])
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "must hold a JSON object, not list")])
+def test_a_damaged_file_is_named(name: str, text: str, message: str, tmp_path: Path) -> None:
+    write_config(tmp_path, **{name: text})
+    with pytest.raises(JobError, match=rf"{name}\.json {message}"):
+        Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize(("variable", "text"), [("SM_CHANNELS", "training"), ("SM_CHANNELS", "{}"), ("SM_HPS", "[")])
+def test_a_damaged_variable_is_named(variable: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=variable):
+        Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path), variable: text} | TWO_HOSTS)
