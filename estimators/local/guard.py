@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from email.message import Message
 from http import HTTPStatus
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 from estimators.local.signature import KeyPair, Request, SignatureError, verify
@@ -47,7 +46,7 @@ class Guard:
         body = _body_reader(environ)
         request = _request(environ, body)
         try:
-            self._check_provenance(request)
+            self._check_address(request, environ["PATH_INFO"])
             environ[REGION] = verify(request, self._keys)
         except SignatureError as error:
             logger.warning("refused %s %s: %s: %s", request.method, request.path, error.code, error)
@@ -58,12 +57,12 @@ class Guard:
         environ.pop("HTTP_TRANSFER_ENCODING", None)
         return self._inner(environ, start_response)
 
-    def _check_provenance(self, request: Request) -> None:
+    def _check_address(self, request: Request, path: str) -> None:
         if "origin" in request.headers:
             raise SignatureError("AccessDenied", "Requests from web pages are refused.")
         if request.headers.get("host") not in self._hosts:
             raise SignatureError("AccessDenied", f"This server answers to {' and '.join(sorted(self._hosts))} only.")
-        if not request.path.startswith("/") or unquote(request.path).startswith(_CLOSED_PATHS):
+        if path.startswith(_CLOSED_PATHS):
             raise SignatureError("AccessDenied", "There is nothing at this path.")
 
 

@@ -66,6 +66,7 @@ class ServerProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "estimators.local.serve"],
+                cwd=self.directory,  # so that no module of the user's shadows one of ours
                 env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -10,7 +10,6 @@ import ctypes
 import fcntl
 import http.client
 import json
-import logging
 import os
 import random
 import secrets
@@ -26,12 +25,10 @@ from typing import IO
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.signature import KeyPair
 
-logger = logging.getLogger(__name__)
-
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin")
 _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port
 _START_SECONDS = 30.0
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = 3.0  # it has put everything away by then, and may wait 30 s for idle connections of its own
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,14 +49,20 @@ class SeaweedFS:
         """Where its S3 answers."""
         return f"http://127.0.0.1:{self._ports['s3']}"
 
+    @property
+    def pid(self) -> int:
+        """Its process id, once it is launched."""
+        assert self._process is not None
+        return self._process.pid
+
     def launch(self) -> None:
         """Start the process without waiting for it. Call it in the main thread: the process ends with the thread.
 
         Raises:
             LocalPlatformError: SeaweedFS is not installed, or its data are in use.
         """
-        program = shutil.which("weed", path=os.pathsep.join((str(Path(sys.executable).parent), os.get_exec_path()[0])))
-        program = program or shutil.which("weed")
+        beside_python = str(Path(sys.executable).parent)  # a virtual environment need not be activated
+        program = shutil.which("weed", path=os.pathsep.join([beside_python, *os.get_exec_path()]))
         if program is None:
             raise LocalPlatformError(f"SeaweedFS (`weed`), which keeps the objects on disk, is missing. {INSTALL}")
         self._data.mkdir(parents=True, exist_ok=True)
@@ -86,7 +89,7 @@ class SeaweedFS:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_terminate_with_parent,
+                preexec_fn=_die_with_parent,
             )
 
     def wait_until_ready(self) -> None:
@@ -110,7 +113,6 @@ class SeaweedFS:
             try:
                 self._process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                logger.info("SeaweedFS did not end within %.0f s of SIGTERM: killing it", _STOP_SECONDS)
                 self._process.kill()
                 self._process.wait()
             for component, port in self._ports.items():
@@ -138,6 +140,7 @@ class SeaweedFS:
             "-disableHttp=true",
             "-admin.ui=false",
             "-webdav=false",
+            "-volume.preStopSeconds=0",
             "-master.telemetry=false",
         ]
 
@@ -184,5 +187,6 @@ def _lock(data: Path) -> IO[str]:
     return lock
 
 
-def _terminate_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL: what S3 has confirmed is written, and SIGTERM may hang."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -150,6 +150,14 @@ def test_a_missing_moto_is_an_error_that_says_what_to_install(monkeypatch, tmp_p
         LocalSageMaker().start()
 
 
+def test_modules_in_the_current_directory_are_none_of_its_business(monkeypatch, tmp_path):
+    for name in ("moto", "json", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    with LocalSageMaker("relative") as platform:
+        platform.boto_session.client("sagemaker").list_training_jobs()
+
+
 def test_a_crash_at_the_start_shows_the_end_of_the_log_and_leaves_nothing(monkeypatch, tmp_path):
     (tmp_path / "boto3.py").write_text("raise RuntimeError('the reason')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -164,15 +172,22 @@ def test_interrupting_a_job_that_there_is_not_is_an_error(platform):
 
 
 @pytest.mark.seaweedfs
-def test_objects_on_disk_outlive_the_platform(tmp_path):
+def test_objects_on_disk_outlive_the_platform_with_the_models_of_its_jobs(job_request, tmp_path):
     for attempt in range(2):
         with LocalSageMaker(tmp_path, storage="disk") as platform:
             s3 = platform.boto_session.client("s3")
-            if attempt == 0:
-                s3.put_object(Bucket=platform.default_bucket, Key="kept", Body=b"yes")
-            assert s3.get_object(Bucket=platform.default_bucket, Key="kept")["Body"].read() == b"yes"
             assert platform.environment["AWS_ENDPOINT_URL_S3"] == s3.meta.endpoint_url != platform.endpoint_url
+            if attempt == 0:
+                start_job(platform, job_request("kept", "echo yes > /opt/ml/model/kept"))
+                await_end(platform, "kept")
+            s3.head_object(Bucket=platform.default_bucket, Key="out/kept/output/model.tar.gz")
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+def await_end(platform, name: str) -> None:
+    client = platform.boto_session.client("sagemaker")
+    while client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress":
+        time.sleep(0.05)
 
 
 def test_a_server_that_died_is_noticed_by_its_clients_and_cleaned_up(tmp_path):

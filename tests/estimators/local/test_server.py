@@ -43,24 +43,39 @@ class RecordingEngine:
         self.interrupted.append(job_name)
 
 
-@pytest.fixture
-def engine():
-    return RecordingEngine()
-
-
-@pytest.fixture
-def port(engine):
+@pytest.fixture(scope="module")
+def served():
+    """A server, its engine and its port."""
+    engine = RecordingEngine()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = HttpServer(listener, engine=engine, keys=KEYS)
         server.start()
-        yield listener.getsockname()[1]
+        yield engine, listener.getsockname()[1]
         server.close()
 
 
 @pytest.fixture
+def engine(served):
+    served[0].calls.clear()
+    return served[0]
+
+
+@pytest.fixture(scope="module")
+def port(served):
+    return served[1]
+
+
+@pytest.fixture(scope="module")
 def session(port):
     url = f"http://127.0.0.1:{port}"
     return Access(endpoint_url=url, s3_endpoint_url=url, keys=KEYS, region="us-east-1").boto_session()
+
+
+@pytest.fixture(scope="module")
+def bucket(session):
+    bucket = session.resource("s3").create_bucket(Bucket="bucket")
+    bucket.put_object(Key="key", Body=b"kept")
+    return bucket
 
 
 def send(port: int, method: str = "POST", path: str = "/", body: bytes = b"{}", **headers: str):
@@ -74,9 +89,11 @@ def send(port: int, method: str = "POST", path: str = "/", body: bytes = b"{}", 
     return response.status, dict(response.getheaders())
 
 
-def signed_headers(port: int, keys: KeyPair = KEYS, host: str = "127.0.0.1", body: bytes = b"{}") -> dict[str, str]:
+def signed_headers(
+    port: int, keys: KeyPair = KEYS, *, host: str = "127.0.0.1", path: str = "/", body: bytes = b"{}"
+) -> dict[str, str]:
     target = {"X-Amz-Target": "SageMaker.CreateTrainingJob", "Content-Type": "application/x-amz-json-1.1"}
-    request = AWSRequest(method="POST", url=f"http://{host}:{port}/", data=body, headers=target)
+    request = AWSRequest(method="POST", url=f"http://{host}:{port}{path}", data=body, headers=target)
     SigV4Auth(Credentials(keys.access_key, keys.secret_key), "sagemaker", "us-east-1").add_auth(request)
     return dict(request.headers.items())
 
@@ -107,24 +124,20 @@ def refused_requests(port: int):
     yield "preflight", dict(method="OPTIONS", **preflight)
     yield "preflight to S3", dict(method="OPTIONS", path="/bucket/key", **preflight)
     yield "moto's reset", {"method": "POST", "path": "/moto-api/reset"}
-    yield "moto's reset, signed", dict(path="/moto-api/reset", **good)
-    yield "moto's reset, in disguise", dict(path="/%6doto-api/reset", **good)
+    yield "moto's reset, signed", dict(path="/moto-api/reset", **signed_headers(port, path="/moto-api/reset"))
+    yield "moto's reset, in disguise", dict(path="/%6doto-api/reset", **signed_headers(port, path="/%6doto-api/reset"))
     yield "metadata", {"method": "GET", "path": "/latest/meta-data/iam/security-credentials/"}
     yield "unsigned S3", {"method": "GET", "path": "/bucket/key"}
     yield "absolute form", dict(path=f"http://127.0.0.1:{port}/", **good)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in refused_requests(1)])
-def test_refuses_everything_else_without_side_effects(port, engine, session, name):
-    bucket = session.resource("s3").create_bucket(Bucket="bucket")
-    bucket.put_object(Key="key", Body=b"kept")
+def test_refuses_everything_else_without_side_effects(port, engine, bucket, name):
     status, headers = send(port, **dict(refused_requests(port))[name])
     assert status == 403
     assert not [header for header in headers if header.lower().startswith("access-control")]
     assert engine.calls == []
     assert [item.key for item in bucket.objects.all()] == ["key"]
-    bucket.objects.delete()
-    bucket.delete()
 
 
 def test_says_what_was_wrong_in_the_callers_language(session, port):
