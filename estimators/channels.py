@@ -1,0 +1,98 @@
+"""Where a job's data and checkpoints lie on S3, and what goes wrong if they lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from estimators.problem import Problem, error, warning
+
+
+def by_name(inputs: Any) -> Mapping[str, Any]:
+    """The channels by name; a single one is called ``training``, as by the SDK."""
+    if inputs is None or isinstance(inputs, (list, tuple)):
+        return {}
+    return inputs if isinstance(inputs, Mapping) else {"training": inputs}
+
+
+def requested(channels: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The channels on S3 or in file systems as the request holds them."""
+    all_channels = []
+    for name, place in channels.items():
+        if isinstance(place, str) and place.startswith("s3://"):
+            data: Mapping[str, Any] = {"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": place}}}
+        else:
+            data = _configuration(place)
+        all_channels.append({**data, "ChannelName": name})
+    return [channel for channel in all_channels if "DataSource" in channel]
+
+
+def _configuration(place: Any) -> Mapping[str, Any]:
+    """What one of the SDK's own classes (``TrainingInput``, ``FileSystemInput``) says about a channel."""
+    configuration = getattr(place, "config", None)
+    return configuration if isinstance(configuration, Mapping) else {}
+
+
+def _uri(place: Any) -> str | None:
+    if isinstance(place, str):
+        return place
+    uri = _configuration(place).get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+    return uri if isinstance(uri, str) else None
+
+
+def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]:
+    """Where the data lies. Channels that the SDK's own classes describe are theirs to check."""
+    for name, place in channels.items():
+        parameter = f"inputs[{name!r}]"
+        if not isinstance(place, str):
+            continue
+        if place.startswith("file://"):
+            if not local_mode:
+                remedy = "Upload it with sagemaker_session.upload_data(path) and give the s3:// URI that it returns."
+                yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", remedy)
+        elif not place.startswith("s3://"):
+            remedy = "Give s3://bucket/prefix."
+            if Path(place).exists():
+                remedy = "It is on this machine: upload it with sagemaker_session.upload_data(path) and give the URI."
+            yield error(parameter, f"{place!r} is not an S3 URI", remedy)
+
+
+def check_checkpoints(arguments: Mapping[str, Any], channels: Mapping[str, Any]) -> Iterator[Problem]:
+    """The checkpoint prefix. It is downloaded to every host, and what a job deletes is deleted there."""
+    uri = arguments.get("checkpoint_s3_uri")
+    if not isinstance(uri, str):
+        return
+    where = "checkpoint_s3_uri"
+    if not uri.startswith("s3://"):
+        yield error(where, f"{uri!r} is not an S3 URI", "Give s3://bucket/prefix.")
+        return
+    if not uri.removeprefix("s3://").strip("/").partition("/")[2]:
+        yield warning(
+            where,
+            f"{uri} is a whole bucket, all of which every host downloads at its start",
+            "Give a prefix of this job's own.",
+        )
+    others = {
+        "output_path": arguments.get("output_path"),
+        **{f"inputs[{name!r}]": _uri(at) for name, at in channels.items()},
+    }
+    for other, place in others.items():
+        if not isinstance(place, str):
+            continue
+        if _is_within(place, uri):
+            yield error(
+                where,
+                f"{other} ({place}) lies in it ({uri}): it would be downloaded as checkpoints, and deleted with them",
+                "Give checkpoints a prefix of their own.",
+            )
+        elif _is_within(uri, place) and other != "output_path":
+            yield warning(
+                where,
+                f"it ({uri}) lies in {other} ({place}): checkpoints would be read as data",
+                "Give checkpoints a prefix of their own.",
+            )
+
+
+def _is_within(uri: str, prefix: str) -> bool:
+    return f"{uri.rstrip('/')}/".startswith(f"{prefix.rstrip('/')}/")

@@ -1,0 +1,167 @@
+"""The kinds of distribution: what starts the ranks of a job, what the SDK calls it, and what it needs.
+
+Here a distribution is only described and checked for itself. Whether it fits an instance type and a version is the
+SDK's to say (``estimators.sdk``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from estimators.errors import EstimatorError
+from estimators.problem import Problem, error, nearest, warning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One way to start the ranks, as a key of the SDK's ``distribution`` dict."""
+
+    key: str
+    """The key in the dict."""
+    launcher: str
+    """What then runs on each host."""
+    options: frozenset[str] = frozenset({"enabled"})
+    """What the SDK reads in the key's own dict; it ignores anything else in silence."""
+    beside: frozenset[str] = field(default_factory=frozenset)
+    """Keys that it may stand beside; beside any other, one of the two is dropped in silence."""
+
+
+_MPI_OPTIONS = frozenset({"enabled", "custom_mpi_options"})
+
+KINDS: Mapping[str, Kind] = {
+    kind.key: kind
+    for kind in (
+        Kind(key="torch_distributed", launcher="torchrun", beside=frozenset({"smdistributed"})),
+        Kind(key="pytorchddp", launcher="mpirun, for SMDDP", options=_MPI_OPTIONS),
+        Kind(
+            key="mpi",
+            launcher="mpirun",
+            options=_MPI_OPTIONS | {"processes_per_host"},
+            beside=frozenset({"smdistributed"}),
+        ),
+        Kind(
+            key="smdistributed",
+            launcher="mpirun, for SMDDP",
+            options=frozenset({"dataparallel", "modelparallel"}),
+            beside=frozenset({"torch_distributed", "mpi"}),
+        ),
+        Kind(key="parameter_server", launcher="the script alone"),
+        Kind(key="pytorchxla", launcher="PyTorch/XLA"),
+    )
+}
+"""By the SDK's key. What an unknown key would do is nothing: the SDK ignores it."""
+
+NAMES: Mapping[str, Mapping[str, Any]] = {
+    "torchrun": {"torch_distributed": {"enabled": True}},
+    "pytorchddp": {"pytorchddp": {"enabled": True}},
+    "mpi": {"mpi": {"enabled": True}},
+    "smdistributed": {"smdistributed": {"dataparallel": {"enabled": True}}},
+    "parameter_server": {"parameter_server": {"enabled": True}},
+}
+"""What ``Estimator(distribution="…")`` stands for."""
+
+_INSTANCE_GROUPS = "instance_groups"
+"""Beside a kind in the dict: the groups of hosts that it starts ranks on."""
+
+
+def from_name(distribution: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The SDK's dict for a name; a dict, or None, as it is.
+
+    Raises:
+        EstimatorError: It is neither a known name nor a dict.
+    """
+    if distribution is None:
+        return None
+    if isinstance(distribution, Mapping):
+        return dict(distribution)
+    if distribution not in NAMES:
+        raise EstimatorError(
+            f"distribution={distribution!r} is not known. {nearest(str(distribution), NAMES)} "
+            f"Or give the SDK's dict, such as {NAMES['torchrun']}."
+        )
+    return dict(NAMES[distribution])
+
+
+def enabled_kinds(distribution: Mapping[str, Any] | None) -> tuple[Kind, ...]:
+    """The kinds that the distribution turns on."""
+    return tuple(kind for key, kind in KINDS.items() if _is_enabled(key, (distribution or {}).get(key)))
+
+
+def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
+    """Whether ranks are to be started for SMDDP (``smdistributed.dataparallel``)."""
+    given = distribution or {}
+    return _is_on(given.get("pytorchddp")) or _is_on(_mapping(given.get("smdistributed")).get("dataparallel"))
+
+
+def launcher(distribution: Mapping[str, Any] | None) -> str:
+    """What starts the script on each host, in words."""
+    kinds = enabled_kinds(distribution)
+    return kinds[0].launcher if kinds else "the script alone"
+
+
+def processes_per_host(distribution: Mapping[str, Any] | None) -> int | None:
+    """How many ranks a host gets, if the distribution says so; by default it is one a GPU, or one."""
+    count = _mapping((distribution or {}).get("mpi")).get("processes_per_host")
+    return count if isinstance(count, int) else None
+
+
+def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """What the SDK would drop or ignore in silence."""
+    given = {key: value for key, value in (distribution or {}).items() if key != _INSTANCE_GROUPS}
+    for key, options in given.items():
+        yield from _check_key(key, options)
+    enabled = enabled_kinds(distribution)
+    clashes = [
+        (one, other) for one in enabled for other in enabled if one.key < other.key and _clash(one, other, given)
+    ]
+    for one, other in clashes:
+        yield error(
+            "distribution",
+            f"{one.key} beside {other.key}: only one of them can start the ranks, the other is dropped in silence",
+            "Keep one of the two.",
+        )
+    if "parameter_server" in {kind.key for kind in enabled}:
+        yield warning(
+            "distribution",
+            "AWS's PyTorch images ignore parameter_server: each host runs the script once, and nothing connects them",
+            "Use 'torchrun' for DistributedDataParallel.",
+        )
+
+
+def _check_key(key: str, options: Any) -> Iterator[Problem]:
+    where = "distribution"
+    if key not in KINDS:
+        yield error(where, f"the SDK ignores the key {key!r} in silence, and starts no ranks", nearest(key, KINDS))
+        return
+    if not isinstance(options, Mapping):
+        yield error(where, f"{key} is {options!r}, not a dict", f"Give {{{key!r}: {{'enabled': True}}}}.")
+        return
+    if unknown := sorted(set(options) - KINDS[key].options):
+        known = ", ".join(sorted(KINDS[key].options))
+        yield error(where, f"the SDK ignores {', '.join(unknown)} of {key} in silence", f"It reads {known}.")
+    if key != "smdistributed" and "enabled" not in options:
+        yield error(where, f"{key} has no 'enabled', so it is off", f"Give {{{key!r}: {{'enabled': True, …}}}}.")
+
+
+def _clash(one: Kind, other: Kind, given: Mapping[str, Any]) -> bool:
+    keys = {one.key, other.key}
+    if keys == {"mpi", "smdistributed"}:
+        # The model-parallel library runs under mpirun; SMDDP brings its own.
+        return uses_data_parallel_library(given)
+    return other.key not in one.beside
+
+
+def _is_enabled(key: str, options: Any) -> bool:
+    if key == "smdistributed":
+        return any(_is_on(library) for library in _mapping(options).values())
+    return _is_on(options)
+
+
+def _is_on(options: Any) -> bool:
+    return _mapping(options).get("enabled") is True
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

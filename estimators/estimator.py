@@ -1,0 +1,217 @@
+"""`Estimator`: SageMaker's ``PyTorch`` with safe defaults, checked before anything is uploaded.
+
+It takes the parameters of ``sagemaker.pytorch.PyTorch`` and sends the request that ``PyTorch`` sends; docs/estimator.md
+lists every difference. The SDK is loaded only when it is needed: to plan, to build, to send.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from estimators import checks, source
+from estimators.distribution import from_name
+from estimators.errors import EstimatorError
+from estimators.image import Framework
+from estimators.plan import Plan, chooses_image_by_version, make_plan
+from estimators.problem import nearest
+from estimators.training_job import TrainingJob
+
+if TYPE_CHECKING:
+    from sagemaker.pytorch import PyTorch
+    from sagemaker.session import Session
+
+logger = logging.getLogger(__name__)
+
+_SAFE_DEFAULTS = {"debugger_hook_config": False, "disable_profiler": True}
+"""What the SDK would turn on by itself: the Debugger hook and the profiler, which slow a job down."""
+
+_ASKS_FOR_DEBUGGER = frozenset({"rules", "profiler_config"})
+
+
+class Estimator:
+    """One training job, described."""
+
+    def __init__(
+        self,
+        entry_point: str | os.PathLike[str] | None = None,
+        *,
+        source_dir: str | os.PathLike[str] | None = None,
+        dependencies: Sequence[str | os.PathLike[str]] = (),
+        role: str | None = None,
+        instance_type: str | None = None,
+        instance_count: int | None = None,
+        distribution: str | Mapping[str, Any] | None = None,
+        hyperparameters: Any = None,
+        framework_version: str | None = None,
+        py_version: str | None = None,
+        image_uri: str | None = None,
+        max_run: int = 24 * 60 * 60,
+        use_spot_instances: bool = False,
+        max_wait: int | None = None,
+        checkpoint_s3_uri: str | None = None,
+        sagemaker_session: Session | None = None,
+        **others: Any,
+    ) -> None:
+        """Describe a job. Nothing is sent, and the SDK is loaded only to look up the names of `others`.
+
+        Args:
+            entry_point: The training script: in `source_dir` if that is given, else anywhere on this machine.
+            source_dir: The directory that is uploaded with the script, or ``s3://…/sourcedir.tar.gz``.
+            dependencies: More files and directories to upload beside the script.
+            role: The IAM role that the job runs as, ARN or name; by default the one in the SDK's configuration.
+            instance_type: What the hosts are, such as ``ml.g5.xlarge``.
+            instance_count: How many hosts there are; by default one.
+            distribution: What starts the ranks: "torchrun", "pytorchddp", "mpi", "smdistributed",
+                "parameter_server", the SDK's own dict, or None for the script alone.
+            hyperparameters: A dict, or the dataclass that the script takes.
+            framework_version: The version of PyTorch; by default the newest that the SDK has for the instance type
+                and the distribution.
+            py_version: The version of Python, such as ``py312``; by default the newest for the version of PyTorch.
+            image_uri: An image of your own, instead of versions.
+            max_run: Seconds that the job may train; at most 28 days.
+            use_spot_instances: Use spare capacity, which is cheaper and may be taken away.
+            max_wait: Seconds that a spot job may take, waiting included; at least `max_run`.
+            checkpoint_s3_uri: The S3 prefix where /opt/ml/checkpoints is kept, during the job and for the next.
+            sagemaker_session: Where to send the job; by default to AWS, as boto3 is configured.
+            **others: Every other parameter of ``sagemaker.pytorch.PyTorch``, with the same name and meaning.
+
+        Raises:
+            EstimatorError: A parameter is unknown, or can't be put into a request at all.
+        """
+        _check_names(others)
+        given: dict[str, Any] = {
+            "entry_point": _path(entry_point),
+            "source_dir": _path(source_dir),
+            "dependencies": [os.fspath(path) for path in dependencies] or None,
+            "role": role,
+            "instance_type": instance_type,
+            "instance_count": 1 if instance_count is None and "instance_groups" not in others else instance_count,
+            "distribution": from_name(distribution),
+            "hyperparameters": _encoded(hyperparameters),
+            "framework_version": framework_version,
+            "py_version": py_version,
+            "image_uri": image_uri,
+            "max_run": max_run,
+            "use_spot_instances": use_spot_instances or None,
+            "max_wait": max_wait,
+            "checkpoint_s3_uri": checkpoint_s3_uri,
+            **others,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        defaults = {} if _ASKS_FOR_DEBUGGER & given.keys() else _SAFE_DEFAULTS
+        self.arguments: Mapping[str, Any] = MappingProxyType({**defaults, **given})
+        """The parameters for ``PyTorch``, as far as they are decided without the SDK."""
+        self._session = sagemaker_session
+
+    def fit(
+        self,
+        inputs: Any = None,
+        wait: bool = True,
+        logs: bool | str = True,
+        job_name: str | None = None,
+        experiment_config: Mapping[str, str] | None = None,
+    ) -> TrainingJob:
+        """Check the job, upload its code, start it, and wait for its end.
+
+        Args:
+            inputs: The channels: an S3 URI (the channel ``training``), a dict of them by name, or the SDK's
+                ``TrainingInput`` and ``FileSystemInput``.
+            wait: Whether to wait for the job's end.
+            logs: Whether to show the job's log while waiting; the SDK's "All" and "None" are taken, too.
+            job_name: The job's name; by default one with the time in it.
+            experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
+
+        Raises:
+            EstimatorError: The job can't work as it is described. Nothing was uploaded.
+            TrainingJobFailed: The job failed; its reason says why.
+            TrainingJobStopped: The job was stopped, by somebody or by a limit.
+        """
+        plan = self.plan(inputs, job_name=job_name)
+        plan.require()
+        for problem in plan.warnings:
+            logger.warning("%s", problem)
+        bundle = source.stage(source.Source.of(self.arguments))
+        try:
+            pytorch = self._build(bundle)
+            pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
+        finally:
+            bundle.remove()
+        job = TrainingJob(pytorch.latest_training_job.name, pytorch.sagemaker_session)
+        logger.info("started training job %s: %s", job.name, plan.topology)
+        if wait:
+            # Local Mode has run the job, and shown its log, by now.
+            job.wait(logs=logs not in (False, "None") and not checks.is_local_mode(self.arguments))
+        return job
+
+    def plan(self, inputs: Any = None, *, job_name: str | None = None) -> Plan:
+        """What the job would run on, and what is wrong with it. Nothing is sent or uploaded.
+
+        Args:
+            inputs: The channels, as for `fit`.
+            job_name: The job's name, as for `fit`.
+        """
+        return make_plan(self.arguments, inputs=inputs, job_name=job_name, session=self._session)
+
+    def to_sagemaker(self) -> PyTorch:
+        """The ``sagemaker.pytorch.PyTorch`` that `fit` uses: for pipelines, tuners, or a ``fit`` without our checks.
+
+        If the code imports smddp, its bundle lies in a temporary directory for as long as the object lives.
+
+        Raises:
+            EstimatorError: The SDK refuses the parameters.
+        """
+        bundle = source.stage(source.Source.of(self.arguments))
+        try:
+            pytorch = self._build(bundle)
+        except BaseException:
+            bundle.remove()
+            raise
+        weakref.finalize(pytorch, bundle.remove)
+        return pytorch
+
+    def _build(self, bundle: source.Bundle) -> PyTorch:
+        from estimators.sdk import v2
+
+        arguments = {**self.arguments, **bundle.source.arguments}
+        local_mode = checks.is_local_mode(arguments)
+        session = self._session or (v2.local_session() if local_mode else v2.session())
+        if chooses_image_by_version(arguments):
+            framework, _refusal = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
+            arguments |= framework.arguments
+            if not {"framework_version", "py_version"} <= self.arguments.keys():
+                logger.info("using PyTorch %s on %s, the newest that fits", framework.version, framework.py_version)
+        return v2.pytorch(arguments, session)
+
+
+def _check_names(names: Mapping[str, Any]) -> None:
+    if not names:
+        return
+    from estimators.sdk import v2
+
+    known = v2.parameter_names()
+    if unknown := sorted(set(names) - known):
+        raise EstimatorError(" ".join(f"{name!r} is no parameter. {nearest(name, known)}" for name in unknown))
+
+
+def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
+    """The values that the SDK turns into JSON: those of a dict as they are, as with ``PyTorch``."""
+    if hyperparameters is None:
+        return None
+    if isinstance(hyperparameters, Mapping):
+        return dict(hyperparameters)
+    from smddp.errors import HyperparameterError
+    from smddp.hyperparameters import encode
+
+    try:
+        return encode(hyperparameters)
+    except HyperparameterError as fault:
+        raise EstimatorError(f"hyperparameters: {fault}") from fault
+
+
+def _path(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)

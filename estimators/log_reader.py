@@ -1,0 +1,59 @@
+"""The log of a training job, read from CloudWatch Logs as it comes: each line once, in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the log."""
+
+    timestamp: int
+    """Milliseconds since 1970, as the platform took it."""
+    host: str
+    """The host's name in the job: ``algo-1``, ``algo-2``, …"""
+    message: str
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Remembers how far the log was read."""
+
+    client: Any
+    """A boto3 client of CloudWatch Logs."""
+    job_name: str
+    _tokens: dict[str, str] = field(default_factory=dict)
+
+    def unread(self) -> Iterator[Line]:
+        """The lines that came since the last time, those of all hosts merged; read page by page as they are taken."""
+        pages = [self._unread_of(stream) for stream in self._streams()]
+        return heapq.merge(*pages, key=attrgetter("timestamp"))
+
+    def _streams(self) -> list[str]:
+        """The names of the job's streams: one a host, and one more a host after each interruption."""
+        pages = self.client.get_paginator("describe_log_streams").paginate(
+            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job_name}/"
+        )
+        try:
+            return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
+        except self.client.exceptions.ResourceNotFoundException:
+            return []  # no training job of this account has logged yet
+
+    def _unread_of(self, stream: str) -> Iterator[Line]:
+        host = stream.rpartition("/")[2].rpartition("-")[0]
+        while True:
+            token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
+            page = self.client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
+            for event in page["events"]:
+                yield Line(timestamp=event["timestamp"], host=host, message=event["message"])
+            is_last = page["nextForwardToken"] == self._tokens.get(stream)
+            self._tokens[stream] = page["nextForwardToken"]
+            if is_last:
+                return

@@ -1,0 +1,158 @@
+"""A job before it is sent: what it would run on, and what is wrong with it. Nothing here touches the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from estimators import channels, checks, distribution, source
+from estimators.errors import EstimatorError
+from estimators.image import Framework
+from estimators.problem import Problem, error
+
+if TYPE_CHECKING:
+    from sagemaker.session import Session
+
+_PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+"""The hyperparameter that AWS's training toolkit reads the number of processes from, for torchrun too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The hosts of a job, and what starts its ranks on them."""
+
+    hosts: tuple[tuple[int, str], ...]
+    """How many of which instance type: one pair, or one for each instance group."""
+    launcher: str
+    """What runs the script on each host."""
+    processes_per_host: int | None
+    """Ranks on each host; None if the container decides (one a GPU, or one)."""
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Topology:
+        """What parameters of ``PyTorch`` describe."""
+        groups = arguments.get("instance_groups") or ()
+        hosts = [(group.instance_count, group.instance_type) for group in groups]
+        if "instance_type" in arguments:
+            hosts.append((arguments.get("instance_count", 1), arguments["instance_type"]))
+        given = arguments.get("distribution")
+        stated = arguments.get("hyperparameters", {}).get(_PROCESSES_PER_HOST)
+        return cls(
+            hosts=tuple(hosts),
+            launcher=distribution.launcher(given),
+            processes_per_host=distribution.processes_per_host(given) or stated,
+        )
+
+    def __str__(self) -> str:
+        hosts = " + ".join(f"{count} × {instance_type}" for count, instance_type in self.hosts)
+        if self.processes_per_host is None:
+            return f"{hosts}, {self.launcher}"
+        return f"{hosts}, {self.launcher}, {self.processes_per_host} processes on each"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `Estimator.plan` found."""
+
+    topology: Topology
+    """What the job would run on."""
+    problems: tuple[Problem, ...]
+    """What is wrong with it, or may be."""
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that keep the job from being sent."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """The problems that are told, and no more."""
+        return tuple(problem for problem in self.problems if problem.severity == "warning")
+
+    def require(self) -> None:
+        """Raise if the job can't be sent as it is.
+
+        Raises:
+            EstimatorError: There are errors; the message lists them all.
+        """
+        if self.errors:
+            listed = "\n".join(f"  - {problem}" for problem in self.errors)
+            count = "one thing is" if len(self.errors) == 1 else f"{len(self.errors)} things are"
+            raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", self.errors)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.topology), *(f"{problem.severity}: {problem}" for problem in self.problems)])
+
+
+def make_plan(arguments: Mapping[str, Any], *, inputs: Any, job_name: str | None, session: Session | None) -> Plan:
+    """Look at a job from all sides.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+        inputs: The channels, as for ``PyTorch.fit``.
+        job_name: The job's name, if it is given one.
+        session: Where the job would be sent.
+    """
+    problems = _problems(arguments, channels.by_name(inputs), job_name, session)
+    return Plan(topology=Topology.of(arguments), problems=tuple(problems))
+
+
+def _problems(
+    arguments: Mapping[str, Any], data: Mapping[str, Any], job_name: str | None, session: Session | None
+) -> Iterator[Problem]:
+    from estimators.sdk import v2
+
+    local_mode = checks.is_local_mode(arguments)
+    code = source.Source.of(arguments)
+    if code.entry_point is None and "training_recipe" not in arguments:
+        yield error("entry_point", "missing", "Give the path of the training script.")
+    yield from checks.check_role(arguments, v2.configured_role(session))
+    yield from checks.check_instances(arguments)
+    yield from checks.check_time(arguments)
+    yield from distribution.check(arguments.get("distribution"))
+    yield from checks.check_data_parallel_library(arguments, v2.data_parallel_instance_types())
+    py_version = arguments.get("py_version")
+    if region := v2.region(session):
+        if chooses_image_by_version(arguments) and Framework.of(arguments, region).image_instance_type:
+            chosen, refusal = v2.choose_versions(Framework.of(arguments, region))
+            py_version = chosen.py_version
+            if refusal:
+                yield _refused(arguments, chosen, refusal)
+    else:
+        remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
+        yield error("sagemaker_session", "no AWS region is configured", remedy)
+    isolated = arguments.get("enable_network_isolation") is True
+    yield from source.check(code, py_version=py_version, isolated=isolated)
+    yield from checks.check_metrics(arguments)
+    yield from channels.check(data, local_mode=local_mode)
+    yield from channels.check_checkpoints(arguments, data)
+    yield from checks.check_hyperparameters(arguments, v2.hyperparameter_text)
+    requested = {
+        **arguments,
+        "job_name": job_name,
+        "tags": v2.request_tags(arguments.get("tags")),
+        "inputs": None if local_mode else channels.requested(data) or None,
+    }
+    yield from checks.check_limits(requested)
+
+
+def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
+    """Whether the job names no image, so that the versions of PyTorch and Python decide it."""
+    return "image_uri" not in arguments and "training_recipe" not in arguments
+
+
+def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
+    """The SDK's refusal, with what it would accept instead."""
+    from estimators.sdk import v2
+
+    if "framework_version" in arguments or "py_version" in arguments:
+        other, still_refused = v2.choose_versions(replace(chosen, version=None, py_version=None))
+        if not still_refused:
+            remedy = f"Use framework_version={other.version!r}, py_version={other.py_version!r}, or leave both out."
+            return error("framework_version", f"the SDK refuses it: {refusal}", remedy)
+    return error(
+        "distribution" if chosen.distribution else "instance_type",
+        f"the SDK refuses it: {refusal}",
+        "Use another instance_type or distribution, or give an image_uri, for which the SDK checks none of this.",
+    )

@@ -1,0 +1,44 @@
+"""One thing that is wrong with a job before it is sent, in the words of the person who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What was found in one parameter, what is allowed there, and what to do."""
+
+    severity: Severity
+    """An error can't work, or would cost money for nothing; a warning may be what was meant."""
+    parameter: str
+    """The Estimator's parameter, or ``inputs`` or ``job_name`` of ``fit()``."""
+    found: str
+    """What is there."""
+    remedy: str
+    """What is allowed instead, and what to do."""
+
+    def __str__(self) -> str:
+        return f"{self.parameter}: {self.found}. {self.remedy}"
+
+
+def error(parameter: str, found: str, remedy: str) -> Problem:
+    """A problem that keeps the job from being sent."""
+    return Problem(severity="error", parameter=parameter, found=found, remedy=remedy)
+
+
+def warning(parameter: str, found: str, remedy: str) -> Problem:
+    """A problem that is told, and no more."""
+    return Problem(severity="warning", parameter=parameter, found=found, remedy=remedy)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``did you mean …?`` with the names most like `name`, or all of `known` if none is."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.6)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else f"There are: {', '.join(names)}."

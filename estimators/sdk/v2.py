@@ -1,0 +1,226 @@
+"""The SageMaker Python SDK V2, asked and built with; the only file that imports it. It decides nothing by itself.
+
+What the SDK accepts is found out by asking it, so that a newer SDK needs no change here.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import boto3
+from packaging.version import Version
+
+from estimators.errors import EstimatorError
+from estimators.image import Framework
+from estimators.sdk.quiet import quiet_configuration_logger, without_log, without_maintenance_notice
+
+quiet_configuration_logger()
+try:
+    with without_maintenance_notice():
+        from sagemaker import fw_utils, image_uris
+        from sagemaker.config import load_sagemaker_config
+        from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
+        from sagemaker.estimator import EstimatorBase
+        from sagemaker.local import LocalSession
+        from sagemaker.pytorch import PyTorch
+        from sagemaker.session import Session
+        from sagemaker.utils import format_tags, get_config_value
+        from sagemaker.workflow import is_pipeline_variable
+except ModuleNotFoundError as fault:
+    if (fault.name or "").partition(".")[0] != "sagemaker":
+        raise
+    raise EstimatorError(
+        "The SageMaker Python SDK V2 is not installed. Do: pip install 'smddp[sagemaker]' (sagemaker>=2.257,<3)"
+    ) from fault
+
+_OPT_OUT = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+"""An SDK configuration that says one thing: no telemetry."""
+
+_IMAGE_TABLES = ("pytorch", "pytorch-neuron")
+"""The SDK's tables of training images: for CPUs and GPUs, and for Trainium."""
+
+
+class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no types
+    """The base of all estimators, with the ``fit`` that lies below the SDK's telemetry."""
+
+    fit = getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit)
+
+
+class _PyTorch(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
+    """``PyTorch`` that sends no telemetry; its ``fit`` goes on to the one above."""
+
+
+def session(boto_session: boto3.Session | None = None, *, default_bucket: str | None = None) -> Session:
+    """A session of the SDK whose users send no telemetry, unless the user's SDK configuration asks for it.
+
+    Args:
+        boto_session: Where its calls go; by default boto3's own choice.
+        default_bucket: For what has no place of its own: source bundles, models. By default the SDK's choice.
+    """
+    return _opted_out(Session(boto_session=boto_session, default_bucket=default_bucket))
+
+
+def local_session() -> LocalSession:
+    """A session of the SDK's Local Mode (``instance_type="local"``), without telemetry."""
+    return _opted_out(LocalSession())
+
+
+def _opted_out(session: Session) -> Session:
+    configuration: dict[str, Any] = session.sagemaker_config
+    if get_config_value(TELEMETRY_OPT_OUT_PATH, configuration) is None:
+        session.sagemaker_config = _merged(configuration, _OPT_OUT) if configuration else _OPT_OUT
+    return session
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(one)
+    for key, value in other.items():
+        both[key] = _merged(both.get(key, {}), value) if isinstance(value, Mapping) else both.get(key, value)
+    return both
+
+
+def pytorch(arguments: Mapping[str, Any], session: Session) -> PyTorch:
+    """``sagemaker.pytorch.PyTorch`` from its parameters by name; it sends no telemetry.
+
+    Raises:
+        EstimatorError: The SDK refuses them.
+    """
+    if session.sagemaker_config is _OPT_OUT and not session.local_mode:
+        # The SDK checks a configuration against its schema at each look, 19 times a job, a second in all.
+        session = copy.copy(session)
+        session.sagemaker_config = {}
+    try:
+        with without_maintenance_notice():
+            return _PyTorch(**arguments, sagemaker_session=session)
+    except (ValueError, TypeError, RuntimeError) as fault:
+        raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
+
+
+@lru_cache(maxsize=1)
+def parameter_names() -> frozenset[str]:
+    """The names of all parameters of ``PyTorch`` and its bases."""
+    return frozenset(
+        parameter.name
+        for base in inspect.getmro(PyTorch)
+        if "__init__" in vars(base) and base is not object
+        for parameter in inspect.signature(vars(base)["__init__"]).parameters.values()
+        if parameter.name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    )
+
+
+def refusal(framework: Framework) -> str | None:
+    """Why the SDK refuses a combination of distribution, instance type and version; None if it takes it."""
+    try:
+        with without_log():
+            if framework.distribution is not None:
+                fw_utils.validate_distribution(
+                    _as_validated(framework.distribution),
+                    framework.instance_groups,
+                    "pytorch",
+                    framework.version,
+                    framework.py_version,
+                    framework.image_uri,
+                    {"entry_point": framework.entry_point, "instance_type": framework.instance_type},
+                )
+            image_uris.get_training_image_uri(
+                region=framework.region,
+                framework="pytorch",
+                framework_version=framework.version,
+                py_version=framework.py_version,
+                image_uri=framework.image_uri,
+                distribution=framework.distribution,
+                compiler_config=framework.compiler_config,
+                instance_type=framework.image_instance_type,
+            )
+    except (ValueError, KeyError) as fault:
+        return " ".join(str(fault).split()).rstrip(".")
+    return None
+
+
+def choose_versions(framework: Framework) -> tuple[Framework, str | None]:
+    """Fill in the versions that are open: the newest that the SDK accepts.
+
+    Returns:
+        The framework with both versions, and why the SDK refuses it: None, unless it refuses every choice.
+    """
+    candidates = [
+        replace(framework, version=version, py_version=py_version)
+        for version, py_version in _known_versions()
+        if framework.version in (None, version) and framework.py_version in (None, py_version)
+    ]
+    if not candidates:
+        newest, newest_python = _known_versions()[0]
+        candidates = [
+            replace(
+                framework,
+                version=framework.version or newest,
+                py_version=framework.py_version or newest_python,
+            )
+        ]
+    accepted = next((candidate for candidate in candidates if refusal(candidate) is None), None)
+    return (accepted, None) if accepted else (candidates[0], refusal(candidates[0]))
+
+
+@lru_cache(maxsize=1)
+def _known_versions() -> tuple[tuple[str, str], ...]:
+    """Versions of PyTorch, each with a Python for it, that the SDK has training images of; newest first."""
+    known = set()
+    for name in _IMAGE_TABLES:
+        table = image_uris.config_for_framework(name)["training"]
+        full = {version: version for version in table["versions"]}
+        for version, meant in {**table["version_aliases"], **full}.items():
+            known |= {(version, py_version) for py_version in table["versions"][meant]["py_versions"]}
+    return tuple(sorted(known, key=_newness, reverse=True))
+
+
+def _newness(pair: tuple[str, str]) -> tuple[Version, int, int]:
+    """Orders versions; of "2.8" and "2.8.0" the exact one is preferred."""
+    version, py_version = pair
+    return Version(version), len(version), int(py_version.removeprefix("py"))
+
+
+def _as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
+    """The distribution as ``PyTorch`` itself hands it to the SDK's checks."""
+    renamed = dict(distribution)
+    if "pytorchddp" in renamed:
+        renamed["smdistributed"] = {"dataparallel": renamed.pop("pytorchddp")}
+    return renamed
+
+
+def data_parallel_instance_types() -> tuple[str, ...]:
+    """The instance types that the SDK knows SMDDP to run on; the SDK lists them, but never looks."""
+    return tuple(fw_utils.SM_DATAPARALLEL_SUPPORTED_INSTANCE_TYPES)
+
+
+def region(session: Session | None) -> str | None:
+    """The region that a job would be sent to: the session's, or the one that boto3 is configured with."""
+    name: str | None = boto3.Session().region_name if session is None else session.boto_region_name
+    return name
+
+
+def configured_role(session: Session | None) -> str | None:
+    """The role that the user's SDK configuration gives to training jobs, if any."""
+    configuration = load_sagemaker_config() if session is None else session.sagemaker_config
+    role: str | None = get_config_value(TRAINING_JOB_ROLE_ARN_PATH, configuration)
+    return role
+
+
+def request_tags(tags: Any) -> Any:
+    """Tags in the form of the request: a list of ``{"Key": …, "Value": …}``."""
+    return format_tags(tags)
+
+
+def hyperparameter_text(value: Any) -> str | None:
+    """A hyperparameter as the request holds it: as JSON; None for a pipeline variable, which is not known yet.
+
+    Raises:
+        TypeError: JSON can't hold it.
+        ValueError: It contains itself.
+    """
+    return None if is_pipeline_variable(value) else json.dumps(value)

@@ -1,0 +1,55 @@
+"""A session of the SDK in front of moto, and the requests for training jobs that go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+ROLE = "arn:aws:iam::123456789012:role/SageMaker"
+BUCKET = "jobs"
+
+
+@pytest.fixture(scope="module")
+def sagemaker_session() -> Iterator[Any]:
+    import sagemaker
+
+    with mock_aws():
+        boto_session = boto3.Session(region_name="us-east-1")
+        boto_session.client("s3").create_bucket(Bucket=BUCKET)
+        yield sagemaker.Session(boto_session, default_bucket=BUCKET)
+
+
+@pytest.fixture
+def requests(sagemaker_session: Any) -> Iterator[list[dict[str, Any]]]:
+    """Each CreateTrainingJob, as it was sent."""
+    sent: list[dict[str, Any]] = []
+
+    def record(params: dict[str, Any], **_: Any) -> None:
+        sent.append(params)
+
+    events, name = sagemaker_session.sagemaker_client.meta.events, "provide-client-params.sagemaker.CreateTrainingJob"
+    events.register(name, record)
+    yield sent
+    events.unregister(name, record)
+
+
+@pytest.fixture(autouse=True)
+def telemetry(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that the SDK would have reported to."""
+    reported: list[str] = []
+    monkeypatch.setattr("requests.get", lambda url, *_args, **_options: reported.append(url))
+    return reported
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """A training script that never heard of smddp."""
+    path = tmp_path / "code" / "train.py"
+    path.parent.mkdir()
+    path.write_text("print('training')\n")
+    return str(path)

@@ -1,0 +1,228 @@
+"""Building a job: parameters, plans, and what fit() refuses before anything is sent."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimators import Estimator
+from estimators.errors import EstimatorError
+
+ROLE = "arn:aws:iam::123456789012:role/SageMaker"
+
+
+@pytest.fixture
+def build(script: str, sagemaker_session: Any) -> Any:
+    def estimator(**parameters: Any) -> Estimator:
+        common = {"role": ROLE, "instance_type": "ml.g5.xlarge", "sagemaker_session": sagemaker_session}
+        return Estimator(parameters.pop("entry_point", script), **{**common, **parameters})
+
+    return estimator
+
+
+def parameters_of(problems: Any) -> list[str]:
+    return [problem.parameter for problem in problems]
+
+
+def test_an_unknown_parameter_is_refused_with_the_nearest(build: Any) -> None:
+    with pytest.raises(EstimatorError, match=r"'volume_sise' is no parameter. Did you mean 'volume_size'"):
+        build(volume_sise=3)
+
+
+def test_every_parameter_of_the_installed_sdk_is_taken(build: Any) -> None:
+    from estimators.sdk import v2
+
+    assert {"volume_size", "code_location", "training_recipe"} <= v2.parameter_names()
+    for name in v2.parameter_names() - {"entry_point", "role", "sagemaker_session", "dependencies", "distribution"}:
+        build(**{name: None})
+
+
+def test_a_good_job_has_a_plan_without_problems(build: Any) -> None:
+    plan = build(instance_count=4, distribution="torchrun").plan({"training": "s3://data/train"}, job_name="a-1")
+    assert plan.problems == ()
+    assert str(plan) == "4 × ml.g5.xlarge, torchrun"
+
+
+def test_the_processes_of_a_host_are_told_where_they_are_known(build: Any) -> None:
+    mpi = build(distribution={"mpi": {"enabled": True, "processes_per_host": 8}}).plan()
+    assert str(mpi.topology) == "1 × ml.g5.xlarge, mpirun, 8 processes on each"
+    torchrun = build(distribution="torchrun", hyperparameters={"sagemaker_mpi_num_of_processes_per_host": 2}).plan()
+    assert torchrun.topology.processes_per_host == 2
+
+
+def test_instance_groups_are_part_of_the_topology(build: Any) -> None:
+    from sagemaker.instance_group import InstanceGroup
+
+    groups = [InstanceGroup("a", "ml.m5.xlarge", 1), InstanceGroup("b", "ml.g5.xlarge", 2)]
+    plan = build(instance_type=None, instance_groups=groups).plan()
+    assert str(plan.topology) == "1 × ml.m5.xlarge + 2 × ml.g5.xlarge, the script alone"
+    assert not plan.errors
+    assert parameters_of(build(instance_groups=groups).plan().errors) == ["instance_groups"]
+
+
+SPOT: dict[str, Any] = {"use_spot_instances": True, "max_run": 600, "max_wait": 1200}
+CHECKPOINTS = {"checkpoint_s3_uri": "s3://jobs/checkpoints"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "errors", "warnings"),
+    [
+        ({**SPOT, **CHECKPOINTS}, [], []),
+        (SPOT, [], ["checkpoint_s3_uri"]),
+        ({**SPOT, **CHECKPOINTS, "max_wait": None}, ["max_wait"], []),
+        ({**SPOT, **CHECKPOINTS, "max_wait": 599}, ["max_wait"], []),
+        ({"max_run": 600, "max_wait": 1200}, ["max_wait"], []),
+        ({"max_run": 29 * 24 * 3600}, ["max_run"], []),
+        ({"max_run": 0}, ["max_run"], []),
+        ({"role": None}, ["role"], []),
+        ({"role": "SageMakerRole"}, [], []),
+        ({"role": "arn:aws:iam::12:role/x"}, ["role"], []),
+        ({"instance_type": None}, ["instance_type"], []),
+        ({"instance_type": "ml.g5.xlage", "image_uri": "mine"}, [], ["instance_type"]),
+        ({"instance_count": 0}, ["instance_count"], []),
+        ({**SPOT, **CHECKPOINTS, "keep_alive_period_in_seconds": 60}, ["keep_alive_period_in_seconds"], []),
+        ({"checkpoint_s3_uri": "/opt/ml/checkpoints"}, ["checkpoint_s3_uri"], []),
+        ({"checkpoint_s3_uri": "s3://jobs"}, [], ["checkpoint_s3_uri"]),
+        ({"checkpoint_s3_uri": "s3://data/train/"}, ["checkpoint_s3_uri"], []),
+        ({"checkpoint_s3_uri": "s3://data/train/run-7"}, [], ["checkpoint_s3_uri"]),
+        ({"checkpoint_s3_uri": "s3://data/training"}, [], []),
+        ({"output_path": "s3://jobs/a/b", "checkpoint_s3_uri": "s3://jobs/a"}, ["checkpoint_s3_uri"], []),
+        ({"output_path": "s3://jobs/a", "checkpoint_s3_uri": "s3://jobs/a/run-7"}, [], []),
+        ({"metric_definitions": [{"Name": "loss", "Regex": "loss=("}]}, ["metric_definitions"], []),
+        ({"metric_definitions": [{"Name": "loss", "Regex": "loss=.+"}]}, [], ["metric_definitions"]),
+        ({"metric_definitions": [{"Name": "loss", "Regex": "(\\p{Digit}+)"}]}, [], []),
+        ({"hyperparameters": {"data": Path("/tmp")}}, ["hyperparameters"], []),
+        ({"hyperparameters": {"text": "x" * 2499}}, ["hyperparameters"], []),
+        ({"environment": {"A": "x" * 513}}, ["environment"], []),
+        ({"tags": {"a": "x" * 257}}, ["tags"], []),
+        ({"entry_point": None}, ["entry_point"], []),
+        ({"entry_point": "nowhere.py"}, ["entry_point"], []),
+        ({"distribution": {"horovod": {"enabled": True}}}, ["distribution"], []),
+        ({"distribution": "parameter_server"}, [], ["distribution"]),
+        ({"distribution": "smdistributed"}, ["distribution"], []),
+        ({"distribution": "smdistributed", "instance_type": "ml.p4d.24xlarge"}, [], []),
+        (
+            {"distribution": "pytorchddp", "framework_version": "2.8.0", "py_version": "py312"},
+            ["distribution", "framework_version"],
+            [],
+        ),
+        ({"distribution": "torchrun", "instance_type": "ml.m5.xlarge"}, ["distribution"], []),
+        ({"distribution": "torchrun", "instance_type": "ml.m5.xlarge", "image_uri": "mine"}, [], []),
+        ({"distribution": "torchrun", "framework_version": "2.8", "py_version": "py312"}, ["framework_version"], []),
+        ({"framework_version": "9.9.9"}, ["framework_version"], []),
+        ({"framework_version": "2.6.0"}, [], []),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_wrong_is_found(build: Any, parameters: Any, errors: list[str], warnings: list[str]) -> None:
+    plan = build(**parameters).plan({"training": "s3://data/train"})
+    assert (parameters_of(plan.errors), parameters_of(plan.warnings)) == (errors, warnings), str(plan)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "errors", "said"),
+    [
+        ("s3://data/train", [], ""),
+        ("data", ["inputs['training']"], "Give s3://"),
+        ({"train": "/"}, ["inputs['train']"], "upload_data"),
+        ({"train": "file:///data"}, ["inputs['train']"], "upload_data"),
+        ({"tr ain": "s3://data"}, ["inputs"], "'tr ain'"),
+        ({f"c{number}": "s3://data" for number in range(21)}, ["inputs"], "The most is 20"),
+    ],
+)
+def test_channels_are_checked(build: Any, inputs: Any, errors: list[str], said: str) -> None:
+    plan = build().plan(inputs)
+    assert parameters_of(plan.errors) == errors
+    assert said in str(plan)
+
+
+def test_fit_lists_all_errors_at_once_and_sends_nothing(build: Any, requests: list[dict[str, Any]]) -> None:
+    with pytest.raises(EstimatorError) as refused:
+        build(entry_point="nowhere.py", max_wait=3, environment={"A-B": ""}).fit("./data")
+    assert parameters_of(refused.value.problems) == ["max_wait", "entry_point", "inputs['training']", "environment"]
+    for problem in refused.value.problems:
+        assert str(problem) in str(refused.value)
+    assert not requests
+
+
+def test_fit_says_warnings_and_goes_on(
+    build: Any, requests: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    build(**SPOT).fit(wait=False)
+    assert "starts from the beginning" in caplog.text
+    assert len(requests) == 1
+
+
+def test_the_chosen_versions_are_logged(build: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    build(distribution="pytorchddp", instance_type="ml.p4d.24xlarge").to_sagemaker()
+    assert "using PyTorch 2.2.0" in caplog.text
+    caplog.clear()
+    build(framework_version="2.6.0", py_version="py312").to_sagemaker()
+    assert "using PyTorch" not in caplog.text
+
+
+def test_a_plan_touches_no_network(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refuse)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    build(**SPOT, distribution="torchrun", sagemaker_session=None).plan({"training": "s3://data/train"})
+
+
+def test_a_missing_region_is_said(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    assert parameters_of(build(sagemaker_session=None).plan().errors) == ["sagemaker_session"]
+
+
+@dataclass
+class Config:
+    lr: float = 0.1
+    sizes: list[int] = field(default_factory=lambda: [32, 16])
+    name: str = "1e3"
+
+
+def test_a_dataclass_is_sent_as_the_script_reads_it(build: Any, requests: list[dict[str, Any]]) -> None:
+    from smddp.hyperparameters import decode
+
+    build(hyperparameters=Config(lr=3e-4)).fit(wait=False)
+    sent = requests[0]["HyperParameters"]
+    assert {name for name in sent if not name.startswith("sagemaker_")} == {"lr", "sizes", "name"}
+    assert decode(Config, {name: sent[name] for name in ("lr", "sizes", "name")}) == Config(lr=3e-4)
+
+
+def test_the_bundle_of_a_script_that_imports_smddp_goes_away(
+    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[dict[str, Any]]
+) -> None:
+    (tmp_path / "staging").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "staging"))
+    (tmp_path / "code" / "train.py").write_text("import smddp\n")
+    build().fit(wait=False)
+    assert requests[0]["HyperParameters"]["sagemaker_program"] == '"train.py"'
+    assert not list((tmp_path / "staging").iterdir())
+    pytorch = build().to_sagemaker()
+    assert Path(pytorch.source_dir, "smddp", "__init__.py").exists()
+    staged = pytorch.source_dir
+    del pytorch
+    assert not Path(staged).exists()
+
+
+def test_what_only_the_sdk_refuses_is_an_error_of_ours(build: Any) -> None:
+    with pytest.raises(EstimatorError, match="subnets and security_group_ids"):
+        build(subnets=["subnet-1"]).fit(wait=False)
+
+
+def test_debugging_by_choice_turns_our_defaults_off(build: Any) -> None:
+    from sagemaker.debugger import ProfilerConfig
+
+    build(profiler_config=ProfilerConfig()).to_sagemaker()
+    assert build().arguments["disable_profiler"] is True
+    assert "disable_profiler" not in build(profiler_config=ProfilerConfig()).arguments
