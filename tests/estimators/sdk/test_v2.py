@@ -1,0 +1,171 @@
+"""The SDK, asked and built with."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+from moto import mock_aws
+
+from estimators.image import Framework
+from estimators.sdk import quiet, v2
+
+PLAIN = Framework(
+    region="us-east-1",
+    instance_type="ml.g5.xlarge",
+    instance_groups=None,
+    distribution=None,
+    entry_point="train.py",
+    version=None,
+    py_version=None,
+    image_uri=None,
+    compiler_config=None,
+)
+
+
+@pytest.fixture
+def boto_session() -> Iterator[boto3.Session]:
+    with mock_aws():
+        yield boto3.Session(region_name="us-east-1")
+
+
+def opted_out(session: Any) -> Any:
+    return session.sagemaker_config["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"]
+
+
+def test_a_session_of_ours_opts_out_of_telemetry_and_knows_its_bucket(boto_session: boto3.Session) -> None:
+    session = v2.session(boto_session, default_bucket="mine")
+    assert opted_out(session) is True
+    assert session.default_bucket() == "mine"
+
+
+@pytest.mark.parametrize("choice", [None, False])
+def test_the_users_own_configuration_stays_as_it_is(
+    choice: bool | None, boto_session: boto3.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules: dict[str, Any] = {"Session": {"DefaultS3Bucket": "configured"}}
+    if choice is not None:
+        modules["TelemetryOptOut"] = choice
+    text = yaml.safe_dump({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "config.yaml"))
+    session = v2.session(boto_session)
+    assert opted_out(session) is (True if choice is None else choice)
+    assert session.default_bucket() == "configured"
+    assert (tmp_path / "config.yaml").read_text() == text
+
+
+def test_the_configured_role_is_found(
+    boto_session: boto3.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert v2.configured_role(v2.session(boto_session)) is None
+    role = "arn:aws:iam::123456789012:role/Configured"
+    text = yaml.safe_dump({"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": {"RoleArn": role}}})
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "config.yaml"))
+    assert v2.configured_role(None) == role
+    assert v2.configured_role(v2.session(boto_session)) == role
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        ({}, "2.8.0"),
+        ({"instance_type": "ml.m5.xlarge"}, "2.8.0"),
+        ({"distribution": {"torch_distributed": {"enabled": True}}}, "2.8.0"),
+        ({"distribution": {"pytorchddp": {"enabled": True}}}, "2.2.0"),
+        ({"py_version": "py310"}, "2.2.0"),
+        ({"version": "2.7"}, "2.7"),
+    ],
+)
+def test_the_newest_version_that_the_sdk_accepts_is_chosen(changes: dict[str, Any], version: str) -> None:
+    chosen, refusal = v2.choose_versions(replace(PLAIN, **changes))
+    assert refusal is None
+    assert chosen.py_version is not None
+    from packaging.version import Version
+
+    # A newer SDK may know newer ones; the ones asked for stay.
+    assert chosen.version is not None
+    assert Version(chosen.version) >= Version(version)
+    assert v2.refusal(chosen) is None
+
+
+def test_trainium_has_versions_of_its_own() -> None:
+    chosen, refusal = v2.choose_versions(replace(PLAIN, instance_type="ml.trn1.2xlarge"))
+    assert (chosen.py_version, refusal) == ("py38", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"instance_type": "ml.m5.xlarge", "distribution": {"torch_distributed": {"enabled": True}}},
+            "supported only for GPU and Trainium",
+        ),
+        ({"version": "9.9.9"}, "Unsupported pytorch version: 9.9.9"),
+        ({"py_version": "py27"}, "Unsupported Python version: py27"),
+        ({"region": "mars-north-1"}, "Unsupported region"),
+    ],
+)
+def test_what_the_sdk_refuses_comes_with_its_reason(changes: dict[str, Any], said: str) -> None:
+    _chosen, refusal = v2.choose_versions(replace(PLAIN, **changes))
+    assert refusal is not None
+    assert said in refusal
+
+
+def test_asking_writes_nothing_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    v2.refusal(replace(PLAIN, distribution={"parameter_server": {"enabled": True}}, instance_type="ml.p3.16xlarge"))
+    assert not [record for record in caplog.records if record.name.startswith("sagemaker")]
+
+
+def test_the_maintenance_notice_is_silenced_for_a_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(quiet.SUPPRESS_VARIABLE, raising=False)
+    with quiet.without_maintenance_notice():
+        assert os.environ[quiet.SUPPRESS_VARIABLE] == "1"
+    assert quiet.SUPPRESS_VARIABLE not in os.environ
+    monkeypatch.setenv(quiet.SUPPRESS_VARIABLE, "")
+    with quiet.without_maintenance_notice():
+        assert os.environ[quiet.SUPPRESS_VARIABLE] == ""
+
+
+def test_building_a_job_prints_nothing_and_leaves_the_environment(tmp_path: Path) -> None:
+    program = """
+import os
+before = dict(os.environ)
+from estimators import Estimator
+Estimator(__file__, role="arn:aws:iam::123456789012:role/A", instance_type="ml.g5.xlarge").to_sagemaker()
+assert dict(os.environ) == before
+"""
+    (tmp_path / "program.py").write_text(program)
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    result = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**{name: value for name, value in os.environ.items() if name != quiet.SUPPRESS_VARIABLE}, **keys},
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_machine_without_the_sdk_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sagemaker.py").write_text("raise ModuleNotFoundError('no', name='sagemaker')\n")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from estimators import Estimator
+Estimator("train.py", instance_type="ml.g5.xlarge").plan()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert "pip install 'smddp[sagemaker]'" in result.stderr.splitlines()[-1]
