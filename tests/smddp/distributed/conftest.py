@@ -69,7 +69,7 @@ def run_ranks(port: int, tmp_path: Path) -> Callable[..., list[Ended]]:
                 )
             )
         try:
-            outputs = [rank.communicate(timeout=90) for rank in ranks]
+            outputs = [rank.communicate(timeout=100) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

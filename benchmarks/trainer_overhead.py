@@ -1,0 +1,146 @@
+"""What a trainer costs a step: smddp's, Lightning Fabric and Accelerate against a loop written by hand.
+
+All train the same tiny MLP on the same batches in memory, on one CPU thread, so that hardly anything but the loop's
+own cost is left. The contestants take turns, repeat after repeat, and each one's median counts: a machine that is
+busy for a while is busy for all.
+
+    python benchmarks/trainer_overhead.py [--steps 3000] [--repeats 5]
+
+Target: at most 25 µs a step over the loop by hand, and below Fabric.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import smddp
+from smddp.job import Job
+
+BATCH_SIZE = 32
+FEATURES = 32
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = [(torch.randn(BATCH_SIZE, FEATURES), torch.randint(10, (BATCH_SIZE,))) for _ in range(100)]
+    return model, optimizer, batches
+
+
+def repeated(batches: list[tuple[Tensor, Tensor]], steps: int) -> list[tuple[Tensor, Tensor]]:
+    return (batches * (steps // len(batches) + 1))[:steps]
+
+
+def by_hand(steps: int) -> float:
+    model, optimizer, batches = make()
+    data = repeated(batches, steps)
+    started = time.perf_counter()
+    for images, labels in data:
+        loss = cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return time.perf_counter() - started
+
+
+def with_smddp(steps: int) -> float:
+    model, optimizer, batches = make()
+    data = repeated(batches, steps)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = smddp.Trainer(Job.detect({"SMDDP_RUN_DIR": directory}), model, optimizer)
+        trainer.loader(range(steps * BATCH_SIZE), BATCH_SIZE)  # its place in the data is counted; it is not read
+        epochs = trainer.epochs(1)
+        next(epochs)
+        started = time.perf_counter()
+        for images, labels in trainer.batches(data):
+            loss = cross_entropy(trainer.model(images), labels)
+            trainer.step(loss)
+        seconds = time.perf_counter() - started
+    smddp.leave()
+    return seconds
+
+
+def with_fabric(steps: int) -> float:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    plain_model, plain_optimizer, batches = make()
+    model, optimizer = fabric.setup(plain_model, plain_optimizer)
+    data = repeated(batches, steps)
+    started = time.perf_counter()
+    for images, labels in data:
+        loss = cross_entropy(model(images), labels)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return time.perf_counter() - started
+
+
+def with_accelerate(steps: int) -> float:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    plain_model, plain_optimizer, batches = make()
+    model, optimizer = accelerator.prepare(plain_model, plain_optimizer)
+    data = repeated(batches, steps)
+    started = time.perf_counter()
+    for images, labels in data:
+        loss = cross_entropy(model(images), labels)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return time.perf_counter() - started
+
+
+CONTESTANTS: dict[str, tuple[str, Callable[[int], float]]] = {
+    "by hand": ("torch", by_hand),
+    "smddp": ("smddp", with_smddp),
+    "Fabric": ("lightning", with_fabric),
+    "Accelerate": ("accelerate", with_accelerate),
+}
+"""By name: the package that it needs, and how long it takes for so many steps, in seconds."""
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--steps", type=int, default=3000, help="steps of one measurement")
+    arguments.add_argument("--repeats", type=int, default=5, help="measurements of each; the median counts")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.INFO)
+
+    here = {name: train for name, (package, train) in CONTESTANTS.items() if find_spec(package) is not None}
+    for train in here.values():
+        train(200)  # warm up
+    seconds: dict[str, list[float]] = {name: [] for name in here}
+    for _ in range(options.repeats):
+        for name, train in here.items():
+            seconds[name].append(train(options.steps))
+
+    print(f"{options.steps} steps, median of {options.repeats}; torch {torch.__version__}, Python", end=" ")
+    print(f"{platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print(f"{'':12}{'µs a step':>10}{'over by hand':>14}{'ratio':>8}")
+    base = statistics.median(seconds["by hand"]) / options.steps * 1e6
+    for name in CONTESTANTS:
+        if name not in here:
+            print(f"{name:12}{'not installed: pip install smddp[benchmarks]':>32}")
+            continue
+        cost = statistics.median(seconds[name]) / options.steps * 1e6
+        print(f"{name:12}{cost:10.1f}{cost - base:+14.1f}{cost / base:8.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""The thin loop: what every training loop does around model and data, and nothing that a loop decides for itself.
+
+The loop stays the user's. The trainer moves the model to its device, replicates it over the ranks, computes in mixed
+precision, accumulates and clips gradients, steps optimizer and schedule, keeps the place in the data, saves
+checkpoints, resumes from them, and stops when the job is told to::
+
+    trainer = smddp.Trainer(job, model, optimizer, accumulate=2, clip_norm=1.0)
+    loader = trainer.loader(dataset, batch_size=256)
+    for epoch in trainer.epochs(10):
+        for images, labels in trainer.batches(loader):
+            loss = cross_entropy(trainer.model(images), labels)
+            trainer.step(loss)
+    trainer.save_model()
+
+All ranks must run the same loop: ``epochs``, ``batches``, ``step``, ``sum`` and ``save_model`` are for every rank.
+``log`` may be called on any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
+
+from smddp.data import ElasticSampler, EvaluationSampler
+from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
+from smddp.job import Job
+from smddp.metrics import StepRate, report
+from smddp.precision import Precision, PrecisionName
+from smddp.safeguard import Safeguard
+from smddp.saved_model import write_model
+from smddp.update import Update
+
+Batch = TypeVar("Batch")
+
+
+class Trainer:
+    """Trains one model with one optimizer on all ranks of a job.
+
+    Nothing random is seeded here but the order of the data: seed the model's weights yourself. With several ranks
+    all start from the weights of rank 0.
+
+    Attributes:
+        model: What to call in the loop: the model in its precision, replicated over the ranks. Under
+            ``torch.no_grad`` it is the rank's own and waits for nobody.
+        module: The model as it was given, on its device.
+        device: Where the model is, and where ``batches`` puts the data.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        scheduler: LRScheduler | None = None,
+        precision: PrecisionName = "auto",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        checkpoint_every: int | None = None,
+        checkpoint_seconds: float | None = None,
+        keep_last: int = 3,
+        seed: int = 0,
+        log_every: int = 50,
+    ) -> None:
+        """Prepares the model; joins the process group if that was not done yet.
+
+        Args:
+            job: Where checkpoints and the model go, and who the ranks are.
+            model: The model; it is moved to the rank's device.
+            optimizer: The optimizer of its parameters.
+            scheduler: A schedule, stepped once each optimizer step (not each epoch).
+            precision: What the forward pass computes in; see `smddp.Precision`.
+            accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
+            clip_norm: The largest norm of all gradients together, or None.
+            checkpoint_every: Optimizer steps from one checkpoint to the next. Each epoch ends with one anyway, and so
+                does a stop.
+            checkpoint_seconds: Seconds from one checkpoint to the next, by rank 0's clock.
+            keep_last: How many checkpoints are kept.
+            seed: Decides the order of the data.
+            log_every: Optimizer steps from one metric line to the next.
+
+        Raises:
+            ValueError: If a number is out of its range, or the device cannot compute in the precision.
+        """
+        _check_positive(
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            checkpoint_every=checkpoint_every,
+            checkpoint_seconds=checkpoint_seconds,
+            keep_last=keep_last,
+            log_every=log_every,
+        )
+        self._membership = current_membership() or join(job.cluster)
+        self._cluster = self._membership.cluster
+        self._job = job
+
+        self.device = self._membership.device
+        self.module = model.to(self.device)
+        numbers = Precision(precision, self.device)
+        self.model: nn.Module = numbers.wrap(self.module)
+        self._replica: Replica | None = None
+        if self._cluster.world_size > 1:
+            self.model = self._replica = Replica(self.model, self._membership)
+
+        scaler = numbers.scaler()
+        self._update = Update(optimizer, scheduler=scheduler, scaler=scaler, accumulate=accumulate, clip_norm=clip_norm)
+        self._state = {"model": self.module, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+        self._safeguard = Safeguard(
+            self._membership, every=checkpoint_every, seconds=checkpoint_seconds, keep_last=keep_last
+        )
+        self._progress = self._safeguard.progress
+        self._in_step = False
+
+        self._accumulate = accumulate
+        self._seed = seed
+        self._sampler: ElasticSampler | None = None
+        self._worker_seeds = torch.Generator()
+
+        self._rate = StepRate()
+        self._log_every = log_every
+        self._next_look = 1
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken, those before a resume included."""
+        return self._progress.steps
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._cluster.is_main
+
+    def loader(
+        self, dataset: Dataset[Any], batch_size: int, *, shuffle: bool = True, **options: Any
+    ) -> DataLoader[Any]:
+        """The training data of this rank; its place in each epoch is a part of every checkpoint.
+
+        Args:
+            dataset: The whole dataset, the same on all ranks; it must have a length.
+            batch_size: Samples an optimizer step, over all ranks and micro-batches; it must divide by both.
+            shuffle: False keeps the dataset's order.
+            **options: Further arguments of ``torch.utils.data.DataLoader``, such as ``num_workers``.
+
+        Raises:
+            ValueError: If the batch size does not divide, there is a loader already, or training has begun.
+        """
+        if self._sampler is not None or self._safeguard.has_started:
+            raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
+        self._sampler = ElasticSampler(
+            _length(dataset),
+            global_batch=batch_size,
+            rank=self._cluster.rank,
+            world_size=self._cluster.world_size,
+            accumulate=self._accumulate,
+            seed=self._seed,
+            shuffle=shuffle,
+        )
+        return self._data_loader(dataset, self._sampler, options)
+
+    def evaluation_loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
+        """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.
+
+        Args:
+            dataset: The whole dataset, the same on all ranks; it must have a length.
+            batch_size: Samples a batch of each rank.
+            **options: Further arguments of ``torch.utils.data.DataLoader``.
+        """
+        sampler = EvaluationSampler(
+            _length(dataset), batch_size=batch_size, rank=self._cluster.rank, world_size=self._cluster.world_size
+        )
+        return self._data_loader(dataset, sampler, options)
+
+    def resume(self) -> bool:
+        """Loads the newest valid checkpoint; ``epochs`` does it where it was not done before.
+
+        Returns:
+            Whether training goes on from a checkpoint.
+        """
+        state = {**self._state, "position": self._sampler}
+        return self._safeguard.resume(
+            self._job.checkpoint_dir, {name: part for name, part in state.items() if part is not None}
+        )
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
+
+        An epoch that was interrupted comes again, and ``batches`` gives what is left of it. After each epoch a
+        checkpoint is saved.
+
+        Raises:
+            Stopped: If the job was told to stop.
+        """
+        if not self._safeguard.has_started:
+            self.resume()
+        progress = self._progress
+        self._start_epoch()
+        self._between_steps()
+        while progress.epoch < count:
+            self._rate.restart(progress.steps)
+            yield progress.epoch
+            progress.epoch += 1
+            self._start_epoch()
+            self._safeguard.save()
+            self._between_steps()
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader, on the device; each that is trained on wants its ``step``."""
+        batches = loader if self.device.type == "cpu" else (move(batch, self.device) for batch in loader)
+        if isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler):
+            if self._replica is not None:
+                self._replica.share_buffers()
+            yield from batches
+            return
+        for batch in batches:
+            self._in_step = True
+            if self._replica is not None and self._update.accumulates:
+                with self._replica.no_sync():  # around the forward pass too: DDP decides there
+                    yield batch
+            else:
+                yield batch
+        self._in_step = False
+
+    def step(self, loss: Tensor) -> None:
+        """Takes the loss of one micro-batch; with the last one of an optimizer step, takes that step.
+
+        That is: backward, then unscale, clip, optimizer, schedule, and what is due of metric line, checkpoint and stop.
+
+        Args:
+            loss: A scalar, the mean over this rank's micro-batch.
+
+        Raises:
+            Stopped: If the job was told to stop, after a checkpoint.
+        """
+        if not self._update.take(loss):
+            return
+        self._in_step = False
+        if self._sampler is not None:
+            self._sampler.advance()
+        progress = self._progress
+        progress.steps += 1
+        if progress.steps >= self._next_look:
+            self._look(loss)
+
+    def sum(self, value: Tensor | float | list[float]) -> Tensor:
+        """The sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
+
+        Raises:
+            Stopped: If the job was told to stop, and no batch is under way; after a checkpoint.
+        """
+        if not isinstance(value, Tensor):
+            value = torch.tensor(value, dtype=None if _is_integral(value) else torch.float64)
+        total = sum_over_ranks(value.detach().to(self.device), self._membership)
+        if not self._in_step:
+            self._between_steps()
+        return total
+
+    def log(self, **metrics: float | Tensor) -> None:
+        """Reports metrics in one line, on rank 0, and keeps them for the next checkpoint's manifest."""
+        numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        self._safeguard.metrics = numbers
+        if self.is_main:
+            report(self._progress.steps, self._progress.epoch, numbers)
+
+    def save_model(self) -> None:
+        """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait."""
+        share_outcome(lambda: write_model(self.module, self._job.model_dir), self._membership)
+
+    def _data_loader(
+        self, dataset: Dataset[Any], sampler: ElasticSampler | EvaluationSampler, options: dict[str, Any]
+    ) -> DataLoader[Any]:
+        # A generator of its own: a loader must not draw from the RNG that the model's dropout draws from.
+        defaults: dict[str, Any] = {"pin_memory": self.device.type == "cuda", "generator": self._worker_seeds}
+        return DataLoader(dataset, batch_sampler=sampler, **{**defaults, **options})
+
+    def _start_epoch(self) -> None:
+        epoch = self._progress.epoch
+        self._in_step = False
+        self._update.restart()
+        self._worker_seeds.manual_seed(hash((self._seed, epoch, self._cluster.rank)) % 2**63)
+        if self._sampler is not None:
+            self._sampler.start_epoch(epoch)
+
+    def _between_steps(self) -> None:
+        self._safeguard.between_steps()
+        self._next_look = self._progress.steps + 1  # what was agreed may have moved
+
+    def _look(self, loss: Tensor) -> None:
+        """What is due after this step; sets the next step after which something may be."""
+        step = self._progress.steps
+        if step % self._log_every == 0 and self.is_main:
+            metrics = {"loss": loss.item(), "lr": self._update.learning_rate}
+            if self._sampler is not None:
+                metrics["samples_per_second"] = self._rate.lap(step) * self._sampler.global_batch
+            report(step, self._progress.epoch, metrics)
+        self._safeguard.after_step()
+        self._next_look = min(self._safeguard.next_step, (step // self._log_every + 1) * self._log_every)
+
+
+def _is_integral(value: float | list[float]) -> bool:
+    return all(isinstance(item, int) for item in (value if isinstance(value, list) else [value]))
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    if not hasattr(dataset, "__len__"):
+        raise ValueError(f"{type(dataset).__name__} has no length, and so no order that could be kept; give it __len__")
+    return len(dataset)
+
+
+def _check_positive(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not number > 0:
+            raise ValueError(f"{name}={number} must be greater than 0")

@@ -1,0 +1,170 @@
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from smddp import Job
+from smddp.distributed import current_membership, leave
+from smddp.running import run
+from smddp.stopping import Stopped, stop_signal
+
+
+@dataclass
+class Config:
+    epochs: int = 3
+    lr: float = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    leave()
+
+
+@pytest.fixture
+def failure_file(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "output" / "failure"
+
+
+def code_of(main: Callable[..., None]) -> object:
+    with pytest.raises(SystemExit) as ended:
+        run(main)
+    return ended.value.code
+
+
+def test_main_gets_its_hyperparameters_and_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "7"])
+    given = []
+
+    def main(config: Config, job: Job) -> None:
+        given.append((config, job.model_dir, current_membership() is not None))
+
+    assert code_of(main) == 0
+    assert given == [(Config(epochs=7), tmp_path / "run" / "model", True)]
+    assert current_membership() is None
+
+
+def test_main_may_want_less() -> None:
+    given: list[object] = []
+
+    def only_job(job) -> None:  # no annotation: the name says it
+        given.append(type(job))
+
+    def only_config(config: Config) -> None:
+        given.append(config)
+
+    assert code_of(only_job) == 0
+    assert code_of(only_config) == 0
+    assert code_of(lambda: given.append("nothing")) == 0
+    assert given == [Job, Config(), "nothing"]
+
+
+def test_a_parameter_that_cannot_be_given_is_an_error_that_names_it(failure_file: Path) -> None:
+    def main(model: int) -> None: ...
+
+    assert code_of(main) == 1
+    assert "TypeError: main() has a parameter 'model' of type <class 'int'>" in failure_file.read_text()
+
+
+def test_a_failure_is_told_in_the_file_and_ends_with_code_1(failure_file: Path) -> None:
+    def main(job: Job) -> None:
+        raise ValueError("label 12 is not in 0..9")
+
+    assert code_of(main) == 1
+    assert failure_file.read_text().startswith("ValueError: label 12 is not in 0..9 (rank 0 of 1 on ")
+
+
+def test_the_next_success_removes_the_old_failure(failure_file: Path) -> None:
+    failure_file.parent.mkdir(parents=True)
+    failure_file.write_text("of yesterday")
+    assert code_of(lambda: None) == 0
+    assert not failure_file.exists()
+
+
+def test_wrong_hyperparameters_are_told_in_the_file(monkeypatch: pytest.MonkeyPatch, failure_file: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epohcs", "7"])
+
+    def main(config: Config) -> None: ...
+
+    assert code_of(main) == 1
+    assert failure_file.read_text().startswith("smddp.errors.HyperparameterError")
+    assert "epochs" in failure_file.read_text()
+
+
+def test_a_contradictory_cluster_is_told_in_sagemakers_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ml" / "output").mkdir(parents=True)
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "ml"))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    assert code_of(lambda: None) == 1
+    assert (tmp_path / "ml" / "output" / "failure").read_text().startswith("smddp.errors.ClusterError")
+
+
+@pytest.mark.parametrize(
+    ("code", "ends_with", "fails"), [(0, 0, False), (None, 0, False), (3, 3, True), ("no data", 1, True)]
+)
+def test_sys_exit_keeps_its_code(code: object, ends_with: int, fails: bool, failure_file: Path) -> None:
+    def main() -> None:
+        sys.exit(code)  # type: ignore[arg-type]
+
+    assert code_of(main) == ends_with
+    assert failure_file.exists() is fails
+
+
+def test_ctrl_c_is_no_failure(failure_file: Path) -> None:
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    assert code_of(main) == 130
+    assert not failure_file.exists()
+
+
+def test_a_stop_ends_with_75_and_a_late_sigterm_does_not_change_that(failure_file: Path) -> None:
+    def main() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop_signal.requested
+        raise Stopped
+
+    assert code_of(main) == 75
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    assert not failure_file.exists()
+
+
+def test_an_unwritable_output_directory_does_not_hide_the_failure(
+    failure_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def main() -> None:
+        shutil.rmtree(failure_file.parent)
+        failure_file.parent.write_text("a file where the directory was")
+        raise ValueError("label 12")
+
+    assert code_of(main) == 1
+    assert "label 12" in caplog.text
+    assert "could not be written" in caplog.text
+
+
+def test_on_sagemaker_hyperparameters_come_from_their_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    base = tmp_path / "ml"
+    (base / "input" / "config").mkdir(parents=True)
+    (base / "input" / "config" / "hyperparameters.json").write_text(json.dumps({"epochs": "9", "lr": "0.5"}))
+    monkeypatch.delenv("SMDDP_RUN_DIR")
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(base))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "1"])  # SageMaker's lossy command line
+    given = []
+
+    def main(config: Config) -> None:
+        given.append(config)
+
+    assert code_of(main) == 0
+    assert given == [Config(epochs=9, lr=0.5)]
