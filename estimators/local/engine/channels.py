@@ -1,0 +1,150 @@
+"""Brings the input channels from S3 to the hosts: which object goes where, and then the transfers.
+
+Every object is fetched once and copied to the other hosts that get it: they are on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.hosts import Host
+from estimators.local.engine.objects import S3Uri, download, explaining, list_keys
+from estimators.local.engine.request import Channel
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_TRANSFERS_AT_ONCE = 8
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Fetch:
+    """One object, and the files that it is to become."""
+
+    uri: S3Uri
+    paths: tuple[Path, ...]
+
+
+def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: Mapping[str, Path]) -> list[Fetch]:
+    """Which objects of a channel go to which files.
+
+    Args:
+        s3: A client.
+        channel: The channel.
+        hosts: All hosts of the job.
+        roots: Every host's /opt/ml.
+
+    Raises:
+        FailedJobError: If there is no object, or one can't be a file of the channel.
+    """
+    receivers = [host for host in hosts if not channel.groups or host.group in channel.groups]
+    directories = [roots[host.name] / "input" / "data" / channel.name for host in receivers]
+    with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
+        objects = _manifest(s3, channel) if channel.manifest else _prefix(s3, channel.uri)
+    if not objects:
+        raise _failure(channel, f'no S3 objects found under "{channel.uri}"; upload them, or correct the S3Uri')
+    files = _as_files(channel, objects)
+    names = sorted(files)
+    if channel.seed is not None:
+        random.Random(channel.seed).shuffle(names)  # noqa: S311  # an order, not a secret
+    return [
+        Fetch(
+            uri=files[name],
+            paths=tuple(
+                directory / name
+                for directory in ([directories[number % len(directories)]] if channel.sharded else directories)
+            ),
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: Callable[[], bool]) -> None:
+    """Bring all objects.
+
+    Raises:
+        FailedJobError: If one can't be brought, with ``what`` before the reason.
+        CancelledError: If ``cancelled`` said so.
+    """
+
+    def bring(fetch: Fetch) -> None:
+        with explaining(what, fetch.uri):
+            download(s3, fetch.uri, fetch.paths[0], cancelled=cancelled)
+            for copy in fetch.paths[1:]:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(fetch.paths[0], copy)
+
+    with ThreadPoolExecutor(_TRANSFERS_AT_ONCE) as pool:
+        try:
+            for _ in pool.map(bring, fetches):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def prefix_objects(s3: S3Client, uri: S3Uri) -> dict[str, S3Uri]:
+    """The objects below a prefix that is a folder, by their path in it."""
+    return _prefix(s3, S3Uri(bucket=uri.bucket, key=f"{uri.key.rstrip('/')}/" if uri.key else ""))
+
+
+def relative_path(name: str) -> PurePosixPath | None:
+    """``name`` as a path that stays in its directory, or None if it would leave it."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return None if not parts or ".." in parts or "\0" in name else PurePosixPath(*parts)
+
+
+def _prefix(s3: S3Client, uri: S3Uri) -> dict[str, S3Uri]:
+    return {_below(uri.key, key): S3Uri(bucket=uri.bucket, key=key) for key in list_keys(s3, uri)}
+
+
+def _below(prefix: str, key: str) -> str:
+    """A key's path in the channel: below the prefix if that is a folder, else below the folder that it begins in."""
+    if prefix.endswith("/") or key[len(prefix) :].startswith("/"):
+        return key[len(prefix) :]
+    return key[prefix.rfind("/") + 1 :]
+
+
+def _manifest(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
+    """Read ``[{"prefix": "s3://bucket/folder/"}, "relative/key", …]``."""
+    try:
+        document = json.loads(s3.get_object(Bucket=channel.uri.bucket, Key=channel.uri.key)["Body"].read())
+        head, *keys = document
+        prefix = S3Uri.parse(head["prefix"])
+        return {str(key): S3Uri(bucket=prefix.bucket, key=f"{prefix.key}{key}") for key in keys}
+    except (ValueError, TypeError, KeyError) as error:
+        raise _failure(
+            channel,
+            f'{channel.uri} is not a manifest of the form [{{"prefix": "s3://bucket/folder/"}}, "key", …] ({error!r})',
+        ) from error
+
+
+def _as_files(channel: Channel, objects: Mapping[str, S3Uri]) -> dict[str, S3Uri]:
+    """The objects by the path of their file, which must be unique, in the channel, and nothing else's folder."""
+    files: dict[str, S3Uri] = {}
+    for name, uri in objects.items():
+        path = relative_path(name)
+        if path is None:
+            raise _failure(channel, f"the key of {uri} leaves the channel's directory; rename the object")
+        if (twin := files.get(str(path))) is not None:
+            raise _failure(channel, f"{uri} and {twin} would be the same file; rename one")
+        files[str(path)] = uri
+    folders = {str(folder): name for name in files for folder in PurePosixPath(name).parents}
+    for folder, name in folders.items():
+        if folder in files:
+            raise _failure(
+                channel, f"{files[folder]} is an object and, for {files[name]}, a folder; a file can't be both"
+            )
+    return files
+
+
+def _failure(channel: Channel, why: str) -> FailedJobError:
+    return FailedJobError(f'ClientError: Data download failed: channel "{channel.name}": {why}')

@@ -1,0 +1,159 @@
+"""Keeps the hosts' checkpoint directories and one S3 prefix in step, as the platform does.
+
+At the start every host gets all of the prefix. Then, again and again, what is new or changed on any host goes up, and
+what a host has deleted is deleted in S3. All hosts share the prefix without a suffix: the last to write a name wins.
+What comes to S3 meanwhile is not brought down. Not imitated: AWS's ``*.sagemaker-uploading`` files beside an upload.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import BotoCoreError, ClientError
+
+from estimators.local.engine.channels import Fetch, fetch_all, prefix_objects, relative_path
+from estimators.local.engine.objects import S3Uri, explaining, upload
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger(__name__)
+
+_TRANSIENT = (".sagemaker-uploading", ".sagemaker-uploaded")
+_TIMESTAMP_TICK = 20_000_000
+"""Nanoseconds within which two writes may leave the same modification time."""
+
+Signature = tuple[int, int, int]
+"""What tells one state of a file from another: inode, size, modification time."""
+
+
+class CheckpointSync:
+    """The checkpoints of one life of a job.
+
+    Args:
+        s3: A client.
+        uri: The shared prefix.
+        directories: Every host's checkpoint directory.
+        snapshot: A file, used to upload a state of a file that its program can't change meanwhile.
+        seconds: The pause between two looks at the directories.
+    """
+
+    def __init__(
+        self, s3: S3Client, uri: S3Uri, directories: Mapping[str, Path], *, snapshot: Path, seconds: float
+    ) -> None:
+        self._s3 = s3
+        self._uri = uri
+        self._directories = directories
+        self._snapshot = snapshot
+        self._seconds = seconds
+        self._known: dict[str, dict[str, Signature | None]] = {host: {} for host in directories}
+        self._writer: dict[str, str] = {}
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"checkpoints {uri}", daemon=True)
+
+    def download(self, *, cancelled: Callable[[], bool]) -> None:
+        """Bring all of the prefix to every host.
+
+        Raises:
+            FailedJobError: If S3 refuses.
+            CancelledError: If ``cancelled`` said so.
+        """
+        with explaining("Checkpoint download failed", self._uri):
+            objects = prefix_objects(self._s3, self._uri)
+        fetches = []
+        for name, uri in objects.items():
+            path = relative_path(name)
+            if path is None:
+                logger.warning("%s is left out: its key leaves the checkpoint directory", uri)
+                continue
+            fetches.append(Fetch(uri=uri, paths=tuple(root / path for root in self._directories.values())))
+        fetch_all(self._s3, fetches, "Checkpoint download failed", cancelled=cancelled)
+        for host, root in self._directories.items():
+            self._known[host] = dict(_scan(root))
+
+    def start(self) -> None:
+        """Go on in the background."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Stop, and bring S3 to the directories' last state.
+
+        Raises:
+            FailedJobError: If S3 refuses.
+        """
+        self.abandon()
+        with explaining("Checkpoint upload failed", self._uri):
+            self._synchronise()
+
+    def abandon(self) -> None:
+        """Stop as it is."""
+        self._finished.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._finished.wait(self._seconds):
+            self._try_to_synchronise()
+
+    def _try_to_synchronise(self) -> None:
+        try:
+            self._synchronise()
+        except (ClientError, BotoCoreError, Boto3Error, OSError):
+            logger.warning("checkpoints could not be copied to %s; will be tried again", self._uri, exc_info=True)
+
+    def _synchronise(self) -> None:
+        """One look at all directories: first what is new, in the order it was written, then what is gone."""
+        looked = time.time_ns()
+        found = {host: dict(_scan(root)) for host, root in self._directories.items()}
+        changed = [
+            (signature, host, name)
+            for host, files in found.items()
+            for name, signature in files.items()
+            if self._known[host].get(name) != signature
+        ]
+        for signature, host, name in sorted(changed, key=lambda item: item[0][2]):
+            path = self._directories[host] / name
+            try:
+                shutil.copyfile(path, self._snapshot)
+            except FileNotFoundError:
+                continue  # deleted since; the next look sees that
+            settled = looked - signature[2] > _TIMESTAMP_TICK and signature == _signature(path)
+            upload(self._s3, self._snapshot, self._uri.below(name))
+            self._snapshot.unlink()
+            self._writer[name] = host
+            self._known[host][name] = signature if settled else None
+        for host, files in found.items():
+            for name in self._known[host].keys() - files.keys():
+                if self._writer.get(name, host) == host:
+                    target = self._uri.below(name)
+                    self._s3.delete_object(Bucket=target.bucket, Key=target.key)
+                del self._known[host][name]
+
+
+def _scan(root: Path) -> list[tuple[str, Signature]]:
+    """Every file below ``root`` by its path in it."""
+    files = []
+    for directory, _, names in os.walk(root):
+        for name in names:
+            path = Path(directory, name)
+            signature = None if name.endswith(_TRANSIENT) else _signature(path)
+            if signature is not None:
+                files.append((path.relative_to(root).as_posix(), signature))
+    return files
+
+
+def _signature(path: Path) -> Signature | None:
+    """None if there is no file (any more)."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_ino, status.st_size, status.st_mtime_ns) if path.is_file() else None

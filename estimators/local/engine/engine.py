@@ -1,0 +1,221 @@
+"""The engine: the operations on training jobs, and the jobs there are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from estimators.local.engine.errors import ApiError, invalid, not_found
+from estimators.local.engine.job import TrainingJob
+from estimators.local.engine.life import Life, Platform
+from estimators.local.engine.listing import list_jobs
+from estimators.local.engine.opt_ml import remove_tree
+from estimators.local.engine.request import TrainingRequest, read_tags
+from estimators.local.engine.search import search_jobs
+from estimators.local.engine.validation import check_request, service_model
+from estimators.local.executors import Executor
+
+if TYPE_CHECKING:
+    from mypy_boto3_logs import CloudWatchLogsClient
+    from mypy_boto3_s3 import S3Client
+
+CLOSE_SECONDS = 10.0
+_MAX_TAGS = 50
+
+
+class Engine:
+    """Runs training jobs on this machine, as SageMaker runs them on AWS.
+
+    Args:
+        directory: Where jobs live while they run; it is made if it is not there.
+        s3: The client for all data.
+        logs: The client for the jobs' logs; its region is the engine's.
+        executor: What runs the hosts.
+        container_environment: Variables for every host, such as the endpoint and the keys of the platform.
+        account_id: The AWS account in the jobs' ARNs.
+        grace_seconds: Between SIGTERM and SIGKILL when a job is stopped or interrupted.
+        sync_seconds: The pause between two looks at the checkpoint directories.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        s3: S3Client,
+        logs: CloudWatchLogsClient,
+        executor: Executor,
+        container_environment: Mapping[str, str],
+        account_id: str,
+        grace_seconds: float = 120,
+        sync_seconds: float = 1.0,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        service_model()  # it takes 0.1 s to read: now, and not in the first request
+        self._account_id = account_id
+        self._platform = Platform(
+            directory=directory,
+            s3=s3,
+            logs=logs,
+            executor=executor,
+            container_environment=dict(container_environment),
+            region=logs.meta.region_name,
+            grace_seconds=grace_seconds,
+            sync_seconds=sync_seconds,
+        )
+        self._lock = threading.Lock()
+        self._jobs: dict[str, TrainingJob] = {}
+        self._lives: dict[str, Life] = {}
+        self._closed = False
+        self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "CreateTrainingJob": self._create,
+            "DescribeTrainingJob": self._describe,
+            "ListTrainingJobs": self._list,
+            "StopTrainingJob": self._stop,
+            "UpdateTrainingJob": self._update,
+            "DeleteTrainingJob": self._delete,
+            "Search": self._search,
+            "AddTags": self._add_tags,
+            "ListTags": self._list_tags,
+            "DeleteTags": self._delete_tags,
+        }
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """The names that `call` answers. Search and the tags' operations: for training jobs alone."""
+        return frozenset(self._operations)
+
+    def call(self, operation: str, request: dict[str, Any], *, region: str) -> dict[str, Any]:
+        """Answer one request.
+
+        Args:
+            operation: One of `operations`.
+            request: Its input, as boto3 would take it.
+            region: The AWS region that the caller means.
+
+        Returns:
+            The output, as boto3 would give it, with times as datetimes.
+
+        Raises:
+            ApiError: As AWS would refuse it.
+        """
+        answer = self._operations.get(operation)
+        if answer is None:
+            raise ApiError(
+                "UnknownOperationException", f"{operation} is not one of {', '.join(sorted(self.operations))}."
+            )
+        if region != self._platform.region:
+            raise invalid(
+                f"This platform is in the region {self._platform.region}; the request is for {region}. "
+                f"Set AWS_REGION={self._platform.region}, or the client's region_name."
+            )
+        return answer(check_request(operation, request))
+
+    def interrupt(self, job_name: str) -> None:
+        """Reclaim the spot instances of a job that trains: it begins anew from its checkpoints.
+
+        Raises:
+            ApiError: If there is no such job, or it is not a managed spot job in Training.
+        """
+        self._job(job_name).interrupt()
+
+    def close(self) -> None:
+        """End all jobs at once, saving nothing, and remove their directories."""
+        with self._lock:
+            self._closed = True
+            jobs, lives = list(self._jobs.values()), list(self._lives.values())
+        for job in jobs:
+            job.close()
+        for life in lives:
+            life.join(CLOSE_SECONDS)
+        for job in jobs:
+            remove_tree(self._platform.directory / job.name)
+
+    def _create(self, request: dict[str, Any]) -> dict[str, Any]:
+        parsed = TrainingRequest.parse(request)
+        job = TrainingJob(parsed, self._arn(parsed.name))
+        life = Life(job, self._platform)
+        with self._lock:
+            if self._closed:
+                raise ApiError("ServiceUnavailable", "The platform is being closed.", 503)
+            if parsed.name in self._jobs:
+                raise ApiError(
+                    "ResourceInUse",
+                    "Training job names must be unique within an AWS account and region; there is one named "
+                    f"{parsed.name} already.",
+                )
+            self._jobs[parsed.name], self._lives[parsed.name] = job, life
+            life.start()
+        return {"TrainingJobArn": job.arn}
+
+    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._job(request["TrainingJobName"]).describe()
+
+    def _list(self, request: dict[str, Any]) -> dict[str, Any]:
+        return list_jobs((job.describe() for job in self._all()), request)
+
+    def _search(self, request: dict[str, Any]) -> dict[str, Any]:
+        return search_jobs(({**job.describe(), "Tags": _tag_list(job)} for job in self._all()), request)
+
+    def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._job(request["TrainingJobName"]).stop()
+        return {}
+
+    def _update(self, request: dict[str, Any]) -> dict[str, Any]:
+        job = self._job(request["TrainingJobName"])
+        job.update({name: value for name, value in request.items() if name != "TrainingJobName"})
+        return {"TrainingJobArn": job.arn}
+
+    def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = request["TrainingJobName"]
+        job = self._job(name)
+        if not job.ended:
+            raise ApiError("ResourceInUse", f"{name} has not ended; stop it before it is deleted.")
+        self._lives[name].join()
+        with self._lock:
+            self._jobs.pop(name, None)
+            self._lives.pop(name, None)
+        return {}
+
+    def _add_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+        job = self._job_of_arn(request["ResourceArn"])
+        added = read_tags(request["Tags"])
+        with self._lock:
+            if len(job.tags | added) > _MAX_TAGS:
+                raise invalid(f"{job.name} would have {len(job.tags | added)} tags; {_MAX_TAGS} is the limit.")
+            job.tags.update(added)
+        return {"Tags": _tag_list(job)}
+
+    def _list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"Tags": _tag_list(self._job_of_arn(request["ResourceArn"]))}
+
+    def _delete_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+        job = self._job_of_arn(request["ResourceArn"])
+        with self._lock:
+            for key in request["TagKeys"]:
+                job.tags.pop(key, None)
+        return {}
+
+    def _all(self) -> list[TrainingJob]:
+        with self._lock:
+            return list(self._jobs.values())
+
+    def _job(self, name: str) -> TrainingJob:
+        job = self._jobs.get(name)
+        if job is None:
+            raise not_found(name)
+        return job
+
+    def _job_of_arn(self, arn: str) -> TrainingJob:
+        job = self._jobs.get(arn.rpartition("/")[2])
+        if job is None or job.arn != arn:
+            raise not_found(arn)
+        return job
+
+    def _arn(self, name: str) -> str:
+        return f"arn:aws:sagemaker:{self._platform.region}:{self._account_id}:training-job/{name}"
+
+
+def _tag_list(job: TrainingJob) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in list(job.tags.items())]

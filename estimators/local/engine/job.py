@@ -1,0 +1,296 @@
+"""One training job as others see it: its description, and the decision of how it ends.
+
+Requests come from any thread while the job's own thread (`Life`) goes its way. Whatever is decided between them is
+decided here, under one lock, when it happens, and the first decision stands: a stop that comes before the program has
+ended by itself ends the job as Stopped, whatever the exit code; one that comes after changes nothing. Only a stop
+overrules an interruption, and only the engine's end overrules a stop.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from estimators.local.engine import states
+from estimators.local.engine.errors import invalid
+from estimators.local.engine.metrics import Metrics
+from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, DEFAULT_MAX_RUNTIME, TrainingRequest
+from estimators.local.engine.states import Progress
+from estimators.local.engine.validation import operation_model
+
+
+class Ending(enum.Enum):
+    """Why a life of a job ends."""
+
+    DONE = enum.auto()
+    """Every host ended with 0."""
+    FAILED = enum.auto()
+    """A host ended with another code."""
+    INTERRUPT = enum.auto()
+    """The spot instances are taken away; another life follows."""
+    STOP = enum.auto()
+    """Somebody asked for it, or a time limit is reached."""
+    CLOSE = enum.auto()
+    """The engine ends."""
+
+
+class StoppedError(Exception):
+    """Raised in the job's thread, at the next step, when the job was stopped before its program ran."""
+
+
+class TrainingJob:
+    """A job from its creation on."""
+
+    def __init__(self, request: TrainingRequest, arn: str) -> None:
+        self.request = request
+        self.arn = arn
+        self.metrics = Metrics(request.metrics)
+        self.tags = dict(request.tags)
+        self._updates: dict[str, Any] = {}
+        self._changed = threading.Condition()
+        self._progress = Progress.begin(_now())
+        self._created = time.monotonic()
+        self._training_since: float | None = None
+        self._hosts = 0
+        self._exits: dict[str, int] = {}
+        self._ending: Ending | None = None
+        self._stopped_as = states.STOPPED
+
+    @property
+    def name(self) -> str:
+        """TrainingJobName."""
+        return self.request.name
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self._progress.ended
+
+    # For requests, from any thread.
+
+    def describe(self) -> dict[str, Any]:
+        """As DescribeTrainingJob shows it."""
+        with self._changed:
+            progress, updates = self._progress, copy.deepcopy(self._updates)
+        shape = operation_model("DescribeTrainingJob").output_shape
+        assert shape is not None
+        asked = copy.deepcopy({name: value for name, value in self.request.members.items() if name in shape.members})
+        asked["OutputDataConfig"] = {"CompressionType": "GZIP"} | asked["OutputDataConfig"]
+        asked["StoppingCondition"] = {"MaxRuntimeInSeconds": DEFAULT_MAX_RUNTIME} | asked.get("StoppingCondition", {})
+        if "CheckpointConfig" in asked:
+            asked["CheckpointConfig"] = {"LocalPath": DEFAULT_CHECKPOINT_PATH} | asked["CheckpointConfig"]
+        return {
+            "EnableNetworkIsolation": False,
+            "EnableInterContainerTrafficEncryption": False,
+            "EnableManagedSpotTraining": False,
+            **asked,
+            **{name: _merged(asked.get(name), value) for name, value in updates.items()},
+            "TrainingJobArn": self.arn,
+            **_describe_progress(progress),
+            "FinalMetricDataList": self.metrics.describe(),
+        }
+
+    def update(self, members: Mapping[str, Any]) -> None:
+        """Change members of the description; of a structure, those that are given.
+
+        Raises:
+            ApiError: ValidationException, if the job has ended.
+        """
+        with self._changed:
+            self._refuse_if_ended()
+            for name, value in members.items():
+                self._updates[name] = _merged(self._updates.get(name), value)
+
+    def stop(self) -> None:
+        """Stop the job; nothing if it is stopping, or if its program has ended already.
+
+        Raises:
+            ApiError: ValidationException, if the job has ended.
+        """
+        with self._changed:
+            self._refuse_if_ended()
+            self._stop_as(states.STOPPED)
+
+    def interrupt(self) -> None:
+        """Take the job's spot instances away.
+
+        Raises:
+            ApiError: ValidationException, if the job is not a managed spot job that trains now.
+        """
+        if not self.request.spot:
+            raise invalid(f"{self.name} has no EnableManagedSpotTraining: only managed spot jobs are interrupted.")
+        with self._changed:
+            if self._progress.secondary_status != states.TRAINING or self._ending is not None:
+                state = self._progress.secondary_status
+                raise invalid(f"{self.name} is {state} or about to end: only a job in Training can be interrupted.")
+            self._decide(Ending.INTERRUPT)
+
+    def close(self) -> None:
+        """End at once, with nothing saved."""
+        with self._changed:
+            self._ending = Ending.CLOSE
+            self._changed.notify_all()
+
+    # For the job's own thread and its hosts'.
+
+    def enter(self, status: str) -> None:
+        """Go on to a state.
+
+        Raises:
+            StoppedError: If the job is to end instead.
+        """
+        with self._changed:
+            if self.must_end():
+                raise StoppedError
+            self._progress = self._progress.enter(status, _now())
+
+    def must_end(self) -> bool:
+        """Whether the job was stopped, has reached a time limit, or the engine ends."""
+        with self._changed:
+            self._heed_limits()
+            return self._ending in (Ending.STOP, Ending.CLOSE)
+
+    def begin_training(self, hosts: int) -> None:
+        """Enter Training; the time that counts for MaxRuntime begins.
+
+        Raises:
+            StoppedError: If the job is to end instead.
+        """
+        with self._changed:
+            self.enter(states.TRAINING)
+            self._hosts = hosts
+            self._training_since = time.monotonic()
+
+    def host_ended(self, host: str, code: int) -> None:
+        """A host's program ended."""
+        with self._changed:
+            self._exits[host] = code
+            if code:
+                self._decide(Ending.FAILED)
+            elif len(self._exits) == self._hosts:
+                self._decide(Ending.DONE)
+            self._changed.notify_all()
+
+    def await_ending(self) -> Ending:
+        """Wait until it is decided how this life ends."""
+        with self._changed:
+            while self._ending is None:
+                self._heed_limits()
+                if self._ending is None:
+                    self._changed.wait(self._seconds_left())
+            return self._ending
+
+    def await_exits(self, timeout: float) -> bool:
+        """Wait until all hosts have ended, at most ``timeout`` seconds and not once the engine ends."""
+        with self._changed:
+            self._changed.wait_for(self._all_ended_or_closed, timeout)
+            return len(self._exits) == self._hosts
+
+    def end_training(self) -> tuple[Ending, dict[str, int]]:
+        """Stop counting the time; how this life ends in the end, and the hosts' exit codes in the order they ended."""
+        with self._changed:
+            assert self._training_since is not None
+            trained = time.monotonic() - self._training_since
+            self._training_since = None
+            self._progress = replace(self._progress, training_seconds=self._progress.training_seconds + trained)
+            assert self._ending is not None
+            return self._ending, dict(self._exits)
+
+    def begin_again(self) -> None:
+        """After an interruption: Interrupted, and Starting again.
+
+        Raises:
+            StoppedError: If the job is to end instead.
+        """
+        with self._changed:
+            self.enter(states.INTERRUPTED)
+            self._exits, self._ending = {}, None
+            self.enter(states.STARTING)
+
+    def upload(self) -> None:
+        """Go on to Uploading, however the job ends."""
+        with self._changed:
+            self._progress = self._progress.enter(states.UPLOADING, _now())
+
+    def finish(self, *, failure_reason: str | None = None, model_artifacts: str | None = None) -> None:
+        """Come to the end: Failed if there is a reason, else what was decided."""
+        with self._changed:
+            if failure_reason is not None:
+                status = states.FAILED
+            else:
+                status = states.COMPLETED if self._ending is Ending.DONE else self._stopped_as
+            ended = self._progress.enter(status, _now())
+            self._progress = replace(ended, failure_reason=failure_reason, model_artifacts=model_artifacts)
+            self._changed.notify_all()
+
+    def _decide(self, ending: Ending) -> None:
+        if self._ending is None:
+            self._ending = ending
+            self._changed.notify_all()
+
+    def _stop_as(self, status: str) -> None:
+        if self._ending in (None, Ending.INTERRUPT):
+            self._ending, self._stopped_as = Ending.STOP, status
+            self._progress = self._progress.enter(states.STOPPING, _now())
+            self._changed.notify_all()
+
+    def _heed_limits(self) -> None:
+        if self._runtime_left() <= 0:
+            self._stop_as(states.MAX_RUNTIME_EXCEEDED)
+        elif self._wait_left() <= 0:
+            self._stop_as(states.MAX_WAIT_TIME_EXCEEDED)
+
+    def _seconds_left(self) -> float:
+        return min(self._runtime_left(), self._wait_left(), threading.TIMEOUT_MAX)
+
+    def _runtime_left(self) -> float:
+        trained = self._progress.training_seconds
+        if self._training_since is not None:
+            trained += time.monotonic() - self._training_since
+        return self.request.max_runtime - trained
+
+    def _wait_left(self) -> float:
+        if self.request.max_wait is None:
+            return float("inf")
+        return self.request.max_wait - (time.monotonic() - self._created)
+
+    def _all_ended_or_closed(self) -> bool:
+        return len(self._exits) == self._hosts or self._ending is Ending.CLOSE
+
+    def _refuse_if_ended(self) -> None:
+        if self.ended:
+            raise invalid(f"The request was rejected because the training job is in status {self._progress.status}.")
+
+
+def _describe_progress(progress: Progress) -> dict[str, Any]:
+    seconds = max(1, round(progress.training_seconds)) if progress.training_seconds else None
+    optional = {
+        "TrainingStartTime": progress.training_start,
+        "TrainingEndTime": progress.training_end,
+        "TrainingTimeInSeconds": seconds if progress.ended else None,
+        "BillableTimeInSeconds": seconds if progress.ended else None,
+        "FailureReason": progress.failure_reason,
+        "ModelArtifacts": progress.model_artifacts and {"S3ModelArtifacts": progress.model_artifacts},
+    }
+    return {
+        "TrainingJobStatus": progress.status,
+        "SecondaryStatus": progress.secondary_status,
+        "SecondaryStatusTransitions": [transition.describe() for transition in progress.transitions],
+        "CreationTime": progress.created,
+        "LastModifiedTime": progress.modified,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _merged(old: Any, new: Any) -> Any:
+    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

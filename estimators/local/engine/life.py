@@ -1,0 +1,249 @@
+"""The way of one job, in a thread of its own, from Starting to its end, and over again after an interruption.
+
+What is decided on the way is `TrainingJob`'s; here things are done: directories, transfers, hosts, signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from estimators.local.engine import states
+from estimators.local.engine.artifacts import upload_model, upload_output
+from estimators.local.engine.channels import fetch_all, plan_channel
+from estimators.local.engine.checkpoints import CheckpointSync
+from estimators.local.engine.environment import host_environment
+from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.failure import algorithm_error, fit
+from estimators.local.engine.hosts import Host, allocate_hosts, free_port
+from estimators.local.engine.job import Ending, StoppedError, TrainingJob
+from estimators.local.engine.logs import HostLog
+from estimators.local.engine.objects import CancelledError, require_bucket
+from estimators.local.engine.opt_ml import host_name, lay_out, remove_tree
+from estimators.local.executors import Executor, HostProcess, HostSpec, HostStartError
+
+if TYPE_CHECKING:
+    from mypy_boto3_logs import CloudWatchLogsClient
+    from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger(__name__)
+
+CONTAINER_PROGRAM = (sys.executable, "-m", "smddp.container")
+"""What a training image would run as ``train``."""
+AFTER_A_FAILURE_SECONDS = 5.0
+"""How long the other hosts get between SIGTERM and SIGKILL once one has failed."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Platform:
+    """What every job stands on."""
+
+    directory: Path
+    s3: S3Client
+    logs: CloudWatchLogsClient
+    executor: Executor
+    container_environment: Mapping[str, str]
+    region: str
+    grace_seconds: float
+    """Between SIGTERM and SIGKILL."""
+    sync_seconds: float
+    """Between two looks at the checkpoint directories."""
+
+
+class Life:
+    """Runs a job from its creation to its end.
+
+    Args:
+        job: The job.
+        platform: What it stands on.
+    """
+
+    def __init__(self, job: TrainingJob, platform: Platform) -> None:
+        self._job = job
+        self._request = job.request
+        self._platform = platform
+        self._directory = platform.directory / job.name
+        self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin, and return at once."""
+        self._thread.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the job has ended and its directory is gone."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            try:
+                while self._live() is Ending.INTERRUPT:
+                    self._job.begin_again()
+            except StoppedError:
+                self._job.finish()
+            except FailedJobError as error:
+                self._job.finish(failure_reason=fit(str(error)))
+            finally:
+                remove_tree(self._directory)
+        except Exception as error:
+            logger.exception("job %s ended by a defect of the platform", self._job.name)
+            if not self._job.ended:
+                self._job.finish(failure_reason=fit(f"InternalServerError: {type(error).__name__}: {error}"))
+
+    def _live(self) -> Ending:
+        """One life, from new hosts to their end; unless it was interrupted, the job is finished."""
+        remove_tree(self._directory)
+        hosts = allocate_hosts(self._request.groups)
+        roots = {host.name: self._directory / host.name for host in hosts}
+        self._job.enter(states.DOWNLOADING)
+        try:
+            checkpoints = self._prepare(hosts, roots)
+            logs = {host.name: self._log(host) for host in hosts}
+            ending, exits = self._train(hosts, roots, logs, checkpoints)
+        except (FailedJobError, CancelledError):
+            if self._job.must_end():  # the stop came first
+                raise StoppedError from None
+            raise
+        if ending is Ending.CLOSE:
+            raise StoppedError
+        if ending is Ending.INTERRUPT:
+            if checkpoints is not None:
+                checkpoints.finish()
+            return ending
+        self._job.upload()
+        failure = None
+        if ending is Ending.FAILED:
+            failure = algorithm_error(exits, roots, {name: log.tail for name, log in logs.items()})
+        self._save(roots, checkpoints, failure)
+        return ending
+
+    def _prepare(self, hosts: tuple[Host, ...], roots: Mapping[str, Path]) -> CheckpointSync | None:
+        """Lay out every host's /opt/ml and bring its input."""
+        request, s3, cancelled = self._request, self._platform.s3, self._job.must_end
+        for host in hosts:
+            lay_out(request, hosts, host, roots[host.name], isolated=self._platform.executor.isolated)
+        require_bucket(s3, request.output, "S3OutputPath")  # now, and not when the training is done
+        for channel in request.channels:
+            what = f'Data download failed: channel "{channel.name}"'
+            fetch_all(s3, plan_channel(s3, channel, hosts, roots), what, cancelled=cancelled)
+        if request.checkpoints is None:
+            return None
+        directories = {name: root / request.checkpoints.path for name, root in roots.items()}
+        checkpoints = CheckpointSync(
+            s3,
+            request.checkpoints.uri,
+            directories,
+            snapshot=self._directory / "checkpoint",
+            seconds=self._platform.sync_seconds,
+        )
+        checkpoints.download(cancelled=cancelled)
+        return checkpoints
+
+    def _log(self, host: Host) -> HostLog:
+        log = HostLog(self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read)
+        log.open()
+        return log
+
+    def _train(
+        self,
+        hosts: tuple[Host, ...],
+        roots: Mapping[str, Path],
+        logs: Mapping[str, HostLog],
+        checkpoints: CheckpointSync | None,
+    ) -> tuple[Ending, dict[str, int]]:
+        """Run the hosts to their end; how it ended, and their exit codes."""
+        specs = self._specify(hosts, roots)
+        self._job.begin_training(len(hosts))
+        running: list[HostProcess] = []
+        watchers: list[threading.Thread] = []
+
+        def start(spec: HostSpec) -> None:
+            process = self._platform.executor.start(spec)
+            watcher = threading.Thread(target=self._watch, args=(spec.name, process, logs[spec.name]), daemon=True)
+            running.append(process)
+            watchers.append(watcher)
+            watcher.start()
+
+        try:
+            with ThreadPoolExecutor(len(specs)) as pool:
+                list(pool.map(start, specs))
+            if checkpoints is not None:
+                checkpoints.start()
+            self._end_hosts(running, self._job.await_ending())
+        except HostStartError as error:
+            raise FailedJobError(f"ClientError: {error}") from error
+        finally:
+            for process in running:
+                process.kill()
+            for watcher in watchers:
+                watcher.join()
+            if checkpoints is not None:
+                checkpoints.abandon()
+        return self._job.end_training()
+
+    def _specify(self, hosts: tuple[Host, ...], roots: Mapping[str, Path]) -> list[HostSpec]:
+        environment = host_environment(
+            job_name=self._job.name,
+            job_arn=self._job.arn,
+            region=self._platform.region,
+            platform=self._platform.container_environment,
+            master_port=free_port(),
+            host_count=len(hosts),
+            requested=self._request.environment,
+        )
+        isolated = self._platform.executor.isolated
+        return [
+            HostSpec(
+                name=host.name,
+                address=host.address,
+                ml_root=roots[host.name],
+                argv=(*(self._request.entrypoint or CONTAINER_PROGRAM), *self._request.arguments),
+                environment=environment,
+                hosts={host_name(one, isolated=isolated): one.address for one in hosts},
+            )
+            for host in hosts
+        ]
+
+    def _watch(self, name: str, process: HostProcess, log: HostLog) -> None:
+        """Follow a host to its end."""
+        try:
+            with process.output as output:
+                log.follow(output)
+        finally:
+            code = process.wait()
+            assert code is not None
+            self._job.host_ended(name, code)
+            log.close()
+
+    def _end_hosts(self, running: Sequence[HostProcess], ending: Ending) -> None:
+        """SIGTERM to every program, and SIGKILL to those that do not end within the grace."""
+        if ending in (Ending.DONE, Ending.CLOSE):
+            return
+        for process in running:
+            process.signal(signal.SIGTERM)
+        grace = self._platform.grace_seconds
+        if not self._job.await_exits(min(grace, AFTER_A_FAILURE_SECONDS) if ending is Ending.FAILED else grace):
+            for process in running:
+                process.kill()
+
+    def _save(self, roots: Mapping[str, Path], checkpoints: CheckpointSync | None, failure: str | None) -> None:
+        """Bring what the hosts leave to S3, and finish. A failed job's own reason comes before one met here."""
+        s3, request, trees = self._platform.s3, self._request, list(roots.values())
+        model = None
+        try:
+            if checkpoints is not None:
+                checkpoints.finish()
+            if failure is None:
+                model = upload_model(s3, trees, request.output, self._directory, compressed=request.compressed)
+            upload_output(s3, trees, request.output, self._directory, compressed=request.compressed)
+        except FailedJobError as error:
+            if failure is None:
+                raise
+            logger.warning("job %s: %s", self._job.name, error)
+        self._job.finish(failure_reason=failure, model_artifacts=model)

@@ -1,0 +1,154 @@
+"""Sends what a host prints to CloudWatch Logs as it comes: one stream for each host and life.
+
+The host never waits for CloudWatch: one thread reads, another sends. Between them is a buffer with a bound; if the
+sender falls behind it, the oldest lines are dropped, and a line says how many. The end is never lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+if TYPE_CHECKING:
+    from mypy_boto3_logs import CloudWatchLogsClient
+    from mypy_boto3_logs.type_defs import InputLogEventTypeDef
+
+logger = logging.getLogger(__name__)
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+BATCH_SECONDS = 0.2
+MAX_LINE_BYTES = 64 << 10
+"""A longer line becomes several events; CloudWatch takes at most 256 KiB in one."""
+MAX_BATCH_EVENTS = 1000
+MAX_BATCH_BYTES = 512 << 10
+"""CloudWatch takes at most 10,000 events and 1 MiB, with 26 bytes counted for each event."""
+_EVENT_BYTES = 26
+MAX_BUFFERED_BYTES = 16 << 20
+TAIL_LINES = 10
+_READ_BYTES = 64 << 10
+
+
+class HostLog:
+    """The log stream of one host.
+
+    Args:
+        client: A CloudWatch Logs client.
+        job_name: The job's name.
+        host: The host's name.
+        seen: Is given every line, too.
+    """
+
+    def __init__(self, client: CloudWatchLogsClient, job_name: str, host: str, *, seen: Callable[[str], None]) -> None:
+        self._client = client
+        self._stream = f"{job_name}/{host}-{int(time.time())}"
+        self._seen = seen
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._changed = threading.Condition()
+        self._lines: deque[InputLogEventTypeDef] = deque()
+        self._buffered = 0
+        self._dropped = 0
+        self._ended = False
+        self._sender = threading.Thread(target=self._send_all, name=self._stream, daemon=True)
+
+    @property
+    def tail(self) -> str:
+        """The last lines."""
+        return "\n".join(self._tail)
+
+    def open(self) -> None:
+        """Make the stream, and the group at need; a stream that is there is gone on with."""
+        self._create(self._client.create_log_group, logGroupName=LOG_GROUP)
+        self._create(self._client.create_log_stream, logGroupName=LOG_GROUP, logStreamName=self._stream)
+
+    def follow(self, output: BinaryIO) -> None:
+        """Read ``output`` to its end."""
+        self._sender.start()
+        now = 0
+        for line in _lines(output):
+            self._tail.append(line)
+            self._seen(line)
+            now = max(now, int(time.time() * 1000))  # CloudWatch wants the order of time, whatever the clock does
+            self._append({"timestamp": now, "message": line or " "})
+
+    def close(self) -> None:
+        """Return when all that was read is in CloudWatch."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._sender.join()
+
+    def _append(self, event: InputLogEventTypeDef) -> None:
+        with self._changed:
+            self._lines.append(event)
+            self._buffered += _size(event)
+            while self._buffered > MAX_BUFFERED_BYTES:
+                self._buffered -= _size(self._lines.popleft())
+                self._dropped += 1
+            self._changed.notify()
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._ended)
+                self._changed.wait_for(lambda: self._ended, timeout=BATCH_SECONDS)
+                batch = self._take_batch()
+            if not batch:
+                return
+            try:
+                self._client.put_log_events(logGroupName=LOG_GROUP, logStreamName=self._stream, logEvents=batch)
+            except (ClientError, BotoCoreError):
+                logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
+
+    def _take_batch(self) -> list[InputLogEventTypeDef]:
+        batch: list[InputLogEventTypeDef] = []
+        size = 0
+        if self._dropped and self._lines:
+            text = f"[{self._dropped} lines were dropped here: they came faster than the log takes them]"
+            batch.append({"timestamp": self._lines[0]["timestamp"], "message": text})
+            self._dropped = 0
+        while self._lines and len(batch) < MAX_BATCH_EVENTS and size < MAX_BATCH_BYTES:
+            batch.append(self._lines.popleft())
+            size += _size(batch[-1])
+        self._buffered -= size
+        return batch
+
+    def _create(self, create: Callable[..., Any], **names: str) -> None:
+        try:
+            create(**names)
+        except self._client.exceptions.ResourceAlreadyExistsException:
+            return
+        except (ClientError, BotoCoreError):
+            logger.warning("the log stream %s could not be made", self._stream, exc_info=True)
+
+
+def _lines(output: BinaryIO) -> Iterator[str]:
+    """The lines of ``output`` as soon as each is complete, over-long ones in pieces."""
+    rest = b""
+    while chunk := output.read(_READ_BYTES):
+        *complete, rest = (rest + chunk).split(b"\n")
+        for line in complete:
+            yield from _pieces(line)
+        if len(rest) >= MAX_LINE_BYTES:
+            yield _text(rest)
+            rest = b""
+    if rest:
+        yield _text(rest)
+
+
+def _pieces(line: bytes) -> Iterator[str]:
+    for start in range(0, max(len(line), 1), MAX_LINE_BYTES):
+        yield _text(line[start : start + MAX_LINE_BYTES])
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r")
+
+
+def _size(event: InputLogEventTypeDef) -> int:
+    return len(event["message"].encode()) + _EVENT_BYTES

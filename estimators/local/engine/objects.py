@@ -1,0 +1,115 @@
+"""Objects in S3: where they are, and how they come and go, with errors that a job's owner can act on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import BotoCoreError, ClientError
+
+from estimators.local.engine.errors import FailedJobError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_CHUNK = 1 << 20
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class S3Uri:
+    """``s3://bucket/key``; the key may be empty, an object's, or a prefix."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, text: str) -> S3Uri:
+        """Read ``s3://bucket/key``.
+
+        Raises:
+            ValueError: If it is not one.
+        """
+        scheme, _, rest = text.partition("://")
+        bucket, _, key = rest.partition("/")
+        if scheme != "s3" or not bucket:
+            raise ValueError(f"{text!r} is not of the form s3://bucket/prefix")
+        return cls(bucket=bucket, key=key)
+
+    def below(self, relative: str) -> S3Uri:
+        """The object ``relative`` in this prefix, taken as a folder."""
+        folder = self.key.rstrip("/")
+        return S3Uri(bucket=self.bucket, key=f"{folder}/{relative}" if folder else relative)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+class CancelledError(Exception):
+    """A transfer was given up because the job ends."""
+
+
+@contextlib.contextmanager
+def explaining(what: str, uri: S3Uri) -> Iterator[None]:
+    """Turn the errors of a transfer into a job's failure that names what was tried, and where.
+
+    Raises:
+        FailedJobError: ``ClientError: …``.
+    """
+    try:
+        yield
+    except ClientError as error:
+        raise FailedJobError(f"ClientError: {what}: {uri}: {_explain(error, uri)}") from error
+    except (BotoCoreError, Boto3Error) as error:
+        raise FailedJobError(f"ClientError: {what}: {uri}: {error}") from error
+    except OSError as error:
+        raise FailedJobError(f"ClientError: {what}: {uri}: {error.strerror} ({error.filename})") from error
+
+
+def require_bucket(s3: S3Client, uri: S3Uri, what: str) -> None:
+    """Fail the job if the bucket of ``uri`` is not there."""
+    with explaining(what, uri):
+        s3.head_bucket(Bucket=uri.bucket)
+
+
+def list_keys(s3: S3Client, uri: S3Uri) -> list[str]:
+    """All keys that begin with the URI's key, sorted; without the empty objects that only mark a folder."""
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=uri.bucket, Prefix=uri.key)
+    keys = (item["Key"] for page in pages for item in page.get("Contents", []))
+    return sorted(key for key in keys if not key.endswith("/"))
+
+
+def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bool]) -> None:
+    """Bring one object to ``path``, whose directory is made.
+
+    Raises:
+        CancelledError: If ``cancelled`` said so between two chunks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = s3.get_object(Bucket=uri.bucket, Key=uri.key)["Body"]
+    with contextlib.closing(body), path.open("wb") as file:
+        for chunk in body.iter_chunks(_CHUNK):
+            if cancelled():
+                raise CancelledError
+            file.write(chunk)
+
+
+def upload(s3: S3Client, path: Path, uri: S3Uri) -> None:
+    """Put a file into S3, in parts if it is large."""
+    s3.upload_file(str(path), uri.bucket, uri.key)
+
+
+def _explain(error: ClientError, uri: S3Uri) -> str:
+    detail = error.response.get("Error", {})
+    match detail.get("Code"):
+        case "NoSuchBucket":
+            return f"the bucket {uri.bucket} does not exist; create it, or correct the URI"
+        case "404" if error.operation_name == "HeadBucket":
+            return f"the bucket {uri.bucket} does not exist; create it, or correct the URI"
+        case "NoSuchKey" | "404":
+            return "there is no such object"
+        case code:
+            return f"{code}: {detail.get('Message', '')}"

@@ -1,0 +1,104 @@
+"""A job's status: which states there are, what is said of each, how one follows another. No clock, no lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+STARTING, DOWNLOADING, TRAINING, UPLOADING = "Starting", "Downloading", "Training", "Uploading"
+INTERRUPTED, STOPPING = "Interrupted", "Stopping"
+COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"
+MAX_RUNTIME_EXCEEDED, MAX_WAIT_TIME_EXCEEDED = "MaxRuntimeExceeded", "MaxWaitTimeExceeded"
+
+_MESSAGES = {
+    STARTING: "Starting the training job",
+    DOWNLOADING: "Downloading input data",
+    TRAINING: "Training image download completed. Training in progress.",
+    INTERRUPTED: "The managed spot instances were interrupted",
+    STOPPING: "Stopping the training job",
+    UPLOADING: "Uploading generated training model",
+    COMPLETED: "Training job completed",
+    FAILED: "Training job failed",
+    STOPPED: "Training job stopped",
+    MAX_RUNTIME_EXCEEDED: "Training job runtime exceeded MaxRuntimeInSeconds provided",
+    MAX_WAIT_TIME_EXCEEDED: "Training job exceeded MaxWaitTimeInSeconds provided",
+}
+"""What the platform says of each secondary status."""
+
+_PRIMARY = {
+    STOPPING: "Stopping",
+    COMPLETED: "Completed",
+    FAILED: "Failed",
+    STOPPED: "Stopped",
+    MAX_RUNTIME_EXCEEDED: "Stopped",
+    MAX_WAIT_TIME_EXCEEDED: "Stopped",
+}
+"""The status that comes with a secondary status; with every other one the status stays as it is."""
+
+_TERMINAL = frozenset({"Completed", "Failed", "Stopped"})
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Transition:
+    """One secondary status, and when the job was in it."""
+
+    status: str
+    start: datetime
+    end: datetime | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """As DescribeTrainingJob shows it."""
+        end = {} if self.end is None else {"EndTime": self.end}
+        return {"Status": self.status, "StartTime": self.start, **end, "StatusMessage": _MESSAGES[self.status]}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Progress:
+    """How far a job has come: all of a job that changes, but its metrics."""
+
+    status: str
+    transitions: tuple[Transition, ...]
+    modified: datetime
+    training_start: datetime | None = None
+    training_end: datetime | None = None
+    training_seconds: float = 0.0
+    """Summed over all lives of the job."""
+    failure_reason: str | None = None
+    model_artifacts: str | None = None
+
+    @classmethod
+    def begin(cls, now: datetime) -> Progress:
+        """A job that was just created."""
+        return cls(status="InProgress", transitions=(Transition(status=STARTING, start=now),), modified=now)
+
+    @property
+    def secondary_status(self) -> str:
+        """The state that the job is in."""
+        return self.transitions[-1].status
+
+    @property
+    def created(self) -> datetime:
+        """When the job was created."""
+        return self.transitions[0].start
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.status in _TERMINAL
+
+    def enter(self, status: str, now: datetime) -> Progress:
+        """The next secondary status; the last one ends, and a terminal one ends at once."""
+        primary = _PRIMARY.get(status, self.status)
+        ended = replace(self.transitions[-1], end=now)
+        entered = Transition(status=status, start=now, end=now if primary in _TERMINAL else None)
+        start = now if status == TRAINING and self.training_start is None else self.training_start
+        end = now if primary in _TERMINAL and start is not None else None
+        return replace(
+            self,
+            status=primary,
+            transitions=(*self.transitions[:-1], ended, entered),
+            modified=now,
+            training_start=start,
+            training_end=end,
+        )

@@ -1,0 +1,69 @@
+"""What a FailureReason says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from estimators.local.engine.failure import MAX_CHARACTERS, algorithm_error, fit
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> dict[str, Path]:
+    roots = {name: tmp_path / name for name in ("algo-1", "algo-2", "algo-3")}
+    for root in roots.values():
+        (root / "output").mkdir(parents=True)
+    return roots
+
+
+def write(root: Path, text: str) -> None:
+    (root / "output" / "failure").write_text(text)
+
+
+TAILS = {"algo-1": "one\nlast of 1", "algo-2": "last of 2", "algo-3": ""}
+
+
+def test_the_host_that_failed_first_is_heard(roots: dict[str, Path]) -> None:
+    write(roots["algo-1"], "ConnectionError: peer closed")
+    write(roots["algo-2"], "ValueError: label 41\n")
+    reason = algorithm_error({"algo-2": 3, "algo-1": 1}, roots, TAILS)
+    assert reason == "AlgorithmError: ValueError: label 41, exit code: 3"
+
+
+def test_a_host_that_ended_well_before_is_not_the_first_to_fail(roots: dict[str, Path]) -> None:
+    write(roots["algo-3"], "wrong")
+    assert algorithm_error({"algo-1": 0, "algo-3": 2}, roots, TAILS) == "AlgorithmError: wrong, exit code: 2"
+
+
+def test_another_hosts_failure_is_better_than_none(roots: dict[str, Path]) -> None:
+    write(roots["algo-1"], "seen by 1")
+    assert algorithm_error({"algo-2": 1, "algo-3": 1}, roots, TAILS) == "AlgorithmError: seen by 1, exit code: 1"
+
+
+def test_without_a_failure_file_the_last_lines_speak(roots: dict[str, Path]) -> None:
+    reason = algorithm_error({"algo-1": 137}, roots, TAILS)
+    assert reason == (
+        "AlgorithmError: algo-1 wrote no /opt/ml/output/failure; it printed: one\nlast of 1, exit code: 137"
+    )
+    assert algorithm_error({"algo-3": 1}, roots, TAILS) == (
+        "AlgorithmError: algo-3 wrote no /opt/ml/output/failure, exit code: 1"
+    )
+
+
+def test_a_long_reason_keeps_its_beginning_its_end_and_the_exit_code(roots: dict[str, Path]) -> None:
+    write(roots["algo-1"], "ValueError: " + "x" * 5000 + " in train.py")
+    reason = algorithm_error({"algo-1": 1}, roots, TAILS)
+    assert len(reason) == MAX_CHARACTERS
+    assert reason.startswith("AlgorithmError: ValueError: xxx")
+    assert reason.endswith("xxx in train.py, exit code: 1")
+
+
+def test_a_reason_that_fits_is_left_alone() -> None:
+    assert fit("a" * MAX_CHARACTERS) == "a" * MAX_CHARACTERS
+    assert len(fit("a" * (MAX_CHARACTERS + 1))) == MAX_CHARACTERS
+
+
+def test_bytes_that_are_no_text_do_no_harm(roots: dict[str, Path]) -> None:
+    (roots["algo-1"] / "output" / "failure").write_bytes(b"bad \xff byte")
+    assert "bad \ufffd byte" in algorithm_error({"algo-1": 1}, roots, TAILS)

@@ -1,0 +1,66 @@
+"""One state follows another, each with its times."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from estimators.local.engine import states
+from estimators.local.engine.states import Progress
+from estimators.local.engine.validation import service_model
+
+START = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+def go(*path: str) -> Progress:
+    progress = Progress.begin(START)
+    for minute, status in enumerate(path, start=1):
+        progress = progress.enter(status, START + timedelta(minutes=minute))
+    return progress
+
+
+def test_each_transition_ends_when_the_next_begins() -> None:
+    described = [transition.describe() for transition in go(states.DOWNLOADING, states.TRAINING).transitions]
+    assert [entry["Status"] for entry in described] == ["Starting", "Downloading", "Training"]
+    assert [entry.get("EndTime") for entry in described] == [entry["StartTime"] for entry in described[1:]] + [None]
+    assert all(entry["StatusMessage"] for entry in described)
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        (states.COMPLETED, "Completed"),
+        (states.FAILED, "Failed"),
+        (states.STOPPED, "Stopped"),
+        (states.MAX_RUNTIME_EXCEEDED, "Stopped"),
+        (states.MAX_WAIT_TIME_EXCEEDED, "Stopped"),
+    ],
+)
+def test_the_last_state_ends_at_once_and_sets_the_status(last: str, status: str) -> None:
+    progress = go(states.DOWNLOADING, states.TRAINING, states.UPLOADING, last)
+    assert (progress.status, progress.secondary_status, progress.ended) == (status, last, True)
+    assert progress.transitions[-1].end == progress.training_end == progress.modified
+
+
+def test_uploading_keeps_the_status_of_a_job_that_is_stopping() -> None:
+    assert go(states.TRAINING, states.STOPPING, states.UPLOADING).status == "Stopping"
+    assert go(states.TRAINING, states.UPLOADING).status == "InProgress"
+
+
+def test_the_training_start_is_that_of_the_first_life() -> None:
+    progress = go(states.TRAINING, states.INTERRUPTED, states.STARTING, states.TRAINING)
+    assert progress.status == "InProgress"
+    assert progress.training_start == START + timedelta(minutes=1)
+
+
+def test_a_job_that_never_trained_has_no_training_times() -> None:
+    progress = go(states.DOWNLOADING, states.FAILED)
+    assert (progress.training_start, progress.training_end) == (None, None)
+
+
+def test_all_states_are_the_services() -> None:
+    known = service_model().shape_for("SecondaryStatus").enum  # type: ignore[attr-defined]
+    ours = [value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)]
+    assert len(ours) == 11
+    assert set(ours) <= set(known)
