@@ -22,8 +22,7 @@ from estimators.problem import nearest
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
-    from sagemaker.pytorch import PyTorch
-    from sagemaker.session import Session
+    from estimators.sdk.v2 import PyTorch, Session
 
 logger = logging.getLogger(__name__)
 

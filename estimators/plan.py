@@ -12,7 +12,7 @@ from estimators.image import Framework
 from estimators.problem import Problem, error
 
 if TYPE_CHECKING:
-    from sagemaker.session import Session
+    from estimators.sdk.v2 import Session
 
 _PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
 """The hyperparameter that AWS's training toolkit reads the number of processes from, for torchrun too."""

@@ -15,7 +15,8 @@ from estimators.log_view import LogView
 if TYPE_CHECKING:
     import boto3
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef, SecondaryStatusTransitionTypeDef
-    from sagemaker.session import Session
+
+    from estimators.sdk.v2 import Session
 
 logger = logging.getLogger(__name__)
 
@@ -178,12 +179,10 @@ class TrainingJob:
         if status == "Completed":
             return
         where = f"Its log: TrainingJob.attach({self.name!r}).logs(), or CloudWatch {LOG_GROUP}, {self.name}/algo-…"
+        kind, verb, unknown = TrainingJobFailed, "failed", "the platform gives no reason"
         if status == "Stopped":
-            reason = description.get("FailureReason") or _STOPPED_BY.get(secondary, "it was stopped")
-            kind, verb = TrainingJobStopped, "was stopped"
-        else:
-            reason = description.get("FailureReason", "the platform gives no reason")
-            kind, verb = TrainingJobFailed, "failed"
+            kind, verb, unknown = TrainingJobStopped, "was stopped", _STOPPED_BY.get(secondary, "it was stopped")
+        reason = description.get("FailureReason", unknown)
         raise kind(
             f"{self.name} {verb} ({secondary or status}): {reason}\n{where}",
             job_name=self.name,

@@ -28,8 +28,8 @@ try:
         from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
         from sagemaker.estimator import EstimatorBase
         from sagemaker.local import LocalSession
-        from sagemaker.pytorch import PyTorch
-        from sagemaker.session import Session
+        from sagemaker.pytorch import PyTorch as PyTorch
+        from sagemaker.session import Session as Session
         from sagemaker.utils import format_tags, get_config_value
         from sagemaker.workflow import is_pipeline_variable
 except ModuleNotFoundError as fault:
