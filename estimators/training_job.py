@@ -123,7 +123,11 @@ class TrainingJob:
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """The log from its beginning, as pairs of host and line, until the job has ended and all is read."""
-        return ((event.host, event.message) for event in self._follow() if isinstance(event, Line))
+        return ((line.host, line.message) for line in self.lines())
+
+    def lines(self) -> Iterator[Line]:
+        """The log as `logs` gives it, each line with its time."""
+        return (event for event in self._follow() if isinstance(event, Line))
 
     def wait(self, logs: bool = True) -> None:
         """Wait for the job's end. An interruption from the keyboard leaves the job running.

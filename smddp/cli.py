@@ -6,6 +6,7 @@ entry point group ``smddp.commands``. Nothing heavy is imported here: ``smddp --
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -65,6 +66,7 @@ def run(
     ] = None,
 ) -> None:
     """Train a script in local processes, started by torchrun."""
+    from smddp.container.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
 
     raise typer.Exit(
@@ -72,7 +74,7 @@ def run(
             script,
             context.args,
             nodes=nodes,
-            processes_per_node=processes_per_node,
+            processes_per_node=processes_per_node or max(count_visible(count_gpus(), os.environ), 1),
             node_rank=node_rank,
             master_addr=master_addr,
             master_port=master_port,

@@ -18,7 +18,7 @@ def demo(
     output: Annotated[Path, typer.Option(help="Where the model, the checkpoints and the loss curve go.")] = Path(
         "runs/demo"
     ),
-    epochs: Annotated[int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")] = 24,
+    epochs: Annotated[int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")] = 8,
 ) -> None:
     """Train digits on two hosts through an embedded SageMaker, with a spot interruption in mid-epoch."""
     missing = [name for name in _NEEDED if find_spec(name) is None]

@@ -36,7 +36,8 @@ def run_local(
 ) -> int:
     """Run a script on ``nodes`` times ``processes_per_node`` ranks and wait for it.
 
-    SIGTERM and SIGINT go to every rank; when one node fails, the others are ended. Call it from the main thread.
+    SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; when one node fails, the others are ended. Call it
+    from the main thread.
 
     Args:
         script: The Python file.
@@ -75,7 +76,15 @@ def run_local(
     environ = _environ(script, run_dir, ranks_here=len(here) * processes_per_node)
     agents = Processes()
 
+    asked = set[int]()
+
     def forward(signum: int, _frame: FrameType | None) -> None:
+        if signum == signal.SIGINT and signum not in asked:
+            # Ctrl-C is a stop like any other: work is saved. Whoever can't wait presses it again.
+            asked.add(signum)
+            logger.warning("Stopping at the next step, with a checkpoint; Ctrl-C again ends the ranks at once.")
+            agents.forward(signal.SIGTERM)
+            return
         logger.info("%s: telling every rank.", signal.Signals(signum).name)
         agents.forward(signum)
 
