@@ -112,7 +112,7 @@ class Client:
             "AlgorithmSpecification": {
                 "TrainingImage": "image",
                 "TrainingInputMode": "File",
-                "ContainerEntrypoint": [sys.executable, "-S", str(file)],
+                "ContainerEntrypoint": [sys.executable, str(file)],
             },
             "RoleArn": f"arn:aws:iam::{ACCOUNT}:role/training",
             "OutputDataConfig": {"S3OutputPath": f"s3://{self.bucket}/output"},

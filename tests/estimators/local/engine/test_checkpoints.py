@@ -1,0 +1,244 @@
+"""Checkpoint directories and S3 stay in step, both ways."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimators.local.engine.checkpoints import CheckpointSync
+from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.objects import S3Uri
+
+FilesIn = Callable[[str, str], dict[str, bytes]]
+
+
+class CountingS3:
+    """An S3 client that remembers what was changed through it."""
+
+    def __init__(self, s3: Any) -> None:
+        self._s3 = s3
+        self.changes: list[str] = []
+
+    def upload_file(self, path: str, bucket: str, key: str) -> None:
+        self.changes.append(f"put {key.rpartition('/')[2]}")
+        self._s3.upload_file(path, bucket, key)
+
+    def delete_object(self, *, Bucket: str, Key: str) -> None:  # noqa: N803
+        self.changes.append(f"delete {Key.rpartition('/')[2]}")
+        self._s3.delete_object(Bucket=Bucket, Key=Key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._s3, name)
+
+
+class Sync:
+    """Two hosts, and a prefix."""
+
+    def __init__(self, s3: Any, bucket: str, tmp_path: Path) -> None:
+        self.s3 = CountingS3(s3)
+        self.one, self.two = tmp_path / "one", tmp_path / "two"
+        for directory in (self.one, self.two):
+            directory.mkdir()
+        self.uri = S3Uri(bucket=bucket, key="run/")
+        self._snapshot = tmp_path / "snapshot"
+        self.sync = self.new()
+
+    def new(self, seconds: float = 0.02) -> CheckpointSync:
+        directories = {"algo-1": self.one, "algo-2": self.two}
+        return CheckpointSync(self.s3, self.uri, directories, snapshot=self._snapshot, seconds=seconds)  # type: ignore[arg-type]
+
+    def put(self, name: str, content: str = "old") -> None:
+        self.s3.put_object(Bucket=self.uri.bucket, Key=self.uri.key + name, Body=content.encode())
+
+    def download(self) -> None:
+        self.sync.download(cancelled=lambda: False)
+
+
+@pytest.fixture
+def sync(s3: Any, bucket: str, tmp_path: Path) -> Sync:
+    return Sync(s3, bucket, tmp_path)
+
+
+@pytest.fixture
+def remote(sync: Sync, files_in: FilesIn) -> Callable[[], dict[str, bytes]]:
+    return lambda: files_in(sync.uri.bucket, sync.uri.key)
+
+
+@pytest.fixture
+def running(sync: Sync) -> Iterator[Sync]:
+    sync.download()
+    sync.sync.start()
+    yield sync
+    sync.sync.abandon()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def aged(path: Path, content: str = "new") -> None:
+    """Write a file as if it had been a while ago: its modification time says all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    past = time.time_ns() - 1_000_000_000
+    os.utime(path, ns=(past, past))
+
+
+def test_every_host_starts_with_all_of_the_prefix(sync: Sync) -> None:
+    sync.put("a")
+    sync.put("step-1/weights")
+    sync.download()
+    for directory in (sync.one, sync.two):
+        assert (directory / "a").read_text() == "old"
+        assert (directory / "step-1" / "weights").read_text() == "old"
+
+
+def test_what_begins_like_the_prefix_is_not_of_it(sync: Sync) -> None:
+    sync.s3.put_object(Bucket=sync.uri.bucket, Key="run-2/x", Body=b"")
+    sync.download()
+    assert list(sync.one.iterdir()) == []
+
+
+def test_keys_that_leave_the_directory_are_left_out(sync: Sync, caplog: pytest.LogCaptureFixture) -> None:
+    sync.put("../escape")
+    sync.put("inside")
+    sync.download()
+    assert [path.name for path in sync.one.iterdir()] == ["inside"]
+    assert not (sync.one.parent / "escape").exists()
+    assert "is left out" in caplog.text
+
+
+def test_what_was_downloaded_is_not_uploaded_again(sync: Sync) -> None:
+    sync.put("a")
+    sync.download()
+    sync.sync.finish()
+    assert sync.s3.changes == []
+
+
+def test_new_files_go_up_while_the_job_runs(running: Sync, remote: Callable[[], dict[str, bytes]]) -> None:
+    (running.one / "step-1").mkdir()
+    (running.one / "step-1" / "weights").write_text("new")
+    until(lambda: remote() == {"step-1/weights": b"new"})
+
+
+def test_changed_files_go_up_again(running: Sync, remote: Callable[[], dict[str, bytes]]) -> None:
+    (running.one / "last").write_text("1")
+    until(lambda: remote() == {"last": b"1"})
+    (running.one / "last").write_text("2")
+    until(lambda: remote() == {"last": b"2"})
+
+
+def test_deletes_propagate_though_other_hosts_have_a_copy(
+    running: Sync, remote: Callable[[], dict[str, bytes]]
+) -> None:
+    running.put("old")
+    sync = running.new()
+    sync.download(cancelled=lambda: False)
+    (running.one / "old").unlink()
+    sync.finish()
+    assert remote() == {}
+    assert (running.two / "old").exists()
+
+
+def test_a_file_that_does_not_change_goes_up_once(sync: Sync) -> None:
+    sync.download()
+    aged(sync.one / "a")
+    sync.sync.finish()
+    sync.sync.finish()
+    assert sync.s3.changes == ["put a"]
+
+
+def test_a_file_written_a_moment_ago_is_looked_at_again(sync: Sync, remote: Callable[[], dict[str, bytes]]) -> None:
+    path = sync.one / "a"
+    path.write_text("1")
+    written = path.stat().st_mtime_ns
+    sync.sync.finish()
+    path.write_text("2")
+    os.utime(path, ns=(written, written))  # the clock's tick was too coarse to tell
+    sync.sync.finish()
+    assert remote() == {"a": b"2"}
+
+
+def test_files_go_up_in_the_order_they_were_written(sync: Sync) -> None:
+    for number, name in enumerate(["weights", "state", "manifest"]):
+        aged(sync.one / "step" / name)
+        os.utime(sync.one / "step" / name, ns=(number, number))
+    sync.sync.finish()
+    assert sync.s3.changes == ["put weights", "put state", "put manifest"]
+
+
+def test_the_new_is_up_before_the_old_is_deleted(sync: Sync) -> None:
+    aged(sync.one / "step-1")
+    sync.sync.finish()
+    (sync.one / "step-1").unlink()
+    aged(sync.one / "step-2")
+    sync.sync.finish()
+    assert sync.s3.changes == ["put step-1", "put step-2", "delete step-1"]
+
+
+def test_hosts_share_the_prefix_and_do_not_delete_what_another_wrote(
+    sync: Sync, remote: Callable[[], dict[str, bytes]]
+) -> None:
+    aged(sync.one / "shared", "from one")
+    aged(sync.two / "own", "from two")
+    sync.sync.finish()
+    (sync.one / "shared").unlink()
+    aged(sync.two / "shared", "from two")
+    sync.sync.finish()
+    assert remote() == {"shared": b"from two", "own": b"from two"}
+
+
+def test_the_platforms_own_transient_files_stay_here(sync: Sync) -> None:
+    aged(sync.one / "a.sagemaker-uploading")
+    sync.sync.finish()
+    assert sync.s3.changes == []
+
+
+def test_dangling_links_and_pipes_are_passed_over(sync: Sync) -> None:
+    (sync.one / "link").symlink_to("nowhere")
+    os.mkfifo(sync.one / "pipe")
+    aged(sync.one / "file")
+    sync.sync.finish()
+    assert sync.s3.changes == ["put file"]
+
+
+def test_the_last_state_is_up_when_it_finishes(running: Sync, remote: Callable[[], dict[str, bytes]]) -> None:
+    for number in range(30):
+        (running.one / "last").write_text(str(number))
+    running.sync.finish()
+    assert remote() == {"last": b"29"}
+
+
+def test_a_hiccup_is_survived(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    original, failures = sync.s3.upload_file, iter([OSError("a hiccup")])
+
+    def upload(*arguments: str) -> None:
+        for failure in failures:
+            raise failure
+        original(*arguments)
+
+    monkeypatch.setattr(sync.s3, "upload_file", upload)
+    sync.sync.start()
+    (sync.one / "a").write_text("new")
+    until(lambda: remote() == {"a": b"new"})
+    sync.sync.abandon()
+    assert "will be tried again" in caplog.text
+
+
+def test_a_bucket_that_is_gone_fails_with_its_name(sync: Sync) -> None:
+    sync.uri = S3Uri(bucket="no-such-bucket-anywhere", key="run")
+    with pytest.raises(FailedJobError, match="Checkpoint download failed: s3://no-such-bucket-anywhere/run"):
+        sync.new().download(cancelled=lambda: False)
+    aged(sync.one / "a")
+    with pytest.raises(FailedJobError, match=r"ClientError: Checkpoint upload failed: .*NoSuchBucket"):
+        sync.new().finish()
