@@ -54,7 +54,8 @@ class Agreement:
     def decide(self, step: int) -> Decision:
         """Asks all ranks, and sets ``next_step``.
 
-        The first steps are asked one by one, then twice as far apart each time, up to a quarter of a second or 50 steps.
+        The first steps are asked one by one, then twice as far apart each time, up to a quarter of a second or 50
+        steps.
         """
         now = time.monotonic()
         taken = max(step - self._last_step, 1)
