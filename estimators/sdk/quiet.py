@@ -38,6 +38,18 @@ def quiet_configuration_logger() -> None:
 
 
 @contextmanager
+def root_logger_kept() -> Iterator[None]:
+    """Undo what a block does to the root logger: a module of the SDK sets it up for the whole program, on import."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+@contextmanager
 def without_log() -> Iterator[None]:
     """Silence the SDK's log for a block in which it is only asked, not used."""
     logger = logging.getLogger("sagemaker")

@@ -18,11 +18,17 @@ from packaging.version import Version
 
 from estimators.errors import EstimatorError
 from estimators.image import Framework
-from estimators.sdk.quiet import quiet_configuration_logger, without_log, without_maintenance_notice
+from estimators.sdk.quiet import (
+    quiet_configuration_logger,
+    root_logger_kept,
+    without_log,
+    without_maintenance_notice,
+)
 
 quiet_configuration_logger()
 try:
-    with without_maintenance_notice():
+    with without_maintenance_notice(), root_logger_kept():
+        import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it, and with it set up the root logger
         from sagemaker import fw_utils, image_uris
         from sagemaker.config import load_sagemaker_config
         from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH

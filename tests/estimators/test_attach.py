@@ -8,6 +8,8 @@ import pytest
 
 from estimators.training_job import TrainingJob
 
+pytestmark = pytest.mark.usefixtures("telemetry")
+
 
 def test_attaching_to_a_job_that_is_not_there_fails(sagemaker_session: Any) -> None:
     with pytest.raises(sagemaker_session.sagemaker_client.exceptions.ClientError):

@@ -13,6 +13,8 @@ import pytest
 
 from estimators import Estimator
 
+pytestmark = pytest.mark.usefixtures("telemetry")
+
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 PAGE = Path(__file__).parents[2] / "docs" / "estimator.md"
 VERSION = {"framework_version": "2.8.0", "py_version": "py312"}

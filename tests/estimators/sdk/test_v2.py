@@ -138,23 +138,28 @@ def test_the_maintenance_notice_is_silenced_for_a_block_only(monkeypatch: pytest
         assert os.environ[quiet.SUPPRESS_VARIABLE] == ""
 
 
-def test_building_a_job_prints_nothing_and_leaves_the_environment(tmp_path: Path) -> None:
+def test_sending_a_job_prints_nothing_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     program = """
-import os
-before = dict(os.environ)
+import logging, os
+import boto3
+from moto import mock_aws
 from estimators import Estimator
-Estimator(__file__, role="arn:aws:iam::123456789012:role/A", instance_type="ml.g5.xlarge").to_sagemaker()
-assert dict(os.environ) == before
+with mock_aws():
+    before = dict(os.environ), logging.getLogger().level, list(logging.getLogger().handlers)
+    Estimator(
+        __file__, role="arn:aws:iam::123456789012:role/A", instance_type="ml.g5.xlarge", image_uri="mine"
+    ).fit(wait=False)
+    assert (dict(os.environ), logging.getLogger().level, list(logging.getLogger().handlers)) == before
 """
     (tmp_path / "program.py").write_text(program)
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    environment = {name: value for name, value in os.environ.items() if name != quiet.SUPPRESS_VARIABLE}
     result = subprocess.run(
         [sys.executable, str(tmp_path / "program.py")],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
-        env={**{name: value for name, value in os.environ.items() if name != quiet.SUPPRESS_VARIABLE}, **keys},
+        env=environment | {"AWS_DEFAULT_REGION": "us-east-1"},
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
