@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SAFE_DEFAULTS = {"debugger_hook_config": False, "disable_profiler": True}
-"""What the SDK would turn on by itself: the Debugger hook and the profiler, which slow a job down."""
-
-_ASKS_FOR_DEBUGGER = frozenset({"rules", "profiler_config"})
+_SAFE_DEFAULTS: Mapping[str, tuple[bool, frozenset[str]]] = {
+    "debugger_hook_config": (False, frozenset({"rules"})),
+    "disable_profiler": (True, frozenset({"rules", "profiler_config"})),
+}
+"""What the SDK would turn on by itself, and slow the job down with, is off, unless a parameter asks for it."""
 
 
 class Estimator:
@@ -102,7 +103,7 @@ class Estimator:
             **others,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        defaults = {} if _ASKS_FOR_DEBUGGER & given.keys() else _SAFE_DEFAULTS
+        defaults = {name: value for name, (value, unless) in _SAFE_DEFAULTS.items() if not unless & given.keys()}
         self.arguments: Mapping[str, Any] = MappingProxyType({**defaults, **given})
         """The parameters for ``PyTorch``, as far as they are decided without the SDK."""
         self._session = sagemaker_session

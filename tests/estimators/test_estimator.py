@@ -221,8 +221,13 @@ def test_what_only_the_sdk_refuses_is_an_error_of_ours(build: Any) -> None:
 
 
 def test_debugging_by_choice_turns_our_defaults_off(build: Any) -> None:
-    from sagemaker.debugger import ProfilerConfig
+    from sagemaker.debugger import ProfilerConfig, Rule, rule_configs
 
-    build(profiler_config=ProfilerConfig()).to_sagemaker()
-    assert build().arguments["disable_profiler"] is True
-    assert "disable_profiler" not in build(profiler_config=ProfilerConfig()).arguments
+    safe = {"debugger_hook_config", "disable_profiler"}
+    profiled = build(profiler_config=ProfilerConfig())
+    assert safe & profiled.arguments.keys() == {"debugger_hook_config"}
+    profiled.to_sagemaker()
+    watched = build(rules=[Rule.sagemaker(rule_configs.loss_not_decreasing())])
+    assert not safe & watched.arguments.keys()
+    watched.to_sagemaker()
+    assert safe <= build().arguments.keys()
