@@ -173,7 +173,10 @@ def lines(logs: Any) -> Callable[..., list[str]]:
 
     def read(job: str, host: str = "algo-1") -> list[str]:
         group = "/aws/sagemaker/TrainingJobs"
-        streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{job}/{host}-")["logStreams"]
+        try:
+            streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{job}/{host}-")["logStreams"]
+        except logs.exceptions.ResourceNotFoundException:
+            return []  # no job has run yet
         events: list[dict[str, Any]] = []
         for stream in streams:
             events += logs.get_log_events(

@@ -380,7 +380,10 @@ COUNT = """
     """
 
 
-def test_an_interrupted_spot_job_goes_on_from_its_checkpoint(client: Any, s3: Any, lines: Lines) -> None:
+def test_an_interrupted_spot_job_goes_on_from_its_checkpoint(
+    start_engine: Any, client_of: Any, s3: Any, lines: Lines
+) -> None:
+    client = client_of(start_engine(sync_seconds=60))  # what is saved in the grace is copied at the end
     name = client.submit(COUNT, **SPOT, CheckpointConfig={"S3Uri": f"s3://{client.bucket}/c"}, ResourceConfig=TWO_HOSTS)
     await_line(lines, name, "from 0", "algo-1", "algo-2")
     s3.put_object(Bucket=client.bucket, Key="c/enough", Body=b"")
