@@ -1,8 +1,8 @@
 """What a trainer costs a step: smddp's, Lightning Fabric and Accelerate against a loop written by hand.
 
 All train the same tiny MLP on the same batches in memory, on one CPU thread, so that hardly anything but the loop's
-own cost is left. The contestants take turns, repeat after repeat, and each one's median counts: a machine that is
-busy for a while is busy for all.
+own cost is left. The contestants take turns, and each is compared with the loop by hand of the same turn: a machine
+that is busy for a while is busy for all. Of all turns the median counts.
 
     python benchmarks/trainer_overhead.py [--steps 3000] [--repeats 5]
 
@@ -133,13 +133,15 @@ def main() -> None:
     print(f"{options.steps} steps, median of {options.repeats}; torch {torch.__version__}, Python", end=" ")
     print(f"{platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print(f"{'':12}{'µs a step':>10}{'over by hand':>14}{'ratio':>8}")
-    base = statistics.median(seconds["by hand"]) / options.steps * 1e6
     for name in CONTESTANTS:
         if name not in here:
             print(f"{name:12}{'not installed: pip install smddp[benchmarks]':>32}")
             continue
+        turns = list(zip(seconds[name], seconds["by hand"], strict=True))
         cost = statistics.median(seconds[name]) / options.steps * 1e6
-        print(f"{name:12}{cost:10.1f}{cost - base:+14.1f}{cost / base:8.3f}")
+        over = statistics.median(own - base for own, base in turns) / options.steps * 1e6
+        ratio = statistics.median(own / base for own, base in turns)
+        print(f"{name:12}{cost:10.1f}{over:+14.1f}{ratio:8.3f}")
 
 
 if __name__ == "__main__":
