@@ -86,7 +86,8 @@ class _KeptProcess:
             self._send(json.dumps(spec).encode() + b"\n")
             answer = json.loads(report.read() or b"{}")
         if "pid" not in answer:
-            said = answer.get("error") or self._output.read().decode(errors="replace").strip()
+            with self._output as output:
+                said = answer.get("error") or output.read().decode(errors="replace").strip()
             self.wait()
             raise HostStartError(f"{spec['name']}: {spec['argv'][0]} could not be started: {said}")
         self._pid: int = answer["pid"]
@@ -107,12 +108,11 @@ class _KeptProcess:
 
     def wait(self, timeout: float | None = None) -> int | None:
         try:
-            return self._keeper.wait(timeout)
+            code = self._keeper.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
-        finally:
-            if self._keeper.returncode is not None:
-                self._control.close()
+        self._control.close()
+        return code if code >= 0 else 128 - code  # negative: the keeper was killed, and its host with it
 
     def _send(self, message: bytes) -> None:
         """Write to the keeper, which takes its orders until the host has ended and none thereafter."""

@@ -244,6 +244,19 @@ def test_a_host_dies_when_the_process_that_started_it_is_killed(isolated: bool, 
     await_none_alive(token)
 
 
+@BOTH_WAYS
+def test_a_host_dies_with_its_keeper(start: Start, isolated: bool) -> None:
+    token = f"token-{uuid.uuid4().hex}"
+    host = start(*python("print('up'); import time; time.sleep(60)"), token)
+    await_line(host)
+    status = Path(f"/proc/{host.pid}/status").read_text()
+    keeper = int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
+    os.kill(keeper, signal.SIGKILL)
+    said(host)
+    assert host.wait() == 128 + signal.SIGKILL
+    await_none_alive(token)
+
+
 def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
