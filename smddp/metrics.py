@@ -37,10 +37,9 @@ class StepRate:
 
     def lap(self, step: int) -> float:
         """Steps a second since the last lap or restart."""
-        seconds = time.monotonic() - self._time
-        rate = (step - self._step) / max(seconds, 1e-9)
+        earlier_step, earlier_time = self._step, self._time
         self.restart(step)
-        return rate
+        return (step - earlier_step) / max(self._time - earlier_time, 1e-9)
 
 
 def _digits(value: float) -> str:

@@ -1,9 +1,10 @@
 import math
 import re
-import time
+from types import SimpleNamespace
 
 import pytest
 
+import smddp.metrics
 from smddp.metrics import StepRate, metrics_line, report
 
 
@@ -40,12 +41,10 @@ def test_reports_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["step=7 epoch=1 accuracy=0.5"]
 
 
-def test_the_rate_counts_from_the_last_lap() -> None:
+def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 10.0, 12.0, 15.0])
+    monkeypatch.setattr(smddp.metrics, "time", SimpleNamespace(monotonic=lambda: next(times)))
     rate = StepRate()
     rate.restart(100)
-    time.sleep(0.05)
-    first = rate.lap(110)
-    time.sleep(0.05)
-    second = rate.lap(111)
-    assert 20 < first <= 200
-    assert 2 < second <= 20
+    assert rate.lap(110) == 5.0
+    assert rate.lap(113) == 1.0

@@ -1,6 +1,8 @@
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -9,12 +11,19 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from smddp.data import ElasticSampler
-from smddp.distributed import leave
+from smddp.distributed import agreement, leave
 from smddp.job import Job
 from smddp.stopping import Stopped, stop_signal
 from smddp.trainer import Trainer
 
 SAMPLES = 40
+
+
+@pytest.fixture(autouse=True)
+def _fast_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often ranks look up depends on how fast they are: here always very fast."""
+    ticks = itertools.count()
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6))
 
 
 @pytest.fixture(autouse=True)

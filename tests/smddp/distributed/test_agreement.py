@@ -1,10 +1,10 @@
 import itertools
-import time
 from collections.abc import Callable
 
 import pytest
 import torch
 
+import smddp.distributed.agreement
 from smddp.cluster import Cluster
 from smddp.distributed import Agreement, Membership
 from smddp.stopping import StopSignal
@@ -15,35 +15,60 @@ def alone(make_cluster: Callable[[int, int], Cluster]) -> Membership:
     return Membership(cluster=make_cluster(0, 1), backend=None, device=torch.device("cpu"), store=None)
 
 
-def steps_that_ask(agreement: Agreement, until: int, seconds: float = 0.0) -> list[int]:
+class Clock:
+    """Time passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(smddp.distributed.agreement, "time", clock)
+    return clock
+
+
+def steps_that_ask(agreement: Agreement, clock: Clock, until: int, seconds: float) -> list[int]:
     asked = []
     for step in range(1, until):
-        time.sleep(seconds)
+        clock.now += seconds
         if step >= agreement.next_step:
             asked.append(step)
             agreement.decide(step)
     return asked
 
 
-def test_fast_steps_ask_ever_more_rarely_up_to_a_bound(alone: Membership) -> None:
-    asked = steps_that_ask(Agreement(alone, StopSignal()), until=1000)
+def test_fast_steps_ask_ever_more_rarely_up_to_a_bound(alone: Membership, clock: Clock) -> None:
+    asked = steps_that_ask(Agreement(alone, StopSignal()), clock, until=1000, seconds=0.001)
 
     gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert gaps[:4] == [2, 4, 8, 16]
     assert max(gaps) == 50
 
 
-def test_slow_steps_ask_about_once_a_second(alone: Membership) -> None:
-    asked = steps_that_ask(Agreement(alone, StopSignal()), until=12, seconds=0.3)
-    assert asked == [1, 3, 6, 9] or asked == [1, 3, 5, 8, 11] or asked == [1, 3, 6, 9, 11]
+def test_slow_steps_ask_about_four_times_a_second(alone: Membership, clock: Clock) -> None:
+    assert steps_that_ask(Agreement(alone, StopSignal()), clock, until=16, seconds=0.08) == [1, 3, 6, 9, 12, 15]
 
 
-def test_a_stop_is_decided_and_so_is_a_checkpoint_by_the_clock(alone: Membership) -> None:
+def test_steps_that_become_slow_are_asked_more_often(alone: Membership, clock: Clock) -> None:
+    agreement = Agreement(alone, StopSignal())
+    steps_that_ask(agreement, clock, until=200, seconds=0.001)
+    step = agreement.next_step
+    clock.now += 50 * 2.0
+    agreement.decide(step)
+    assert agreement.next_step == step + 1
+
+
+def test_a_stop_is_decided_and_so_is_a_checkpoint_by_the_clock(alone: Membership, clock: Clock) -> None:
     stop = StopSignal()
-    agreement = Agreement(alone, stop, save_seconds=0.05)
+    agreement = Agreement(alone, stop, save_seconds=60)
 
     first = agreement.decide(1)
-    time.sleep(0.06)
+    clock.now += 61
     second = agreement.decide(2)
     agreement.saved()
     stop.requested = True

@@ -55,13 +55,14 @@ def test_lost_contact_is_the_report_where_no_cause_comes(
     assert report == f"{first_failure._NO_CAUSE}\nConnection closed by peer"
 
 
-def test_a_failed_rank_stays_until_all_have_read_and_not_for_ever(
+def test_a_failed_rank_stays_until_all_have_read_and_no_longer(
     memberships: list[Membership], ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 30.0)
     ranks[0].settle("ValueError on rank 0", lost_contact=False)
     started = time.monotonic()
     ranks[0].await_readers()
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 25
     assert memberships[0].store.add("first_failure/readers", 0) == 2
 
 

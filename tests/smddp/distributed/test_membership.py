@@ -133,4 +133,6 @@ def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[..., 
     assert first.splitlines()[0] == "OSError disk full"
     assert second.splitlines()[0] == "PeerFailedError rank 0 failed: OSError: disk full"
     assert first.splitlines()[1:] == second.splitlines()[1:]
-    assert first.splitlines()[1] == "asked [1, 3, 7, 15, 31]"
+    asked = [int(step) for step in first.splitlines()[1].removeprefix("asked [").removesuffix("]").split(", ")]
+    assert asked[0] == 1
+    assert asked[-2] < 20 <= asked[-1]
