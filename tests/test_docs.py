@@ -49,6 +49,10 @@ def environment() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    if (ROOT / ".venv").is_dir():
+        # Else `make demo` would install from the directory below, and leave an installation that leads nowhere.
+        fresh = subprocess.run(["make", "--question", ".venv/demo.stamp"], cwd=ROOT, capture_output=True, check=False)
+        assert fresh.returncode == 0, ".venv is older than pyproject.toml: run `make .venv/dev.stamp` first"
     for entry in ROOT.iterdir():
         if entry.name not in {"runs", ".git"}:
             (tmp_path / entry.name).symlink_to(entry)
