@@ -44,18 +44,16 @@ def test_a_stop_is_stopped_and_raised(estimator: Build) -> None:
 
 
 def test_fit_raises_when_somebody_else_stops_the_job(estimator: Build, platform: LocalSageMaker) -> None:
-    client = platform.boto_session.client("sagemaker")
     name = f"stopped-by-another-{time.time_ns()}"
 
     def stop_when_training() -> None:
+        job = TrainingJob(name, platform.boto_session)
         while True:
             try:
-                if client.describe_training_job(TrainingJobName=name)["SecondaryStatus"] == "Training":
-                    break
-            except client.exceptions.ClientError:
-                pass
-            time.sleep(0.1)
-        client.stop_training_job(TrainingJobName=name)
+                wait_for_line(job, "count=5")
+                return job.stop()
+            except platform.boto_session.client("sagemaker").exceptions.ClientError:
+                time.sleep(0.1)  # it was not sent yet
 
     stopper = threading.Thread(target=stop_when_training)
     stopper.start()
