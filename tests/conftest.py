@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 
 def _docker_answers() -> bool:
@@ -41,6 +42,10 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         "no sagemaker-training with sagemaker-pytorch-training",
     ),
 }
+# How long an example takes says more of the machine than of the code; pytest-timeout catches what hangs.
+settings.register_profile("smddp", deadline=None)
+settings.load_profile("smddp")
+
 REQUIRED = {name for name in os.environ.get("SMDDP_REQUIRE", "").split(",") if name}
 
 
