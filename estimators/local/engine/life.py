@@ -183,6 +183,7 @@ class Life:
                 process.kill()
             for watcher in watchers:
                 watcher.join()
+            self._job.metrics.settle()
             if checkpoints is not None:
                 checkpoints.abandon()
         return self._job.end_training()
