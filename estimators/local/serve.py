@@ -116,7 +116,8 @@ def _listen(port: int) -> socket.socket:
 
 def _tell(answer: dict[str, str]) -> None:
     """Answer the parent, once: what anyone prints later goes to the log."""
-    print(json.dumps(answer), flush=True)  # noqa: T201 - the protocol with the parent
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone already, which `_await_end` sees
+        print(json.dumps(answer), flush=True)  # noqa: T201 - the protocol with the parent
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
 

@@ -136,6 +136,22 @@ def test_nothing_survives_a_parent_that_was_killed_in_the_middle_of_a_job(job_re
         parent.stdout.close()
 
 
+@pytest.mark.parametrize("storage", ["memory", pytest.param("disk", marks=pytest.mark.seaweedfs)])
+def test_nothing_survives_a_parent_that_was_killed_while_it_started(storage, tmp_path):
+    starting = f"from estimators.local import LocalSageMaker as L; L({str(tmp_path)!r}, storage={storage!r}).start()"
+    parent = subprocess.Popen([sys.executable, "-c", starting])
+    started = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    while not list(tmp_path.glob("smddp-local-*/aws-config")):  # the server has been told what to do
+        time.sleep(0.001)
+    (server,) = map(int, started.read_text().split())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while is_alive(server) or list(tmp_path.glob("smddp-local-*")):
+        assert time.monotonic() < deadline, list(tmp_path.iterdir())
+        time.sleep(0.1)
+
+
 def test_a_port_that_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
