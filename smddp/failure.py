@@ -55,9 +55,24 @@ def record(output_dir: Path, report: str) -> None:
     temporary.replace(output_dir / "failure")
 
 
-def forget(output_dir: Path) -> None:
-    """Removes the report of an earlier attempt, after one that succeeded."""
-    (output_dir / "failure").unlink(missing_ok=True)
+def find(output_dir: Path) -> tuple[int, int] | None:
+    """What tells the report that is there now from any later one; None if there is none."""
+    try:
+        found = (output_dir / "failure").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
+    """Removes the report of an earlier attempt, and no other: another rank may have failed meanwhile.
+
+    Args:
+        output_dir: Where it is.
+        earlier: What `find` gave when this attempt began.
+    """
+    if earlier is not None and find(output_dir) == earlier:
+        (output_dir / "failure").unlink(missing_ok=True)
 
 
 def _summary(told: traceback.TracebackException) -> str:

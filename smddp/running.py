@@ -57,6 +57,7 @@ def _run(main: Callable[..., None]) -> int:
         _set_up_logging(cluster)
         job = Job.detect(cluster=cluster)
         job.make_directories()
+        earlier = failure.find(job.output_dir)
         arguments = _arguments(main, job)
         membership = join(cluster)
     except Exception as error:
@@ -65,7 +66,10 @@ def _run(main: Callable[..., None]) -> int:
         _record(job.output_dir if job is not None else _output_dir_of_sagemaker(), failure.describe(error, cluster))
         return 1
     with stop_signal:
-        return _train(partial(main, **arguments), job, membership)
+        code = _train(partial(main, **arguments), job, membership)
+    if code in (0, RESUMABLE):
+        failure.forget(job.output_dir, earlier)
+    return code
 
 
 def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
@@ -86,7 +90,6 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
             return code
     else:
         code = 0
-        failure.forget(job.output_dir)
     first_failure.close()
     leave()
     if code == RESUMABLE and membership.cluster.is_main:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
-from smddp.failure import LIMIT, describe, forget, record
+from smddp.failure import LIMIT, describe, find, forget, record
 
 
 def rank(number: int, of: int = 4) -> Cluster:
@@ -177,8 +177,9 @@ def test_the_file_is_whole_replaces_an_older_one_and_leaves_nothing_else(tmp_pat
     assert (tmp_path / "output" / "failure").read_text(encoding="utf-8") == "second: ü"
     assert [entry.name for entry in (tmp_path / "output").iterdir()] == ["failure"]
 
-    forget(tmp_path / "output")
-    forget(tmp_path / "output")
+    found = find(tmp_path / "output")
+    forget(tmp_path / "output", found)
+    forget(tmp_path / "output", found)
     assert not list((tmp_path / "output").iterdir())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp import Job
+from smddp import Job, failure
 from smddp.distributed import current_membership, leave
 from smddp.running import run
 from smddp.stopping import Stopped, stop_signal
@@ -84,11 +84,30 @@ def test_a_failure_is_told_in_the_file_and_ends_with_code_1(failure_file: Path) 
     assert failure_file.read_text().startswith("ValueError: label 12 is not in 0..9 (rank 0 of 1 on ")
 
 
-def test_the_next_success_removes_the_old_failure(failure_file: Path) -> None:
+@pytest.mark.parametrize("ending", [None, SystemExit(0), Stopped()])
+def test_the_next_attempt_that_does_not_fail_removes_the_old_failure(
+    ending: BaseException | None, failure_file: Path
+) -> None:
     failure_file.parent.mkdir(parents=True)
     failure_file.write_text("of yesterday")
-    assert code_of(lambda: None) == 0
+
+    def main() -> None:
+        if ending is not None:
+            raise ending
+
+    assert code_of(main) in (0, 75)
     assert not failure_file.exists()
+
+
+def test_a_rank_that_succeeds_leaves_the_failure_of_another(failure_file: Path) -> None:
+    failure_file.parent.mkdir(parents=True)
+    failure_file.write_text("of yesterday")
+
+    def main(job: Job) -> None:
+        failure.record(job.output_dir, "of rank 1, just now")
+
+    assert code_of(main) == 0
+    assert failure_file.read_text() == "of rank 1, just now"
 
 
 def test_wrong_hyperparameters_are_told_in_the_file(monkeypatch: pytest.MonkeyPatch, failure_file: Path) -> None:
