@@ -13,7 +13,7 @@ from smddp.container.contract import base_directory, read_contract
 from smddp.container.environment import process_environment
 from smddp.container.gpus import count_gpus, count_visible
 from smddp.container.hosts import await_names
-from smddp.container.outcome import describe_failure, report_failure, report_success
+from smddp.container.outcome import describe_failure, forget_outcome, report_failure, report_success
 from smddp.container.process import Result, Stopped, raise_on_stop, run
 from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
@@ -34,6 +34,7 @@ def train(environ: Mapping[str, str]) -> int:
         Stopped: A stop came before it was.
     """
     contract = read_contract(environ)
+    forget_outcome(contract.output_dir)
     logging.getLogger("smddp").setLevel(contract.platform.get("sagemaker_container_log_level", logging.INFO))
     region = environ.get("AWS_REGION") or contract.platform.get("sagemaker_region")
     fetch_source(contract.submit_directory, contract.code_dir, region=region, environ=environ)

@@ -22,6 +22,12 @@ _CHAINED = ("The above exception was the direct cause", "During handling of the 
 _NOISE = re.compile(r"\[W\d+|.*Warning: |\W*$")
 
 
+def forget_outcome(output_dir: Path) -> None:
+    """Remove what an earlier attempt in the same place ended in: it must not be taken for this one's reason."""
+    for name in ("failure", "success"):
+        (output_dir / name).unlink(missing_ok=True)
+
+
 def report_success(output_dir: Path) -> None:
     """Write ``success``, which is empty."""
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -35,8 +41,9 @@ def report_failure(output_dir: Path, reason: str) -> None:
     if path.exists():
         logger.error("The job failed; its own reason is in %s.", path)
         return
+    reason = reason.encode("utf-8", "backslashreplace").decode()  # names out of an archive need not be text
     logger.error("The job failed: %s", reason)
-    path.write_text(reason[:MAX_CHARACTERS])
+    path.write_text(reason[:MAX_CHARACTERS], encoding="utf-8")
 
 
 def describe_failure(program: str, host: str, code: int, tail: str, *, many: bool) -> str:

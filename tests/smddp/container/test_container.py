@@ -84,6 +84,16 @@ def test_a_rank_s_own_failure_file_wins(opt_ml):
     assert opt_ml.failure == "the root cause"
 
 
+def test_what_an_earlier_attempt_wrote_is_not_this_ones_reason(opt_ml):
+    opt_ml.code("train.py", "raise SystemExit(3)").hyperparameters(sagemaker_program="train.py")
+    (opt_ml.base / "output").mkdir()
+    (opt_ml.base / "output" / "failure").write_text("of an earlier attempt")
+    (opt_ml.base / "output" / "success").touch()
+    opt_ml.train()
+    assert opt_ml.failure == "train.py ended with exit code 3 on algo-1."
+    assert not opt_ml.succeeded
+
+
 def test_a_process_that_was_killed_ends_as_137_and_says_so(opt_ml):
     opt_ml.code("train.py", "import os; os.kill(os.getpid(), 9)").hyperparameters(sagemaker_program="train.py")
     assert opt_ml.train().returncode == 137

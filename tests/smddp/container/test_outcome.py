@@ -73,3 +73,8 @@ def test_what_a_rank_wrote_is_not_overwritten(tmp_path):
 def test_success_is_an_empty_file(tmp_path):
     report_success(tmp_path / "output")
     assert (tmp_path / "output" / "success").read_bytes() == b""
+
+
+def test_bytes_that_are_no_text_do_not_hide_the_reason(tmp_path):
+    report_failure(tmp_path / "output", "member 'a': it links to ../\udcff")
+    assert (tmp_path / "output" / "failure").read_text(encoding="utf-8") == "member 'a': it links to ../\\udcff"
