@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -41,7 +42,7 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
     """
     requirements = code_dir / "requirements.txt"
     wanted = ["-r", requirements.name] if requirements.is_file() else []
-    if wanted and not package and already_installed(requirements.read_text().splitlines()):
+    if wanted and not package and already_installed(_lines(requirements)):
         logger.info("All of requirements.txt is installed already.")
         return sys.executable
     if package:
@@ -74,7 +75,7 @@ def already_installed(lines: Iterable[str]) -> bool:
 
     for line in lines:
         text = line.split(" #")[0].strip()
-        if not text or text.startswith("#") or text.split("=")[0].split()[0] in _SOURCES:
+        if not text or text.startswith("#") or re.split(r"[\s=]", text)[0] in _SOURCES:
             continue
         try:
             requirement = Requirement(text)
@@ -87,6 +88,11 @@ def already_installed(lines: Iterable[str]) -> bool:
         except (InvalidRequirement, PackageNotFoundError):
             return False
     return True
+
+
+def _lines(requirements: Path) -> list[str]:
+    """Those of the file, in the encoding that pip expects; what is no text in it is no plain requirement either."""
+    return requirements.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _make_environment(directory: Path) -> Path:

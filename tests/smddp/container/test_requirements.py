@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.container.requirements import already_installed
+from smddp.container.requirements import already_installed, install_requirements
 
 
 def wheel(directory: Path, name: str, version: str, code: str) -> None:
@@ -45,6 +45,7 @@ def wheel(directory: Path, name: str, version: str, code: str) -> None:
         ("-r other.txt", False),
         ("-e .", False),
         ("./local.whl", False),
+        ("======= theirs", False),
         ("packaging==24.2 --hash=sha256:abc", False),
     ],
 )
@@ -100,3 +101,8 @@ def test_a_stop_ends_pip(opt_ml):
     process.terminate()
     assert process.wait(timeout=20) == 143
     assert opt_ml.failure is None
+
+
+def test_a_comment_in_another_encoding_does_no_harm(tmp_path):
+    (tmp_path / "requirements.txt").write_bytes(b"packaging>=20  # caf\xe9\n")
+    assert install_requirements(tmp_path, tmp_path / "venv", package=False, environ={}) == sys.executable
