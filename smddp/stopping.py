@@ -53,8 +53,8 @@ class StopSignal:
         Raises:
             ValueError: Outside of the main thread, where Python allows no signal handlers.
         """
-        self._previous = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
         self.requested = False
+        self._previous = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
         return self
 
     def __exit__(

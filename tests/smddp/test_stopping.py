@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -45,3 +46,18 @@ def test_left_alone_a_stop_ends_the_process_as_resumable_and_without_a_traceback
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 75
     assert done.stderr == ""
+
+
+def test_a_stop_that_comes_while_watching_starts_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    install = signal.signal
+
+    def install_and_stop(signum: int, handler: Any) -> Any:
+        previous = install(signum, handler)
+        os.kill(os.getpid(), signum)
+        return previous
+
+    stop = StopSignal()
+    monkeypatch.setattr(signal, "signal", install_and_stop)
+    with stop:
+        monkeypatch.undo()
+        assert stop.requested
