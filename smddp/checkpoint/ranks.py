@@ -1,6 +1,7 @@
 """The ranks that share a checkpoint: rank 0 works, all ranks learn how it went, and none is left waiting.
 
-An error on one rank becomes the same CheckpointError on every rank. Without torch.distributed there is one rank.
+An error on one rank becomes the same CheckpointError on every rank; on the others its cause is a PeerFailedError, so
+that the job's failure is told by the rank that has it. Without torch.distributed there is one rank.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from smddp.distributed import PeerFailedError
 from smddp.errors import CheckpointError
 
 _Result = TypeVar("_Result")
@@ -56,7 +58,7 @@ class Ranks:
             (outcome,) = shared
         result, failure = outcome
         if failure is not None:
-            raise CheckpointError(failure) from cause
+            raise CheckpointError(failure) from self._cause(cause, of=0)
         return result  # type: ignore[return-value]
 
     def on_each(self, action: Callable[[], _Result]) -> list[_Result]:
@@ -73,7 +75,7 @@ class Ranks:
         for rank, (_, failure) in enumerate(outcomes):
             if failure is not None:
                 text = f"rank {rank}: {failure}" if self.world_size > 1 else failure
-                raise CheckpointError(text) from (cause if rank == self.rank else None)
+                raise CheckpointError(text) from self._cause(cause, of=rank)
         return [result for result, _ in outcomes]
 
     def broadcast(self, content: torch.Tensor | None, size: int) -> torch.Tensor:
@@ -90,6 +92,9 @@ class Ranks:
             for start in range(0, size, _PIECE):
                 dist.broadcast(content[start : start + _PIECE], src=0)
         return content
+
+    def _cause(self, cause: Exception | None, *, of: int) -> Exception | None:
+        return cause if of == self.rank else PeerFailedError(f"rank {of} failed")
 
 
 def _attempt(

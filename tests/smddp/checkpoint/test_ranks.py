@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from smddp.checkpoint import Checkpointer, rng
 from smddp.checkpoint.ranks import Ranks
+from smddp.distributed import is_communication_error
 from smddp.errors import CheckpointError
 
 
@@ -44,6 +45,15 @@ def message(action: Callable[[], object]) -> str:
         action()
     except CheckpointError as error:
         return str(error)
+    raise AssertionError("no error")
+
+
+def is_an_echo(action: Callable[[], object]) -> bool:
+    """Whether the error that an action ends in is another rank's."""
+    try:
+        action()
+    except CheckpointError as error:
+        return is_communication_error(error)
     raise AssertionError("no error")
 
 
@@ -75,8 +85,10 @@ def journey(rank: int, directory: Path) -> dict[str, Any]:
 
     part.fails = rank == 0  # only rank 0 asks for the state
     told["save fails"] = message(lambda: checkpointer.save(2))
+    told["save is an echo"] = is_an_echo(lambda: checkpointer.save(2))
     part.fails = rank == 1
     told["load fails"] = message(checkpointer.load)
+    told["load is an echo"] = is_an_echo(checkpointer.load)
     part.fails = False
     if rank == 0:
         (mine / "step-000000000001" / "part.safetensors").write_bytes(b"damaged")
@@ -134,6 +146,11 @@ def test_an_error_on_one_rank_is_the_same_error_on_every_rank(failure: str, text
     first, second = (each[failure] for each in told[1])
     assert first == second
     assert text in first
+
+
+def test_only_the_rank_with_the_cause_tells_of_it_as_its_own(told: Any) -> None:
+    assert [each["save is an echo"] for each in told[1]] == [False, True]
+    assert [each["load is an echo"] for each in told[1]] == [True, False]
 
 
 def test_after_the_errors_all_ranks_go_on_together(told: Any) -> None:
