@@ -70,8 +70,10 @@ def launch(command: Sequence[str]) -> int:
 
 def _signal_ranks(mpirun: int, signum: int) -> None:
     """Signal mpirun's children, which are the ranks; mpirun itself as long as it has none."""
-    threads = Path(f"/proc/{mpirun}/task").glob("*/children")
-    ranks = [int(child) for thread in threads for child in thread.read_text().split()]
+    ranks: list[int] = []
+    with suppress(OSError):  # it is ending just now
+        for thread in Path(f"/proc/{mpirun}/task").glob("*/children"):
+            ranks += map(int, thread.read_text().split())
     for process in ranks or [mpirun]:
         with suppress(ProcessLookupError):
             os.kill(process, signum)
