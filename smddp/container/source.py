@@ -159,6 +159,8 @@ def _problem(path: PurePosixPath, member: tarfile.TarInfo) -> str | None:
         return "its path is absolute"
     if ".." in path.parts:
         return "its path holds '..'"
+    if "\0" in member.name or "\0" in member.linkname:
+        return "its name holds a NUL, which no file's can"
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         return "it is neither file, directory nor link"
     if member.isreg() and member.mode & _SPECIAL_BITS:

@@ -169,3 +169,12 @@ def test_a_long_list_of_files_is_cut(tmp_path):
         (tmp_path / f"{number:02}.py").touch()
     with pytest.raises(SourceError, match=r"holds 00.py, .*19.py and 10 more\.$"):
         check_entry_point("train.py", tmp_path)
+
+
+@pytest.mark.parametrize("header", ["path", "linkpath"])
+def test_refuses_a_name_that_no_file_can_have_before_anything_is_written(tmp_path, header):
+    member = {"type": LINK, "linkname": "train.py", "pax_headers": {header: "a\0b"}}
+    bundle = archive(tmp_path / "b.tar.gz", ("train.py", {}), ("a", member))
+    with pytest.raises(SourceError, match="NUL"):
+        fetch(bundle, tmp_path / "code")
+    assert not list((tmp_path / "code").iterdir())
