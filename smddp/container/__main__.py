@@ -17,7 +17,7 @@ from smddp.container.outcome import describe_failure, forget_outcome, report_fai
 from smddp.container.process import Result, Stopped, raise_on_stop, run
 from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
-from smddp.errors import SmddpError
+from smddp.errors import JobError, SmddpError
 from smddp.stopping import RESUMABLE
 
 logger = logging.getLogger("smddp.container")
@@ -35,7 +35,7 @@ def train(environ: Mapping[str, str]) -> int:
     """
     contract = read_contract(environ)
     forget_outcome(contract.output_dir)
-    logging.getLogger("smddp").setLevel(contract.platform.get("sagemaker_container_log_level", logging.INFO))
+    _set_level(contract.platform.get("sagemaker_container_log_level", logging.INFO))
     region = environ.get("AWS_REGION") or contract.platform.get("sagemaker_region")
     fetch_source(contract.submit_directory, contract.code_dir, region=region, environ=environ)
     entry_point = check_entry_point(
@@ -57,6 +57,14 @@ def train(environ: Mapping[str, str]) -> int:
     reason = describe_failure(entry_point, contract.current_host, result.code, result.tail, many=command.many)
     _report(contract.output_dir, result, reason)
     return result.code
+
+
+def _set_level(level: object) -> None:
+    if type(level) is not int:
+        raise JobError(
+            f"sagemaker_container_log_level={level!r} must be a whole number, a level of Python's logging: 20 is INFO."
+        )
+    logging.getLogger("smddp").setLevel(level)
 
 
 def _report(output_dir: Path, result: Result, reason: str) -> None:

@@ -156,6 +156,12 @@ def test_a_missing_entry_point_is_a_failure_that_lists_the_files(opt_ml):
     assert opt_ml.failure == "There is no entry point train.py in the source bundle, which holds lib/model.py, main.py."
 
 
+def test_a_log_level_that_is_none_is_a_failure_that_names_it(opt_ml):
+    opt_ml.code("train.py", "pass").hyperparameters(sagemaker_program="train.py", sagemaker_container_log_level="loud")
+    assert opt_ml.train().returncode == 1
+    assert (opt_ml.failure or "").startswith("sagemaker_container_log_level='loud' must be a whole number")
+
+
 def test_outside_a_container_nothing_is_written(tmp_path):
     environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
     command = [sys.executable, "-m", "smddp.container"]
