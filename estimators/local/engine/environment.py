@@ -56,6 +56,7 @@ def host_environment(
     platform: Mapping[str, str],
     master_port: int,
     host_count: int,
+    temporary: str | None,
     requested: Mapping[str, str],
 ) -> dict[str, str]:
     """The environment of every host of a job.
@@ -68,6 +69,7 @@ def host_environment(
         master_port: A port that is free on this machine, which all hosts of the job share.
         host_count: How many hosts share this machine's cores. Left alone, the threads of each would take them all,
             and wait for each other: a step of a small network takes twenty times as long.
+        temporary: A directory for temporary files that goes away with the job; None leaves it to the inherited TMPDIR.
         requested: The request's Environment.
     """
     inherited = {
@@ -79,6 +81,7 @@ def host_environment(
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // host_count)),
         **inherited,
         **_IMAGE,
+        **({"TMPDIR": temporary} if temporary else {}),
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
         "SMDDP_MASTER_PORT": str(master_port),

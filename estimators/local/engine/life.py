@@ -26,7 +26,8 @@ from estimators.local.engine.hosts import Host, allocate_hosts, free_port
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.objects import CancelledError, require_bucket
-from estimators.local.engine.opt_ml import host_name, lay_out, remove_tree
+from estimators.local.engine.opt_ml import TEMPORARY, host_name, lay_out, remove_tree
+from estimators.local.engine.request import ML_ROOT
 from estimators.local.executors import Executor, HostProcess, HostSpec, HostStartError
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ class Life:
         return self._job.end_training()
 
     def _specify(self, hosts: tuple[Host, ...], roots: Mapping[str, Path]) -> list[HostSpec]:
+        isolated = self._platform.executor.isolated
         environment = host_environment(
             job_name=self._job.name,
             job_arn=self._job.arn,
@@ -196,9 +198,10 @@ class Life:
             platform=self._platform.container_environment,
             master_port=free_port(),
             host_count=len(hosts),
+            # Never a path of this machine's: sockets in it could not be bound, if it had more than 108 bytes.
+            temporary=f"{ML_ROOT}/{TEMPORARY}" if isolated else None,
             requested=self._request.environment,
         )
-        isolated = self._platform.executor.isolated
         return [
             HostSpec(
                 name=host.name,

@@ -13,7 +13,9 @@ from estimators.local.engine.hosts import Host
 from estimators.local.engine.request import ML_ROOT, TrainingRequest
 
 NETWORK_INTERFACE = "lo"
-_DIRECTORIES = ("code", "input/config", "input/data", "model", "output/data")
+TEMPORARY = "tmp"
+"""Where a program that sees its tree at /opt/ml has its temporary files: like a container's, they go away with it."""
+_DIRECTORIES = ("code", "input/config", "input/data", "model", "output/data", TEMPORARY)
 
 
 def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: Path, *, isolated: bool) -> None:

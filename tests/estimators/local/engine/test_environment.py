@@ -19,6 +19,7 @@ def environment(
         platform=platform or {},
         master_port=7001,
         host_count=host_count,
+        temporary=None,
         requested=requested or {},
     )
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import textwrap
 import time
 import uuid
@@ -557,6 +558,15 @@ def command_line(process: Path) -> str:
         return (process / "cmdline").read_text()
     except OSError:
         return ""
+
+
+@pytest.mark.namespaces
+def test_what_a_program_leaves_in_its_temporary_directory_goes_away_with_the_job(client: Any, lines: Lines) -> None:
+    token = f"token-{uuid.uuid4().hex}"
+    job = client.run(f"import tempfile; print(tempfile.mkdtemp(prefix={token!r}))")
+    (path,) = lines(job["TrainingJobName"])
+    assert path.startswith(f"/opt/ml/tmp/{token}")
+    assert not list(Path(tempfile.gettempdir()).glob(f"{token}*"))
 
 
 # Without namespaces

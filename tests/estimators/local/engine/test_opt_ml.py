@@ -48,7 +48,7 @@ def test_the_directories_are_there(tmp_path: Path) -> None:
     root = tmp_path / "algo-1"
     made(root, request)
     empty = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_dir() and not any(path.iterdir())}
-    assert empty == {"code", "input/data/train", "input/data/test.a", "model", "output/data", "state/now"}
+    assert empty == {"code", "input/data/train", "input/data/test.a", "model", "output/data", "state/now", "tmp"}
 
 
 def test_the_configuration_is_the_platforms(tmp_path: Path) -> None:
