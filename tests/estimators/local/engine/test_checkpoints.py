@@ -136,16 +136,13 @@ def test_changed_files_go_up_again(running: Sync, remote: Callable[[], dict[str,
     until(lambda: remote() == {"last": b"2"})
 
 
-def test_deletes_propagate_though_other_hosts_have_a_copy(
-    running: Sync, remote: Callable[[], dict[str, bytes]]
-) -> None:
-    running.put("old")
-    sync = running.new()
-    sync.download(cancelled=lambda: False)
-    (running.one / "old").unlink()
-    sync.finish()
+def test_deletes_propagate_though_other_hosts_have_a_copy(sync: Sync, remote: Callable[[], dict[str, bytes]]) -> None:
+    sync.put("old")
+    sync.download()
+    (sync.one / "old").unlink()
+    sync.sync.finish()
     assert remote() == {}
-    assert (running.two / "old").exists()
+    assert (sync.two / "old").exists()
 
 
 def test_a_file_that_does_not_change_goes_up_once(sync: Sync) -> None:
