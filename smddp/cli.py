@@ -39,14 +39,11 @@ def env() -> None:
     for field, value, source in cluster.explain():
         table.add_row(field, str(value), source)
     job = Job.detect(cluster=cluster)
-    for field in ("name", "code_dir", "model_dir", "output_dir", "checkpoint_dir", "checkpoint_s3_uri"):
-        table.add_row(
-            f"job.{field}",
-            str(getattr(job, field)),
-            "the job's /opt/ml" if job.on_sagemaker else "the run directory",
-        )
-    for channel, path in job.channels.items():
-        table.add_row(f"job.channels[{channel!r}]", str(path), "")
+    if job.on_sagemaker:  # elsewhere these follow from the script's name
+        for field in ("name", "code_dir", "model_dir", "output_dir", "checkpoint_dir", "checkpoint_s3_uri"):
+            table.add_row(f"job.{field}", str(getattr(job, field)), "/opt/ml")
+        for channel, path in job.channels.items():
+            table.add_row(f"job.channels[{channel!r}]", str(path), "/opt/ml")
     Console().print(table)
 
 

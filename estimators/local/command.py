@@ -80,16 +80,24 @@ def _platform(
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
     """Run the program in the foreground; SIGTERM goes on to it, and Ctrl-C reaches it by itself."""
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        for program in started:
+            program.send_signal(number)
+        if not started:
+            early.append(number)
+
+    signal.signal(signal.SIGTERM, forward)  # before there is a program: whoever sees it run may send one at once
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
         _fail(f"{command[0]}: {error.strerror}")
-
-    def forward(number: int, _: FrameType | None) -> None:
+    started.append(process)
+    for number in early:
         process.send_signal(number)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after it: a program inherits what is ignored
     code = process.wait()
     return code if code >= 0 else 128 - code
 

@@ -1,0 +1,75 @@
+"""The command line: what it prints, and that bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMDDP = str(Path(sys.executable).with_name("smddp"))
+
+
+def smddp(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": str(Path(sys.executable).parent), "COLUMNS": "200", **variables}
+    return subprocess.run(
+        [SMDDP, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    shown = smddp("--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert all(command in shown.stdout for command in ("demo", "env", "run", "local"))
+
+
+def test_env_tells_which_variable_decided_each_field(tmp_path: Path) -> None:
+    variables = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    shown = smddp("env", cwd=tmp_path, MASTER_ADDR="10.0.0.1", MASTER_PORT="29500", **variables)
+    assert "launcher: torchrun" in shown.stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
+    assert ["rank", "3", "RANK=3"] in rows
+    assert ["node_rank", "1", "RANK=3 // LOCAL_WORLD_SIZE=2"] in rows
+
+
+def test_env_in_a_job_shows_its_directories(tmp_path: Path) -> None:
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-1", "hosts": ["algo-1"]}))
+    shown = smddp(
+        "env",
+        cwd=tmp_path,
+        SAGEMAKER_BASE_DIR=str(tmp_path),
+        SM_HOSTS='["algo-1"]',
+        SM_CURRENT_HOST="algo-1",
+        TRAINING_JOB_NAME="run-7",
+    )
+    assert "run-7" in shown.stdout
+    assert str(tmp_path / "checkpoints") in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "told"),
+    [
+        (["env"], {"RANK": "3", "WORLD_SIZE": "4"}, "LOCAL_RANK"),
+        (["run", "no-such-script.py"], {}, "no-such-script.py"),
+        (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "Node rank 5 is not one of 0 to 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    tmp_path: Path, arguments: list[str], variables: dict[str, str], told: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    shown = smddp(*arguments, cwd=tmp_path, **variables)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("smddp: ")
+    assert told in shown.stderr
+    assert shown.stderr.count("\n") == 1
+
+
+def test_run_passes_the_scripts_arguments_and_exit_code_on(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; sys.exit(len(sys.argv))")
+    shown = smddp("run", "--run-dir", "here", "script.py", "--epochs", "3", "--flag", cwd=tmp_path)
+    assert shown.returncode == 4
