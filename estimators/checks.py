@@ -109,10 +109,12 @@ def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Pr
 
 def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]) -> Iterator[Problem]:
     """SMDDP on instances that have it."""
-    instance_type = arguments.get("instance_type")
-    if not isinstance(instance_type, str) or not uses_data_parallel_library(arguments.get("distribution")):
+    distribution: Mapping[str, Any] = arguments.get("distribution") or {}
+    if not uses_data_parallel_library(distribution):
         return
-    if instance_type not in supported:
+    groups = distribution.get("instance_groups") or arguments.get("instance_groups") or ()
+    types = {arguments.get("instance_type"), *(getattr(group, "instance_type", None) for group in groups)}
+    for instance_type in sorted(name for name in types if isinstance(name, str) and name not in supported):
         yield error(
             "distribution",
             f"SMDDP does not run on {instance_type}",
@@ -149,7 +151,9 @@ def check_metrics(arguments: Arguments) -> Iterator[Problem]:
     """Expressions that find metrics in the log."""
     definitions = arguments.get("metric_definitions")
     for definition in definitions if isinstance(definitions, (list, tuple)) else ():
-        if isinstance(definition.get("Regex"), str):  # if not, the API's limits report it
+        if isinstance(definition, Mapping) and isinstance(
+            definition.get("Regex"), str
+        ):  # if not, the API's limits report it
             yield from _check_metric(definition.get("Name"), definition["Regex"])
 
 

@@ -41,7 +41,7 @@ class Estimator:
         entry_point: str | os.PathLike[str] | None = None,
         *,
         source_dir: str | os.PathLike[str] | None = None,
-        dependencies: Sequence[str | os.PathLike[str]] = (),
+        dependencies: Sequence[str | os.PathLike[str]] | None = None,
         role: str | None = None,
         instance_type: str | None = None,
         instance_count: int | None = None,
@@ -84,10 +84,12 @@ class Estimator:
             EstimatorError: A parameter is unknown, or can't be put into a request at all.
         """
         _check_names(others)
+        if isinstance(dependencies, (str, os.PathLike)):
+            raise EstimatorError(f"dependencies is one path, {os.fspath(dependencies)!r}. Give a list of paths.")
         given: dict[str, Any] = {
             "entry_point": _path(entry_point),
             "source_dir": _path(source_dir),
-            "dependencies": [os.fspath(path) for path in dependencies] or None,
+            "dependencies": [os.fspath(path) for path in dependencies or ()] or None,
             "role": role,
             "instance_type": instance_type,
             "instance_count": 1 if instance_count is None and "instance_groups" not in others else instance_count,

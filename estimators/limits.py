@@ -120,7 +120,7 @@ def _violations(shape: Any, value: Any, place: str) -> Iterator[_Violation]:
             yield from _violations(shape.value, item, f"{place}[{_shown(key)}]")
     elif kind == "structure" and isinstance(value, Mapping):
         yield from _structure(shape, value, place)
-    elif isinstance(value, (str, int, float, Mapping, Sequence)) and kind != "boolean":
+    elif value is None or (isinstance(value, (str, int, float, Mapping, Sequence)) and kind != "boolean"):
         yield _Violation(
             place=place,
             found=f"is {_shown(value)}, of type {type(value).__name__}",

@@ -146,6 +146,8 @@ def refusal(framework: Framework) -> str | None:
             )
     except (ValueError, KeyError) as fault:
         return " ".join(str(fault).split()).rstrip(".")
+    except (AttributeError, TypeError):
+        return None  # the SDK stumbles over a value of a wrong type, which our own checks name
     return None
 
 

@@ -37,7 +37,7 @@ def test_every_parameter_of_the_installed_sdk_is_taken(build: Any) -> None:
     from estimators.sdk import v2
 
     assert {"volume_size", "code_location", "training_recipe"} <= v2.parameter_names()
-    for name in v2.parameter_names() - {"entry_point", "role", "sagemaker_session", "dependencies", "distribution"}:
+    for name in v2.parameter_names() - {"entry_point", "role", "sagemaker_session"}:
         build(**{name: None})
 
 
@@ -62,6 +62,39 @@ def test_instance_groups_are_part_of_the_topology(build: Any) -> None:
     assert str(plan.topology) == "1 × ml.m5.xlarge + 2 × ml.g5.xlarge, the script alone"
     assert not plan.errors
     assert parameters_of(build(instance_groups=groups).plan().errors) == ["instance_groups"]
+
+
+def test_smddp_is_refused_on_groups_of_instances_without_it(build: Any) -> None:
+    from sagemaker.instance_group import InstanceGroup
+
+    cpu, gpu = InstanceGroup("a", "ml.m5.xlarge", 1), InstanceGroup("b", "ml.p4d.24xlarge", 2)
+
+    def errors(group: InstanceGroup) -> list[str]:
+        distribution = {"smdistributed": {"dataparallel": {"enabled": True}}, "instance_groups": [group]}
+        plan = build(instance_type=None, instance_groups=[cpu, gpu], distribution=distribution).plan()
+        return [problem.found for problem in plan.errors]
+
+    assert errors(cpu) == ["SMDDP does not run on ml.m5.xlarge"]
+    assert errors(gpu) == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"metric_definitions": ["loss"]}, "metric_definitions: [0] is 'loss', of type str. Give a dict."),
+        ({"distribution": {"torch_distributed": True}}, "distribution: torch_distributed is True, not a dict."),
+        ({"instance_type": 3}, "instance_type: is 3, of type int. Give text."),
+        ({"environment": {"A": None}}, "environment: ['A'] is None, of type NoneType. Give text."),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_a_problem_like_any_other(build: Any, parameters: Any, said: str) -> None:
+    (problem,) = build(**parameters).plan().errors
+    assert str(problem).startswith(said)
+
+
+def test_dependencies_are_a_list(build: Any) -> None:
+    with pytest.raises(EstimatorError, match=r"dependencies is one path, 'lib'. Give a list"):
+        build(dependencies="lib")
 
 
 SPOT: dict[str, Any] = {"use_spot_instances": True, "max_run": 600, "max_wait": 1200}
