@@ -56,9 +56,9 @@ def _run(main: Callable[..., None]) -> int:
         cluster = Cluster.detect()
         _set_up_logging(cluster)
         job = Job.detect(cluster=cluster)
+        arguments = _arguments(main, job)
         job.make_directories()
         earlier = failure.find(job.output_dir)
-        arguments = _arguments(main, job)
         membership = join(cluster)
     except Exception as error:
         # What a user got wrong is said by its message; its place in our code would only bury that.

@@ -63,7 +63,7 @@ class Trainer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         checkpoint_every: int | None = None,
-        checkpoint_seconds: float | None = None,
+        checkpoint_seconds: float | None = 300.0,
         keep_last: int = 3,
         seed: int = 0,
         log_every: int = 50,
@@ -78,9 +78,10 @@ class Trainer:
             precision: What the forward pass computes in; see `smddp.Precision`.
             accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
             clip_norm: The largest norm of all gradients together, or None.
-            checkpoint_every: Optimizer steps from one checkpoint to the next. Each epoch ends with one anyway, and so
-                does a stop.
-            checkpoint_seconds: Seconds from one checkpoint to the next, by rank 0's clock.
+            checkpoint_every: Optimizer steps from one checkpoint to the next, or None. Each epoch ends with one anyway,
+                and so does a stop.
+            checkpoint_seconds: Seconds from one checkpoint to the next, by rank 0's clock, or None. What a machine that
+                goes away without a word may cost.
             keep_last: How many checkpoints are kept.
             seed: Decides the order of the data.
             log_every: Optimizer steps from one metric line to the next.

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from estimators.local.access import ACCOUNT_ID, Access
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.server_process import ServerSettings
-from estimators.local.storage import SeaweedFS
+from estimators.local.storage import Gateway, SeaweedFS
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,10 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         storage = SeaweedFS(data=Path(settings.storage_directory), run=run_directory, keys=settings.keys)
         stack.callback(storage.close)
         storage.launch()
-        s3_endpoint_url = storage.endpoint_url
+        gateway = Gateway(upstream=storage.endpoint_url, keys=settings.keys)
+        gateway.start()
+        stack.callback(gateway.close)
+        s3_endpoint_url = gateway.endpoint_url
     try:
         from estimators.local.server import HttpServer
     except ModuleNotFoundError as error:

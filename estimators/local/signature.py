@@ -11,8 +11,8 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from urllib.parse import quote, unquote_to_bytes
 
@@ -89,7 +89,29 @@ def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> s
         raise SignatureError("InvalidClientTokenId", "The access key is not the one that this server gave out.")
     _check_time(claim, now or datetime.now(timezone.utc))
     _check_signed_headers(claim, request)
-    payload = _payload_hash(claim, request)
+    expected = _signature(claim, request, keys, _payload_hash(claim, request))
+    if not hmac.compare_digest(claim.signature.encode(), expected.encode()):
+        raise SignatureError("SignatureDoesNotMatch", "The signature does not match the request and the secret key.")
+    return claim.scope[1]
+
+
+def sign_without(request: Request, keys: KeyPair, dropped: Collection[str]) -> str:
+    """The Authorization header of a request that is right, once some of its headers are gone.
+
+    Args:
+        request: One that `verify` let through, with its signature in a header.
+        keys: What it is signed with.
+        dropped: The lower-case names of the headers that will not be sent on.
+    """
+    claim = _claim(request)
+    signed = tuple(name for name in claim.signed_headers if name not in dropped)
+    claim = replace(claim, signed_headers=signed)
+    signature = _signature(claim, request, keys, request.headers["x-amz-content-sha256"])
+    credential = "/".join((claim.access_key, *claim.scope, "aws4_request"))
+    return f"{ALGORITHM} Credential={credential}, SignedHeaders={';'.join(signed)}, Signature={signature}"
+
+
+def _signature(claim: _Claim, request: Request, keys: KeyPair, payload: str) -> str:
     canonical = "\n".join(
         (
             request.method,
@@ -103,10 +125,7 @@ def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> s
     )
     scope = "/".join((*claim.scope, "aws4_request"))
     to_sign = "\n".join((ALGORITHM, claim.timestamp, scope, hashlib.sha256(canonical.encode(WIRE)).hexdigest()))
-    expected = hmac.new(_signing_key(keys.secret_key, claim.scope), to_sign.encode(), hashlib.sha256).hexdigest()
-    if not hmac.compare_digest(claim.signature.encode(), expected.encode()):
-        raise SignatureError("SignatureDoesNotMatch", "The signature does not match the request and the secret key.")
-    return claim.scope[1]
+    return hmac.new(_signing_key(keys.secret_key, claim.scope), to_sign.encode(), hashlib.sha256).hexdigest()
 
 
 def _claim(request: Request) -> _Claim:

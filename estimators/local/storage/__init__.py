@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from estimators.local.storage.gateway import Gateway as Gateway
 from estimators.local.storage.seaweedfs import SeaweedFS as SeaweedFS
 
-__all__ = ["SeaweedFS"]
+__all__ = ["Gateway", "SeaweedFS"]

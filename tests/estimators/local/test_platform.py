@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from estimators import Estimator
 from estimators.local import LocalSageMaker
 from estimators.local.errors import LocalPlatformError
 
@@ -198,6 +199,20 @@ def test_objects_on_disk_outlive_the_platform_with_the_models_of_its_jobs(job_re
                 await_end(platform, "kept")
             s3.head_object(Bucket=platform.default_bucket, Key="out/kept/output/model.tar.gz")
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+@pytest.mark.seaweedfs
+def test_the_sdk_uploads_code_to_the_disk(tmp_path):
+    (tmp_path / "hello.py").write_text("print('hello')")
+    with LocalSageMaker(tmp_path / "platform", storage="disk") as platform:
+        job = Estimator(
+            "hello.py",
+            source_dir=tmp_path,
+            role=platform.role,
+            instance_type="ml.m5.xlarge",
+            sagemaker_session=platform.session,
+        ).fit()
+        assert job.status == "Completed"
 
 
 def await_end(platform, name: str) -> None:

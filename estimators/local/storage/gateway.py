@@ -1,0 +1,117 @@
+"""The door to SeaweedFS's S3: it passes every request on as it came, but for encryption by a key of AWS.
+
+The SageMaker SDK uploads code with ``ServerSideEncryption: aws:kms`` and no key, which on AWS means AWS's own key.
+SeaweedFS knows no such key and refuses. Objects here lie on the user's own disk: the wish is dropped, and the request
+signed anew, after its own signature was checked. Any other request SeaweedFS checks itself, unchanged.
+"""
+
+from __future__ import annotations
+
+import threading
+from http.client import HTTPConnection, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from estimators.local.signature import KeyPair, Request, SignatureError, sign_without, verify
+
+_ENCRYPTION = "x-amz-server-side-encryption"
+_PIECE = 1 << 20  # bytes passed on at a time
+_OWN_BUSINESS = frozenset({"connection", "keep-alive", "transfer-encoding", "expect"})
+"""Headers between one client and one server: they are not passed on."""
+
+
+class Gateway:
+    """An HTTP server on 127.0.0.1, in threads of its own, in front of another one there."""
+
+    def __init__(self, *, upstream: str, keys: KeyPair) -> None:
+        handler = type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc, "keys": keys})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="s3-gateway", daemon=True)
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering; requests in progress are abandoned."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    upstream: str
+    keys: KeyPair
+
+    def _pass_on(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        length = int(headers.get("content-length", 0))
+        body: BinaryIO | bytes = self.rfile  # type: ignore[assignment]
+        if "origin" in headers or "transfer-encoding" in headers:
+            self.close_connection = True
+            return self.send_error(403, "Requests from web pages, or without a length, are refused")
+        if headers.get(_ENCRYPTION, "AES256") != "AES256" and "authorization" in headers:
+            body = self.rfile.read(length)
+            try:
+                headers = self._without_encryption(headers, body)
+            except SignatureError as error:
+                return self.send_error(403, error.code, str(error))
+        upstream = HTTPConnection(self.upstream)
+        try:
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in headers.items():
+                if name not in _OWN_BUSINESS:
+                    upstream.putheader(name, value)
+            upstream.endheaders()
+            _copy(body, upstream, length)
+            self._answer(upstream.getresponse())
+        except OSError as error:
+            self.close_connection = True
+            self.log_error("%s %s: %s", self.command, self.path, error)
+        finally:
+            upstream.close()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815 - http.server's names
+
+    def _without_encryption(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
+        path, _, query = self.path.partition("?")
+        request = Request(method=self.command, path=path, query=query, headers=headers, body=lambda: body)
+        verify(request, self.keys)
+        dropped = {name for name in headers if name.startswith(_ENCRYPTION)}
+        kept = {name: value for name, value in headers.items() if name not in dropped}
+        return {**kept, "authorization": sign_without(request, self.keys, dropped)}
+
+    def _answer(self, response: HTTPResponse) -> None:
+        # What has no length (a list, an error) is small.
+        content = None if response.length is not None or self.command == "HEAD" else response.read()
+        self.send_response_only(response.status, response.reason)
+        for name, value in response.getheaders():
+            if name.lower() not in _OWN_BUSINESS:
+                self.send_header(name, value)
+        if content is not None:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if content is not None:
+            self.wfile.write(content)
+        while piece := response.read(_PIECE):
+            self.wfile.write(piece)
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        """Say nothing of requests: the platform's log is for what goes wrong."""
+
+
+def _copy(body: BinaryIO | bytes, upstream: HTTPConnection, length: int) -> None:
+    if isinstance(body, bytes):
+        upstream.send(body)
+        return
+    while length > 0 and (piece := body.read(min(_PIECE, length))):
+        upstream.send(piece)
+        length -= len(piece)

@@ -1,0 +1,102 @@
+import threading
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from estimators.local.signature import KeyPair, Request, SignatureError, verify
+from estimators.local.storage import Gateway
+
+KEYS = KeyPair.random()
+
+
+class Upstream(BaseHTTPRequestHandler):
+    """Stands for SeaweedFS: checks the signature, keeps what it got, answers an upload and a small list."""
+
+    protocol_version = "HTTP/1.1"
+    got: list[tuple[str, dict[str, str], bytes]]
+
+    def handle_any(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        path, _, query = self.path.partition("?")
+        self.got.append((self.path, headers, body))
+        try:
+            verify(Request(method=self.command, path=path, query=query, headers=headers, body=lambda: body), KEYS)
+        except SignatureError:
+            self.answer(403, b"")
+        else:
+            self.answer(200, body if self.command == "GET" else b"")
+
+    def answer(self, status, content):
+        self.send_response_only(status)
+        self.send_header("ETag", '"tag"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = handle_any  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def upstream():
+    handler = type("Handler", (Upstream,), {"got": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield handler.got, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def gateway(upstream):
+    gateway = Gateway(upstream=upstream[1], keys=KEYS)
+    gateway.start()
+    yield gateway
+    gateway.close()
+
+
+def client(gateway: Gateway, keys: KeyPair = KEYS):
+    return boto3.client(
+        "s3",
+        endpoint_url=gateway.endpoint_url,
+        aws_access_key_id=keys.access_key,
+        aws_secret_access_key=keys.secret_key,
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+    )
+
+
+def test_encryption_by_awss_own_key_is_left_out_and_the_request_signed_anew(gateway, upstream):
+    client(gateway).put_object(Bucket="b", Key="sourcedir.tar.gz", Body=b"code", ServerSideEncryption="aws:kms")
+    ((path, headers, body),) = upstream[0]
+    assert (path, body) == ("/b/sourcedir.tar.gz", b"code")
+    assert not [name for name in headers if name.startswith("x-amz-server-side")]
+
+
+def test_any_other_request_goes_on_unchanged(gateway, upstream):
+    client(gateway).put_object(Bucket="b", Key="a b+c/ü", Body=b"x" * 3_000_000, Metadata={"who": "me"})
+    ((path, headers, body),) = upstream[0]
+    assert path == "/b/a%20b%2Bc/%C3%BC"
+    assert (headers["x-amz-meta-who"], len(body)) == ("me", 3_000_000)
+
+
+def test_a_wish_for_encryption_by_a_stranger_is_not_signed(gateway, upstream):
+    stranger = KeyPair(access_key=KEYS.access_key, secret_key="guessed")
+    with pytest.raises(ClientError, match="403"):
+        client(gateway, stranger).put_object(Bucket="b", Key="k", Body=b"x", ServerSideEncryption="aws:kms")
+    assert upstream[0] == []
+
+
+def test_a_web_page_is_refused(gateway, upstream):
+    connection = HTTPConnection(urlsplit(gateway.endpoint_url).netloc)
+    connection.request("GET", "/b", headers={"Origin": "http://evil.example"})
+    assert connection.getresponse().status == 403
+    assert upstream[0] == []
