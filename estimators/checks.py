@@ -46,6 +46,8 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
         yield error("instance_groups", "given together with instance_type or instance_count", "Give one or the other.")
     if not groups and not instance_type:
         yield error("instance_type", "missing", "Give one, such as 'ml.g5.xlarge', or instance_groups.")
+    if isinstance(instance_type, str) and not instance_type.startswith(("ml.", "local")):
+        yield error("instance_type", f"{instance_type!r} is no type of SageMaker's", f"Try 'ml.{instance_type}'.")
     count = arguments.get("instance_count")
     if isinstance(count, int) and count < 1:
         yield error("instance_count", f"it is {count}", "Give at least 1.")

@@ -21,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Managed PyTorch training, SageMaker-style: here, in Docker and on AWS.",
+    help="Managed PyTorch training, SageMaker-style: here and on AWS.",
 )
 
 
@@ -47,7 +47,8 @@ def env() -> None:
     Console().print(table)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+# Options after the script are the script's; before it, an unknown one is a mistake.
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script. What follows it is passed on to it.")],
@@ -66,12 +67,14 @@ def run(
     from smddp.container.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
 
+    if processes_per_node is None:
+        processes_per_node = max(count_visible(count_gpus(), os.environ), 1)
     raise typer.Exit(
         run_local(
             script,
             context.args,
             nodes=nodes,
-            processes_per_node=processes_per_node or max(count_visible(count_gpus(), os.environ), 1),
+            processes_per_node=processes_per_node,
             node_rank=node_rank,
             master_addr=master_addr,
             master_port=master_port,
@@ -81,7 +84,11 @@ def run(
 
 
 for _command in sorted(entry_points(group="smddp.commands"), key=lambda command: command.name):
-    app.add_typer(_command.load(), name=_command.name)
+    _loaded = _command.load()
+    if isinstance(_loaded, typer.Typer):
+        app.add_typer(_loaded, name=_command.name)
+    else:
+        app.command(_command.name)(_loaded)
 
 
 def main() -> None:

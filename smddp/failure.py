@@ -88,20 +88,23 @@ def _cause(told: traceback.TracebackException) -> traceback.TracebackException |
 
 
 def _telling(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """The user's own frames, and the innermost whosever it is."""
-    return [frame for frame in stack[:-1] if not _is_installed(frame.filename)] + list(stack[-1:])
+    """The user's own frames, and the innermost, unless it is a check of ours, which is not where the fault lies."""
+    own = [frame for frame in stack[:-1] if not _is_installed(frame.filename)]
+    return own + [frame for frame in stack[-1:] if not (own and frame.filename.startswith(_PACKAGE))]
 
 
 def _is_installed(filename: str) -> bool:
     return filename.startswith(_INSTALLED)
 
 
+_PACKAGE = str(Path(__file__).parent) + os.sep
+
+
 def _installed_prefixes() -> tuple[str, ...]:
     """Where Python's own and installed code lies, this package's included; ``<frozen importlib>`` and the like too."""
     paths = sysconfig.get_paths()
     homes = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
-    homes.add(str(Path(__file__).parent))
-    return (*(home + os.sep for home in sorted(homes)), "<")
+    return (*(home + os.sep for home in sorted(homes)), _PACKAGE, "<")
 
 
 _INSTALLED = _installed_prefixes()

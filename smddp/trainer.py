@@ -18,6 +18,7 @@ All ranks must run the same loop: ``epochs``, ``batches``, ``step``, ``sum`` and
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -35,6 +36,8 @@ from smddp.precision import Precision, PrecisionName
 from smddp.safeguard import Safeguard
 from smddp.saved_model import write_model
 from smddp.update import Update
+
+logger = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
@@ -202,6 +205,12 @@ class Trainer:
         progress = self._progress
         self._start_epoch()
         self._between_steps()
+        if progress.epoch >= count and self.is_main:
+            logger.warning(
+                "all %d epochs are in the checkpoint: nothing is left to train; take another run directory or "
+                "checkpoint_s3_uri to begin anew, or ask for more epochs to go on",
+                count,
+            )
         while progress.epoch < count:
             self._rate.restart(progress.steps)
             yield progress.epoch

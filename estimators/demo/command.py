@@ -8,19 +8,16 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Train digits on two hosts, survive a spot interruption, get a model.")
-
 _NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib")
 
 
-@app.callback(invoke_without_command=True)
 def demo(
     output: Annotated[Path, typer.Option(help="Where the model, the checkpoints and the loss curve go.")] = Path(
         "runs/demo"
     ),
     epochs: Annotated[int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")] = 8,
 ) -> None:
-    """Train digits on two hosts through an embedded SageMaker, with a spot interruption in mid-epoch."""
+    """Train digits on two hosts, survive a spot interruption in mid-epoch, get a model."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         typer.echo(f"smddp demo: {', '.join(missing)} not installed. Do: pip install 'smddp[local,vision]'", err=True)

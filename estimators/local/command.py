@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AWS account, no Docker.")
 
 _Directory = Annotated[Path, typer.Option(help="Where buckets and objects are kept, from one time to the next.")]
-_Port = Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes any free one.")]
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")]
 _Region = Annotated[str, typer.Option(help="The AWS region to play.")]
 
 

@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from smddp import failure
 from smddp.errors import DistributedError
 from smddp.launch.processes import Processes, exit_code
 from smddp.launch.torchrun import free_port
+from smddp.stopping import RESUMABLE
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ def run_local(
     port = master_port or free_port()
     here = range(nodes) if node_rank is None else [node_rank]
     environ = _environ(script, run_dir, ranks_here=len(here) * processes_per_node)
+    earlier = failure.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
     agents = Processes()
 
     asked = set[int]()
@@ -101,7 +104,16 @@ def run_local(
         agents.kill()
         for signum, handler in previous.items():
             signal.signal(signum, handler)
-    return exit_code(agents.endings)
+    code = exit_code(agents.endings)
+    if code not in (0, RESUMABLE):
+        _show_first_failure(Path(environ["SMDDP_RUN_DIR"]) / "output", earlier)
+    return code
+
+
+def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> None:
+    """Say last what failed first: the ranks' own lines end with whoever lost contact."""
+    if failure.find(output_dir) not in (None, earlier):
+        logger.error("What failed first:\n%s", (output_dir / "failure").read_text(encoding="utf-8"))
 
 
 def _environ(script: Path, run_dir: str | Path | None, *, ranks_here: int) -> Mapping[str, str]:

@@ -116,6 +116,7 @@ CHECKPOINTS = {"checkpoint_s3_uri": "s3://jobs/checkpoints"}
         ({"role": "arn:aws:iam::12:role/x"}, ["role"], []),
         ({"instance_type": None}, ["instance_type"], []),
         ({"instance_type": "ml.g5.xlage", "image_uri": "mine"}, [], ["instance_type"]),
+        ({"instance_type": "g5.xlarge", "image_uri": "mine"}, ["instance_type"], ["instance_type"]),
         ({"instance_count": 0}, ["instance_count"], []),
         ({**SPOT, **CHECKPOINTS, "keep_alive_period_in_seconds": 60}, ["keep_alive_period_in_seconds"], []),
         ({"checkpoint_s3_uri": "/opt/ml/checkpoints"}, ["checkpoint_s3_uri"], []),

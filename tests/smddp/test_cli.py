@@ -55,6 +55,7 @@ def test_env_in_a_job_shows_its_directories(tmp_path: Path) -> None:
     [
         (["env"], {"RANK": "3", "WORLD_SIZE": "4"}, "LOCAL_RANK"),
         (["run", "no-such-script.py"], {}, "no-such-script.py"),
+        (["run", "--processes-per-node", "0", "train.py"], {}, "1 nodes of 0 processes"),
         (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "Node rank 5 is not one of 0 to 1"),
     ],
 )
@@ -67,6 +68,23 @@ def test_bad_input_is_one_line_and_code_2(
     assert shown.stderr.startswith("smddp: ")
     assert told in shown.stderr
     assert shown.stderr.count("\n") == 1
+
+
+def test_a_misspelt_option_before_the_script_is_named_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    shown = smddp("run", "--proceses-per-node", "2", "train.py", cwd=tmp_path)
+    assert shown.returncode == 2
+    assert "No such option: --proceses-per-node" in shown.stderr
+    assert "--processes-per-node" in shown.stderr
+
+
+def test_the_first_failure_is_shown_last(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import smddp\n\ndef main(job: smddp.Job):\n    raise ValueError('label 41')\n\nsmddp.run(main)"
+    )
+    shown = smddp("run", "script.py", cwd=tmp_path)
+    assert shown.returncode == 1
+    assert "What failed first:\nValueError: label 41 (rank 0 of 1 on" in shown.stderr[-400:]
 
 
 def test_run_passes_the_scripts_arguments_and_exit_code_on(tmp_path: Path) -> None:

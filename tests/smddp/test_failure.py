@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
 from smddp.failure import LIMIT, describe, find, forget, record
+from smddp.job import Channels
 
 
 def rank(number: int, of: int = 4) -> Cluster:
@@ -62,6 +63,15 @@ def test_library_frames_are_left_out_except_the_innermost() -> None:
     assert "<lambda>: report = describe" in report
     assert "loads" not in report.replace("json.loads", "")
     assert "json/decoder.py" in report.splitlines()[-1]
+
+
+def test_a_check_of_ours_is_not_where_the_fault_lies() -> None:
+    def asks_for_a_channel() -> None:
+        Channels(training=Path("/data"))["trian"]
+
+    told = describe(raised(asks_for_a_channel), rank(0))
+    assert "There is no channel 'trian'" in told
+    assert told.splitlines()[-1].endswith('Channels(training=Path("/data"))["trian"]')
 
 
 def test_the_first_cause_is_told() -> None:

@@ -149,13 +149,14 @@ def test_worker_processes_keep_the_order_and_the_place(tmp_path: Path) -> None:
     assert torch.equal(resumed.weights(), undisturbed.weights())
 
 
-def test_a_finished_job_has_nothing_left_to_train(job: Job) -> None:
+def test_a_finished_job_has_nothing_left_to_train(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     first = Run(job)
     first.train(epochs=1)
     again = Run(job)
     again.train(epochs=1)
     assert again.seen == []
     assert torch.equal(again.weights(), first.weights())
+    assert "nothing is left to train" in caplog.text
 
 
 def test_a_stop_during_evaluation_is_honoured_and_only_the_evaluation_comes_again(job: Job) -> None:
