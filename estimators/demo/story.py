@@ -163,12 +163,15 @@ def _follow(
             if not journey.read(line):
                 continue
             point = journey.points[-1]
-            progress.update(bar, completed=point.step, description=f"life {point.life}, loss {point.loss:.4f}")
+            going = interrupted and point.life == 1
+            doing = (
+                "interrupted: a checkpoint, then new hosts" if going else f"life {point.life}, loss {point.loss:.4f}"
+            )
+            progress.update(bar, completed=point.step, description=doing)
             if not interrupted and point.step >= interrupt_at:
                 interrupted = True
                 _say(console, began, f"spot interruption: both hosts are told to go, after step {point.step}")
                 sagemaker.interrupt(job.name)
-                progress.update(bar, description="interrupted: a checkpoint, then new hosts")
     job.wait(logs=False)
     _say(console, began, f"job {job.status}")
 
