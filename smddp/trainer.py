@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from smddp.data import ElasticSampler, EvaluationSampler
+from smddp.data import EvaluationSampler
+from smddp.data.loaders import Loaders
 from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
 from smddp.job import Job
 from smddp.metrics import StepRate, report
@@ -121,10 +122,7 @@ class Trainer:
         self._progress = self._safeguard.progress
         self._in_step = False
 
-        self._accumulate = accumulate
-        self._seed = seed
-        self._sampler: ElasticSampler | None = None
-        self._worker_seeds = torch.Generator()
+        self._loaders = Loaders(self._cluster, accumulate=accumulate, seed=seed, pin_memory=self.device.type == "cuda")
 
         self._rate = StepRate()
         self._log_every = log_every
@@ -154,18 +152,9 @@ class Trainer:
         Raises:
             ValueError: If the batch size does not divide, there is a loader already, or training has begun.
         """
-        if self._sampler is not None or self._safeguard.has_started:
+        if self._loaders.sampler is not None or self._safeguard.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
-        self._sampler = ElasticSampler(
-            _length(dataset),
-            global_batch=batch_size,
-            rank=self._cluster.rank,
-            world_size=self._cluster.world_size,
-            accumulate=self._accumulate,
-            seed=self._seed,
-            shuffle=shuffle,
-        )
-        return self._data_loader(dataset, self._sampler, options)
+        return self._loaders.training(dataset, batch_size=batch_size, shuffle=shuffle, options=options)
 
     def evaluation_loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
         """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.
@@ -175,10 +164,7 @@ class Trainer:
             batch_size: Samples a batch of each rank.
             **options: Further arguments of ``torch.utils.data.DataLoader``.
         """
-        sampler = EvaluationSampler(
-            _length(dataset), batch_size=batch_size, rank=self._cluster.rank, world_size=self._cluster.world_size
-        )
-        return self._data_loader(dataset, sampler, options)
+        return self._loaders.evaluation(dataset, batch_size=batch_size, options=options)
 
     def resume(self) -> bool:
         """Loads the newest valid checkpoint; ``epochs`` does it where it was not done before.
@@ -186,7 +172,7 @@ class Trainer:
         Returns:
             Whether training goes on from a checkpoint.
         """
-        state = {**self._state, "position": self._sampler}
+        state = {**self._state, "position": self._loaders.sampler}
         return self._safeguard.resume(
             self._job.checkpoint_dir, {name: part for name, part in state.items() if part is not None}
         )
@@ -250,8 +236,8 @@ class Trainer:
         if not self._update.take(loss):
             return
         self._in_step = False
-        if self._sampler is not None:
-            self._sampler.advance()
+        if self._loaders.sampler is not None:
+            self._loaders.sampler.advance()
         progress = self._progress
         progress.steps += 1
         if progress.steps >= self._next_look:
@@ -281,20 +267,10 @@ class Trainer:
         """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait."""
         share_outcome(lambda: write_model(self.module, self._job.model_dir), self._membership)
 
-    def _data_loader(
-        self, dataset: Dataset[Any], sampler: ElasticSampler | EvaluationSampler, options: dict[str, Any]
-    ) -> DataLoader[Any]:
-        # A generator of its own: a loader must not draw from the RNG that the model's dropout draws from.
-        defaults: dict[str, Any] = {"pin_memory": self.device.type == "cuda", "generator": self._worker_seeds}
-        return DataLoader(dataset, batch_sampler=sampler, **{**defaults, **options})
-
     def _start_epoch(self) -> None:
-        epoch = self._progress.epoch
         self._in_step = False
         self._update.restart()
-        self._worker_seeds.manual_seed(hash((self._seed, epoch, self._cluster.rank)) % 2**63)
-        if self._sampler is not None:
-            self._sampler.start_epoch(epoch)
+        self._loaders.start_epoch(self._progress.epoch)
 
     def _between_steps(self) -> None:
         self._safeguard.between_steps()
@@ -305,8 +281,8 @@ class Trainer:
         step = self._progress.steps
         if step % self._log_every == 0 and self.is_main:
             metrics = {"loss": loss.item(), "lr": self._update.learning_rate}
-            if self._sampler is not None:
-                metrics["samples_per_second"] = self._rate.lap(step) * self._sampler.global_batch
+            if (sampler := self._loaders.sampler) is not None:
+                metrics["samples_per_second"] = self._rate.lap(step) * sampler.global_batch
             report(step, self._progress.epoch, metrics)
         self._safeguard.after_step()
         self._next_look = min(self._safeguard.next_step, (step // self._log_every + 1) * self._log_every)
@@ -314,12 +290,6 @@ class Trainer:
 
 def _is_integral(value: float | list[float]) -> bool:
     return all(isinstance(item, int) for item in (value if isinstance(value, list) else [value]))
-
-
-def _length(dataset: Dataset[Any]) -> int:
-    if not hasattr(dataset, "__len__"):
-        raise ValueError(f"{type(dataset).__name__} has no length, and so no order that could be kept; give it __len__")
-    return len(dataset)
 
 
 def _check_positive(**numbers: float | None) -> None:
