@@ -57,7 +57,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    needed = {name for item in items for name in CAPABILITIES if item.get_closest_marker(name)}
+    needed = REQUIRED | {name for item in items for name in CAPABILITIES if item.get_closest_marker(name)}
     missing = {name: CAPABILITIES[name][1] for name in sorted(needed) if not CAPABILITIES[name][0]()}
     for item in items:
         for name, reason in missing.items():

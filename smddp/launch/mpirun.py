@@ -34,6 +34,8 @@ def mpirun_command(processes: int, options: Sequence[str], command: Sequence[str
         command: What each rank runs.
     """
     mpirun = ["mpirun", "--host", f"localhost:{processes}", "-np", str(processes), "--allow-run-as-root"]
+    # One host needs no way to others: without this, OpenMPI 4 refuses to start where there is no ssh.
+    mpirun += ["--mca", "plm", "isolated"]
     # Ranks may use all cores; shared memory without ptrace, which containers forbid: both as SageMaker's toolkit does.
     mpirun += ["--bind-to", "none", "--map-by", "slot", "--mca", "btl_vader_single_copy_mechanism", "none"]
     return [*mpirun, *options, *command]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -97,7 +96,6 @@ def outside_the_distribution(opt_ml):
 
 
 @pytest.mark.toolkit
-@pytest.mark.skipif(not importlib.util.find_spec("sagemaker_training"), reason="needs the sagemaker-training toolkit")
 @pytest.mark.parametrize("environ", [{}, {**FRAMEWORK, "SAGEMAKER_PROGRAM": "bin/other.py"}], ids=["bare", "framework"])
 @pytest.mark.parametrize("job", [plain, raw_strings, two_hosts, heterogeneous, outside_the_distribution])
 def test_every_variable_is_the_toolkit_s(opt_ml, job, environ):

@@ -5,6 +5,8 @@ import os
 import tarfile
 from pathlib import Path
 
+import boto3
+import moto
 import pytest
 
 from smddp.container import source
@@ -130,8 +132,6 @@ def test_says_what_may_be_named_when_nothing_is_there(tmp_path):
 
 
 def test_fetches_from_s3_and_says_which_object_is_missing(tmp_path, monkeypatch):
-    boto3 = pytest.importorskip("boto3")
-    moto = pytest.importorskip("moto")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     bundle = archive(tmp_path / "b.tar.gz", ("train.py", {"data": b"print(1)"}))

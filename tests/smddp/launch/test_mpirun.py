@@ -1,17 +1,15 @@
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from smddp.errors import DistributedError
 from smddp.launch.mpirun import launch, mpirun_command
-
-needs_mpirun = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (OpenMPI)"),
-]
 
 
 def test_the_user_s_options_come_last_and_before_the_program():
@@ -25,8 +23,16 @@ def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
         launch(["no-such-mpirun"])
 
 
+@pytest.mark.mpi
 class TestRanks:
-    pytestmark = needs_mpirun
+    def test_no_ssh_is_needed(self, tmp_path, script):
+        for program in ("mpirun", "orted", "sh"):
+            (tmp_path / program).symlink_to(shutil.which(program))
+        command = [sys.executable, "-m", "smddp.launch.mpirun", "--processes", "2", script("print('here')")]
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout.count("here")) == (0, 2), done.stderr
 
     def test_a_stop_reaches_the_ranks_which_end_in_their_own_time(self, start, script):
         path = script("say('up'); wait(); time.sleep(1.5); say('saved'); sys.exit(75)")

@@ -2,7 +2,6 @@ import contextlib
 import fcntl
 import http.client
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,13 +17,7 @@ from estimators.local.errors import LocalPlatformError
 from estimators.local.signature import KeyPair
 from estimators.local.storage import SeaweedFS
 
-pytestmark = [
-    pytest.mark.seaweedfs,
-    pytest.mark.skipif(
-        shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None,
-        reason="weed is not installed",
-    ),
-]
+pytestmark = pytest.mark.seaweedfs
 
 
 @contextlib.contextmanager
