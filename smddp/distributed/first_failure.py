@@ -64,9 +64,11 @@ class FirstFailure:
         self._known = threading.Event()
         self._over = threading.Event()
         self._store: Store | None = None
+        self._watcher: threading.Thread | None = None
         if membership.store is not None:
             self._store = connect(membership.cluster, timedelta(seconds=30), os.environ, serve=False)
-            threading.Thread(target=self._watch, args=(self._store,), name="first-failure", daemon=True).start()
+            self._watcher = threading.Thread(target=self._watch, args=(self._store,), name="first-failure", daemon=True)
+            self._watcher.start()
 
     def settle(self, report: str, *, lost_contact: bool) -> str:
         """The report that the job ends with: the first one of all ranks, or this one if none came before.
@@ -100,8 +102,10 @@ class FirstFailure:
             logger.info("the store is gone: nobody is left to read the report")
 
     def close(self) -> None:
-        """Stops to watch."""
+        """Stops to watch. A thread that is within the store when Python ends would abort the process."""
         self._over.set()
+        if self._watcher is not None:
+            self._watcher.join(_CAUSE_SECONDS)
 
     def _watch(self, store: Store) -> None:
         while not self._over.wait(_POLL_SECONDS):

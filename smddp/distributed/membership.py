@@ -96,6 +96,9 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
 def leave() -> None:
     """Leaves the process group; does nothing for a process that has not joined.
 
+    Let go of what holds the group first, such as DistributedDataParallel: threads of PyTorch's that are still there
+    when Python ends can abort the process. ``smddp.run`` does so by itself.
+
     Whoever serves the store waits for the other ranks to leave before it, for half a minute at most.
     """
     global _current

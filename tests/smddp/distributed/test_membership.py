@@ -120,6 +120,7 @@ for step in range(1, 200):
         if agreement.decide(step).stop:
             break
 print("asked", asked)
+del replica  # it holds the process group, whose threads must be gone before Python ends
 smddp.leave()
 print("left")
 """
