@@ -6,6 +6,8 @@ import json
 import random
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from math import isnan
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,36 +16,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.checkpoint import Manifest
-from smddp.checkpoint.manifest import FileRecord, NewerFormatError
+from smddp.checkpoint.manifest import LARGEST_MANIFEST, FileRecord, NewerFormatError
+from smddp.checkpoint.names import file_names, is_part_name
 from smddp.errors import CheckpointError
 
-RECORDS = st.builds(FileRecord, size=st.integers(0), xxh3_128=st.text("0123456789abcdef", min_size=32, max_size=32))
-MANIFESTS = st.builds(
-    Manifest,
-    step=st.integers(0, 10**12 - 1),
-    epoch=st.integers(0),
-    world_size=st.integers(1),
-    saved_at=st.datetimes(timezones=st.just(timezone.utc)),
-    smddp_version=st.text(),
-    torch_version=st.text(),
-    files=st.dictionaries(st.from_regex(r"[A-Za-z0-9_-]{1,64}\.safetensors", fullmatch=True), RECORDS).flatmap(
-        lambda files: RECORDS.map(lambda record: {**files, "state.json": record})
-    ),
-    metrics=st.dictionaries(st.text(), st.floats(allow_nan=False)),
+DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
+RECORDS = st.builds(FileRecord, size=st.integers(0), xxh3_128=DIGESTS)
+PARTS = st.dictionaries(st.from_regex(r"[A-Za-z0-9_-]{1,50}", fullmatch=True), st.integers(1, 3))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    run = draw(st.text("0123456789abcdef", min_size=12, max_size=12))
+    parts = {part: count for part, count in draw(PARTS).items() if is_part_name(part)}
+    names = [name for part, count in parts.items() for name in file_names(part, count)]
+    return Manifest(
+        run=run,
+        directory=f"{run}-{draw(st.integers(0, 10**6)):04}",
+        step=draw(st.integers(0, 10**12 - 1)),
+        epoch=draw(st.integers(0)),
+        position=draw(st.none() | st.integers(0)),
+        world_size=draw(st.integers(1)),
+        saved_at=draw(st.datetimes(timezones=st.just(timezone.utc))),
+        smddp_version=draw(st.text()),
+        torch_version=draw(st.text()),
+        files={name: draw(RECORDS) for name in [*names, "state.json", "digests.json"]},
+        metrics=draw(st.dictionaries(st.text(), st.floats(allow_nan=False))),
+        hyperparameters=draw(st.dictionaries(st.text(), JSON, max_size=3)),
+    )
+
+
 EXAMPLE = Manifest(
+    run="5f3a9c01d2e4",
+    directory="5f3a9c01d2e4-0007",
     step=1234,
     epoch=3,
+    position=4096,
     world_size=2,
     saved_at=datetime(2026, 11, 21, 7, 30, tzinfo=timezone.utc),
     smddp_version="0.1.0",
     torch_version="2.15.0",
     files={
         "state.json": FileRecord(size=12, xxh3_128="0123456789abcdef" * 2),
-        "model.safetensors": FileRecord(size=345, xxh3_128="f" * 32),
+        "digests.json": FileRecord(size=34, xxh3_128="a" * 32),
+        "model-00001-of-00002.safetensors": FileRecord(size=345, xxh3_128="f" * 32),
+        "model-00002-of-00002.safetensors": FileRecord(size=678, xxh3_128="e" * 32),
+        "ema.safetensors": FileRecord(size=9, xxh3_128="d" * 32),
     },
     metrics={"loss": 0.25},
+    hyperparameters={"lr": 0.1, "layers": [1, {"two": None}]},
 )
+FORMAT_1 = Path(__file__).parent / "fixtures/format-1/checkpoints/step-000000000003/manifest.json"
 
 
 def signed(content: dict[str, Any]) -> bytes:
@@ -52,15 +79,15 @@ def signed(content: dict[str, Any]) -> bytes:
     return json.dumps({**content, "xxh3_128": xxhash.xxh3_128_hexdigest(zeros)}).encode()
 
 
-@given(manifest=MANIFESTS)
+@given(manifest=manifests())
 def test_comes_back_as_it_was(manifest: Manifest) -> None:
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
 def test_is_plain_json_that_a_stranger_can_read_and_write() -> None:
     content = json.loads(EXAMPLE.to_json())
-    assert content["format"] == 1
-    assert content["files"]["model.safetensors"] == {"size": 345, "xxh3_128": "f" * 32}
+    assert content["format"] == 2
+    assert content["files"]["ema.safetensors"] == {"size": 9, "xxh3_128": "d" * 32}
     assert Manifest.from_json(signed(content)) == EXAMPLE
 
 
@@ -68,6 +95,34 @@ def test_metrics_that_json_has_no_number_for_come_back() -> None:
     metrics = {"a": float("inf"), "b": float("-inf"), "c": float("nan")}
     back = Manifest.from_json(replace(EXAMPLE, metrics=metrics).to_json())
     assert repr(back.metrics) == repr(metrics)
+
+
+def test_says_which_files_hold_a_part() -> None:
+    assert EXAMPLE.parts == {
+        "ema": ["ema.safetensors"],
+        "model": ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+    }
+
+
+def test_reads_format_1() -> None:
+    manifest = Manifest.from_json(FORMAT_1.read_bytes())
+    assert (manifest.format, manifest.step, manifest.epoch, manifest.world_size) == (1, 3, 1, 1)
+    assert (manifest.run, manifest.directory, manifest.position, manifest.hyperparameters) == ("", "", None, {})
+    assert sorted(manifest.parts) == ["model", "optimizer", "rng", "sampler"]
+    assert manifest.files["model.safetensors"].size == 776
+    assert manifest.metrics["loss"] == 0.5
+    assert isnan(manifest.metrics["worst"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, b"bytes"])
+def test_hyperparameters_that_are_no_json_are_refused_when_written(value: object) -> None:
+    with pytest.raises(CheckpointError, match="hyperparameters cannot be written as JSON"):
+        replace(EXAMPLE, hyperparameters={"lr": value}).to_json()
+
+
+def test_what_could_not_be_read_again_is_not_written() -> None:
+    with pytest.raises(CheckpointError, match="keep large hyperparameters in a file"):
+        replace(EXAMPLE, hyperparameters={"text": "x" * LARGEST_MANIFEST}).to_json()
 
 
 def test_any_flipped_bit_is_noticed() -> None:
@@ -94,11 +149,12 @@ def test_random_bytes_are_refused() -> None:
 
 
 def test_a_newer_format_is_told_from_damage() -> None:
-    with pytest.raises(NewerFormatError, match=r"version 2.*up to 1; install a newer smddp"):
-        Manifest.from_json(signed({"format": 2, "parts": "something new"}))
+    with pytest.raises(NewerFormatError, match=r"version 3.*up to 2; install a newer smddp"):
+        Manifest.from_json(signed({"format": 3, "parts": "something new"}))
 
 
 RECORD = {"size": 1, "xxh3_128": "0" * 32}
+NEEDED = {"state.json": RECORD, "digests.json": RECORD}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +168,18 @@ RECORD = {"size": 1, "xxh3_128": "0" * 32}
         ({"step": 1.0}, "step is 1.0"),
         ({"step": True}, "step is True"),
         ({"epoch": -1}, "epoch is -1"),
+        ({"position": -1}, "position is -1"),
+        ({"position": 1.0}, "position is 1.0"),
+        ({"run": ""}, "directory is"),
+        ({"run": "", "directory": ""}, "directory is"),
+        ({"run": "0" * 12}, "directory is"),
+        ({"run": "../../../../", "directory": "../../../../-0001"}, "directory is"),
+        ({"run": 5, "directory": 5}, "directory is 5"),
+        ({"run": [], "directory": []}, "directory is"),
+        ({"directory": "5f3a9c01d2e4"}, "directory is"),
+        ({"directory": "5f3a9c01d2e4-0001\n"}, "directory is"),
+        ({"directory": None}, "directory is None"),
+        ({"hyperparameters": None}, "hyperparameters is None"),
         ({"world_size": 0}, "world_size is 0"),
         ({"saved_at": "yesterday"}, "yesterday"),
         ({"saved_at": "2026-11-21T07:30:00"}, "time zone"),
@@ -121,6 +189,11 @@ RECORD = {"size": 1, "xxh3_128": "0" * 32}
         ({"metrics": {"loss": 1}}, "1 is not a float"),
         ({"metrics": []}, "metrics is"),
         ({"files": {}}, "state.json among them"),
+        ({"files": {"state.json": RECORD}}, "digests.json and state.json among them"),
+        ({"files": NEEDED | {"a.safetensors": RECORD, "a-00001-of-00001.safetensors": RECORD}}, "the files of a is"),
+        ({"files": NEEDED | {"a-00001-of-00002.safetensors": RECORD}}, "the files of a is"),
+        ({"files": NEEDED | {"a-00000-of-00001.safetensors": RECORD}}, "the files of a is"),
+        ({"files": NEEDED | {"a-00001-of-00002-00001-of-00001.safetensors": RECORD}}, "a file is"),
         ({"files": []}, "files is"),
         ({"files": {"state.json": {"size": 1}}}, "xxh3_128"),
         ({"files": {"state.json": {**RECORD, "more": 1}}}, "more"),
@@ -130,7 +203,7 @@ RECORD = {"size": 1, "xxh3_128": "0" * 32}
         ({"files": {"state.json": {**RECORD, "xxh3_128": "0" * 31}}}, "xxh3_128 is"),
         ({"extra": 1}, "extra"),
         *(
-            ({"files": {"state.json": RECORD, name: RECORD}}, "a file is")
+            ({"files": NEEDED | {name: RECORD}}, "a file is")
             for name in (
                 "../model.safetensors",
                 "a/b.safetensors",

@@ -1,0 +1,69 @@
+"""What the files of a checkpoint are called, and what their names say.
+
+``manifest.json`` lies in the step's directory, all other files in one directory beside it that belongs to one attempt
+to save the step. The tensors of a part of the state, ``model`` for instance, are in ``model.safetensors``, or, written
+by four processes, in ``model-00001-of-00004.safetensors`` and so on. Other names are not ours.
+"""
+
+from __future__ import annotations
+
+import re
+
+MANIFEST_NAME = "manifest.json"
+STATE_NAME = "state.json"
+DIGESTS_NAME = "digests.json"
+TENSORS_SUFFIX = ".safetensors"
+
+MOST_FILES_OF_A_PART = 99_999
+
+_PART = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NUMBER = re.compile(r"-\d{5}-of-\d{5}", re.ASCII)
+_RUN = re.compile(r"[0-9a-f]{12}")
+_ATTEMPT = re.compile(r"[0-9a-f]{12}-\d{4,12}", re.ASCII)
+
+
+def file_names(part: str, count: int) -> list[str]:
+    """Give the names of the files that hold a part of the state.
+
+    Args:
+        part: its name.
+        count: how many there are, one a writer.
+    """
+    assert 1 <= count <= MOST_FILES_OF_A_PART
+    if count == 1:
+        return [part + TENSORS_SUFFIX]
+    return [f"{part}-{number:05}-of-{count:05}{TENSORS_SUFFIX}" for number in range(1, count + 1)]
+
+
+def part_of(name: str) -> str:
+    """Give the part of the state that a file of tensors belongs to."""
+    stem = name.removesuffix(TENSORS_SUFFIX)
+    return stem[: -len("-00001-of-00001")] if _NUMBER.fullmatch(stem[-len("-00001-of-00001") :]) else stem
+
+
+def is_part_name(name: object) -> bool:
+    """Whether a part of the state may have this name.
+
+    It has 1 to 64 letters, digits, ``-`` and ``_``, and does not end like ``-00001-of-00002``.
+    """
+    return isinstance(name, str) and _PART.fullmatch(name) is not None and part_of(name) == name
+
+
+def is_file_name(name: object) -> bool:
+    """Whether a file of a checkpoint, other than its manifest, may have this name."""
+    if not isinstance(name, str):
+        return False
+    return name in (STATE_NAME, DIGESTS_NAME) or (name.endswith(TENSORS_SUFFIX) and is_part_name(part_of(name)))
+
+
+def is_run_id(name: object) -> bool:
+    """Whether it is 12 lower-case hexadecimal digits."""
+    return isinstance(name, str) and _RUN.fullmatch(name) is not None
+
+
+def is_attempt_name(name: object) -> bool:
+    """Whether the directory of an attempt may have this name.
+
+    It is the id of the run and the run's count of saves: ``5f3a9c01d2e4-0007``.
+    """
+    return isinstance(name, str) and _ATTEMPT.fullmatch(name) is not None
