@@ -1,9 +1,9 @@
-"""Tensors to the bytes of a safetensors file and back, without a copy more than needed.
+"""Where each tensor lies in a safetensors file: worked out when it is written, and checked when it is read.
 
 The format (https://github.com/huggingface/safetensors): eight bytes with the length of the header, the header, a JSON
 object {name: {"dtype", "shape", "data_offsets"}}, and the values, little-endian, one tensor after the other. It is
-written and read here rather than by the safetensors package because every byte is hashed on its way to the disk, and
-because what is read is decoded from the very bytes that were verified.
+written and read here rather than by the safetensors package because the tensors are copied, hashed and written by
+several threads and ranks at a time, and because what is read goes straight to where it stays, hashed on its way.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,8 +41,114 @@ DTYPES: dict[torch.dtype, str] = {
 }
 """What the format can hold, and what it calls it."""
 
+LARGEST_HEADER = 100_000_000
+"""Bytes of JSON; the safetensors package reads no more."""
+
+MOST_DIMENSIONS = 64
+
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+_METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Entry:
+    """One tensor in a file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    """Where its values begin, in bytes from the beginning of the file."""
+    size: int
+    """Bytes of its values."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Layout:
+    """A safetensors file, but for the values."""
+
+    header: bytes
+    """How the file begins: the length of the JSON, the JSON, and spaces up to the first tensor."""
+    entries: tuple[Entry, ...]
+    """Its tensors in the order of the file: one begins where the one before ends."""
+    size: int
+    """Bytes of the whole file."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Layout:
+        """Lay out a file. The same for the same names, dtypes and shapes, in whatever order they come.
+
+        Each tensor begins at a multiple of its own width.
+
+        Args:
+            tensors: by name, of the dtypes that the format has, on any device. Their values are not looked at.
+        """
+        ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+        content: dict[str, Any] = {}
+        end = 0
+        for name, tensor in ordered:
+            start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+            content[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        text = json.dumps(content, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        header = _LENGTH.pack(len(text)) + text
+        entries = tuple(_entry(name, fields, len(header)) for name, fields in content.items())
+        return cls(header=header, entries=entries, size=len(header) + end)
+
+    @classmethod
+    def parse(cls, header: bytes, size: int) -> Layout:
+        """Read the beginning of a file that nobody vouches for.
+
+        Args:
+            header: as many bytes as `header_size` says.
+            size: bytes of the whole file.
+
+        Raises:
+            CheckpointError: it is not the beginning of a safetensors file of this size. The message is only the reason.
+        """
+        try:
+            content = json.loads(header[_LENGTH.size :], object_pairs_hook=_without_duplicates)
+            content.pop(_METADATA, None)
+            entries = sorted(
+                (_entry(name, fields, len(header)) for name, fields in content.items()),
+                key=lambda entry: (entry.start, entry.size),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"not a safetensors file: {type(error).__name__}: {error}") from error
+        end = len(header)
+        for entry in entries:
+            if entry.start != end:
+                raise CheckpointError(
+                    f"not a safetensors file: {entry.name[:100]!r} begins at {entry.start}, not {end}"
+                )
+            end += entry.size
+        if end != size:
+            raise CheckpointError(f"not a safetensors file: its tensors end at {end}, the file at {size}")
+        return cls(header=header, entries=tuple(entries), size=size)
+
+
+def header_size(beginning: bytes, size: int) -> int:
+    """Give the length of a file's header, with the eight bytes that say it.
+
+    Args:
+        beginning: the first eight bytes of the file, or more.
+        size: bytes of the whole file.
+
+    Raises:
+        CheckpointError: no safetensors file of this size begins so.
+    """
+    if len(beginning) < _LENGTH.size:
+        raise CheckpointError(f"not a safetensors file: it has {size} bytes")
+    (length,) = _LENGTH.unpack_from(beginning)
+    if length > min(size - _LENGTH.size, LARGEST_HEADER):
+        raise CheckpointError(f"not a safetensors file: a header of {length} bytes in a file of {size}")
+    return int(_LENGTH.size + length)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Give the bytes of a contiguous tensor on the CPU: its own memory, not a copy."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
@@ -50,18 +157,10 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     Args:
         tensors: by name, of the dtypes that the format has, on any device, with any strides.
     """
-    # The widest first, so that each starts at a multiple of its own width.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield memoryview(_LENGTH.pack(len(text)) + text)
-    for _, tensor in ordered:
-        yield _bytes(tensor)
+    layout = Layout.of(tensors)
+    yield memoryview(layout.header)
+    for entry in layout.entries:
+        yield bytes_of(tensors[entry.name].detach().to("cpu").resolve_conj().resolve_neg().contiguous())
 
 
 def decode(content: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -73,24 +172,34 @@ def decode(content: torch.Tensor) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: it is not such a file.
     """
-    try:
-        (length,) = _LENGTH.unpack(bytes(content[: _LENGTH.size].tolist()))
-        values = content[_LENGTH.size + length :]
-        header = json.loads(bytes(content[_LENGTH.size : _LENGTH.size + length].numpy()))
-        header.pop("__metadata__", None)
-        return {name: _tensor(entry, values) for name, entry in header.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"not a safetensors file: {error}") from error
+    data = content.numpy().tobytes()
+    layout = Layout.parse(data[: header_size(data, len(data))], len(data))
+    return {
+        entry.name: content[entry.start : entry.start + entry.size].clone().view(entry.dtype).reshape(entry.shape)
+        for entry in layout.entries
+    }
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+def _entry(name: str, fields: Any, offset: int) -> Entry:
+    dtype, shape = _BY_NAME[fields["dtype"]], fields["shape"]
+    start, end = fields["data_offsets"]
+    if not (type(shape) is list and len(shape) <= MOST_DIMENSIONS and all(_is_count(each) for each in [*shape, start])):
+        raise ValueError(f"the shape {str(shape)[:100]} at {str(start)[:100]}")
+    # Even an empty tensor's strides must be numbers of 64 bits.
+    if math.prod(max(each, 1) for each in shape) * dtype.itemsize >= 2**63:
+        raise ValueError(f"the shape {str(shape)[:100]}")
+    size = math.prod(shape) * dtype.itemsize
+    if type(end) is not int or end - start != size:
+        raise ValueError(f"{size} bytes of {str(name)[:100]!r} from {start} to {str(end)[:100]}")
+    return Entry(name=name, dtype=dtype, shape=tuple(shape), start=offset + start, size=size)
 
 
-def _tensor(entry: Mapping[str, Any], values: torch.Tensor) -> torch.Tensor:
-    dtype, shape = _BY_NAME[entry["dtype"]], entry["shape"]
-    start, end = entry["data_offsets"]
-    if not 0 <= start <= end <= len(values) or end - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"the offsets {start} to {end} do not fit {shape} {dtype} in {len(values)} bytes")
-    return values[start:end].clone().view(dtype).reshape(shape)
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return content
