@@ -32,7 +32,7 @@ def env() -> None:
     from rich.table import Table
 
     from smddp.cluster import Cluster
-    from smddp.job import Job
+    from smddp.job import CHECKPOINT_URI_VARIABLE, Job
 
     cluster = Cluster.detect()
     table = Table("field", "value", "decided by", title=f"launcher: {cluster.launcher}", title_justify="left")
@@ -40,10 +40,13 @@ def env() -> None:
         table.add_row(field, str(value), source)
     job = Job.detect(cluster=cluster)
     if job.on_sagemaker:  # elsewhere these follow from the script's name
-        for field in ("name", "code_dir", "model_dir", "output_dir", "checkpoint_dir", "checkpoint_s3_uri"):
+        for field in ("name", "code_dir", "model_dir", "output_dir", "checkpoint_dir"):
             table.add_row(f"job.{field}", str(getattr(job, field)), "/opt/ml")
         for channel, path in job.channels.items():
             table.add_row(f"job.channels[{channel!r}]", str(path), "/opt/ml")
+    if job.checkpoint_s3_uri is not None:
+        decided_by = "/opt/ml" if job.checkpoints_are_copied else CHECKPOINT_URI_VARIABLE
+        table.add_row("job.checkpoint_s3_uri", job.checkpoint_s3_uri, decided_by)
     Console().print(table)
 
 
@@ -62,6 +65,9 @@ def run(
     run_dir: Annotated[
         Path | None, typer.Option(help="Checkpoints, model and outputs; the same directory resumes.")
     ] = None,
+    checkpoint_s3_uri: Annotated[
+        str | None, typer.Option(help="Where in S3 the checkpoints go instead: s3://bucket/prefix.")
+    ] = None,
 ) -> None:
     """Train a script in local processes, started by torchrun."""
     from smddp.container.gpus import count_gpus, count_visible
@@ -79,6 +85,7 @@ def run(
             master_addr=master_addr,
             master_port=master_port,
             run_dir=run_dir,
+            checkpoint_s3_uri=checkpoint_s3_uri,
         )
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ from smddp.hyperparameters import decode_untyped
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
+"""Names the place in S3 that checkpoints are saved to directly, wherever the job runs."""
+
 _CHANNEL_PREFIX = "SM_CHANNEL_"
+_S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
 
 
 class Channels(dict[str, Path]):
@@ -66,9 +71,11 @@ class Job:
     output_data_dir: Path
     """What is here at the end becomes output.tar.gz."""
     checkpoint_dir: Path
-    """Kept in step with ``checkpoint_s3_uri``, if there is one."""
+    """Where checkpoints are on this machine, unless they go to S3 directly."""
     checkpoint_s3_uri: str | None
-    """Where checkpoints outlive the job; None if it asked for no such place."""
+    """Where checkpoints outlive the job: SMDDP_CHECKPOINT_S3_URI, else the job's own; None if it asked for neither."""
+    checkpoints_are_copied: bool
+    """Whether the platform copies ``checkpoint_dir`` to ``checkpoint_s3_uri``, as SageMaker does with the job's own."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None, cluster: Cluster | None = None) -> Job:
@@ -82,7 +89,7 @@ class Job:
             cluster: This process's place; None detects it from ``environ``.
 
         Raises:
-            JobError: A configuration file, or a variable that holds JSON, is not what the contract promises.
+            JobError: A configuration file, or a variable that holds JSON or a URI, is not what the contract promises.
             ClusterError: The cluster is to be detected, and the variables contradict each other.
 
         Example:
@@ -101,6 +108,7 @@ class Job:
         output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
         config = input_dir / "config"
         checkpoints = _read_object(config / "checkpointconfig.json") or {}
+        direct_uri = direct_checkpoint_uri(environ)
         return cls(
             name=environ.get("TRAINING_JOB_NAME") or environ.get("SAGEMAKER_JOB_NAME") or base.name,
             on_sagemaker=on_sagemaker,
@@ -115,8 +123,16 @@ class Job:
             output_dir=output_dir,
             output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or output_dir / "data"),
             checkpoint_dir=Path(checkpoints.get("LocalPath") or base / "checkpoints"),
-            checkpoint_s3_uri=checkpoints.get("S3Uri"),
+            checkpoint_s3_uri=direct_uri or checkpoints.get("S3Uri"),
+            checkpoints_are_copied=direct_uri is None and bool(checkpoints.get("S3Uri")),
         )
+
+    @property
+    def checkpoint_location(self) -> str:
+        """Where to save: a directory that may be copied, or the place in S3 itself."""
+        if self.checkpoint_s3_uri is None or self.checkpoints_are_copied:
+            return str(self.checkpoint_dir)
+        return self.checkpoint_s3_uri
 
     def make_directories(self) -> None:
         """Makes the directories that a script writes to, where they are missing; on SageMaker the platform has.
@@ -131,6 +147,18 @@ class Job:
             raise JobError(
                 f"The job's directories can't be made: {error}. Outside of SageMaker, SMDDP_RUN_DIR moves them."
             ) from error
+
+
+def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
+    """The place in S3 that checkpoints are to be saved to directly: SMDDP_CHECKPOINT_S3_URI, if it is set.
+
+    Raises:
+        JobError: It is no URI of S3.
+    """
+    uri = environ.get(CHECKPOINT_URI_VARIABLE) or None
+    if uri is not None and not _S3_URI.fullmatch(uri):
+        raise JobError(f"{CHECKPOINT_URI_VARIABLE}={uri} is no place in S3: expected s3://bucket/prefix.")
+    return uri
 
 
 def _name(script: Path) -> str:

@@ -16,6 +16,7 @@ from types import FrameType
 
 from smddp import failure
 from smddp.errors import DistributedError
+from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri
 from smddp.launch.processes import Processes, exit_code
 from smddp.launch.torchrun import free_port
 from smddp.stopping import RESUMABLE
@@ -35,6 +36,7 @@ def run_local(
     master_addr: str | None = None,
     master_port: int | None = None,
     run_dir: str | Path | None = None,
+    checkpoint_s3_uri: str | None = None,
 ) -> int:
     """Run a script on ``nodes`` times ``processes_per_node`` ranks and wait for it.
 
@@ -51,12 +53,14 @@ def run_local(
         master_port: The first node's port; None takes a free one where all nodes run here.
         run_dir: Where the run keeps its model, output and checkpoints; the same directory goes on where it
             stopped. Default: ``SMDDP_RUN_DIR``, else ``runs/<script's name>``.
+        checkpoint_s3_uri: Where in S3 the checkpoints go instead. Default: ``SMDDP_CHECKPOINT_S3_URI``.
 
     Returns:
         The exit code: 0, 75 if the run was stopped and can go on, else that of the first failing rank.
 
     Raises:
         DistributedError: The arguments contradict each other, or there is no such script.
+        JobError: The checkpoints' place is no URI of S3.
     """
     script = Path(script)
     if not script.is_file():
@@ -75,7 +79,7 @@ def run_local(
     address = master_addr or "127.0.0.1"
     port = master_port or free_port()
     here = range(nodes) if node_rank is None else [node_rank]
-    environ = _environ(script, run_dir, ranks_here=len(here) * processes_per_node)
+    environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(here) * processes_per_node)
     earlier = failure.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
     agents = Processes()
 
@@ -116,12 +120,17 @@ def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> No
         logger.error("What failed first:\n%s", (output_dir / "failure").read_text(encoding="utf-8"))
 
 
-def _environ(script: Path, run_dir: str | Path | None, *, ranks_here: int) -> Mapping[str, str]:
+def _environ(
+    script: Path, run_dir: str | Path | None, checkpoint_s3_uri: str | None, *, ranks_here: int
+) -> Mapping[str, str]:
     environ = dict(os.environ)
+    if checkpoint_s3_uri is not None:
+        environ[CHECKPOINT_URI_VARIABLE] = checkpoint_s3_uri
+    uri = direct_checkpoint_uri(environ)
     directory = Path(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem).absolute()
     environ["SMDDP_RUN_DIR"] = str(directory)
     environ.setdefault("PYTHONUNBUFFERED", "1")
     # One agent sees only its own ranks: the cores are shared by those of all nodes here.
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
-    logger.info("The run's directory is %s.", directory)
+    logger.info("The run's directory is %s%s.", directory, f", its checkpoints are in {uri}" if uri else "")
     return environ

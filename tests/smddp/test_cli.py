@@ -50,6 +50,11 @@ def test_env_in_a_job_shows_its_directories(tmp_path: Path) -> None:
     assert str(tmp_path / "checkpoints") in shown.stdout
 
 
+def test_env_shows_where_in_s3_the_checkpoints_go(tmp_path: Path) -> None:
+    shown = smddp("env", cwd=tmp_path, SMDDP_CHECKPOINT_S3_URI="s3://bucket/run-7")
+    assert "│ job.checkpoint_s3_uri │ s3://bucket/run-7 │ SMDDP_CHECKPOINT_S3_URI" in shown.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "told"),
     [
@@ -57,6 +62,7 @@ def test_env_in_a_job_shows_its_directories(tmp_path: Path) -> None:
         (["run", "no-such-script.py"], {}, "no-such-script.py"),
         (["run", "--processes-per-node", "0", "train.py"], {}, "1 nodes of 0 processes"),
         (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "Node rank 5 is not one of 0 to 1"),
+        (["run", "--checkpoint-s3-uri", "bucket", "train.py"], {}, "SMDDP_CHECKPOINT_S3_URI=bucket is no place in S3"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
@@ -85,6 +91,12 @@ def test_the_first_failure_is_shown_last(tmp_path: Path) -> None:
     shown = smddp("run", "script.py", cwd=tmp_path)
     assert shown.returncode == 1
     assert "What failed first:\nValueError: label 41 (rank 0 of 1 on" in shown.stderr[-400:]
+
+
+def test_run_tells_the_ranks_where_in_s3_their_checkpoints_go(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os; print(os.environ['SMDDP_CHECKPOINT_S3_URI'])")
+    shown = smddp("run", "--checkpoint-s3-uri", "s3://bucket/run-7", "script.py", cwd=tmp_path)
+    assert shown.stdout == "s3://bucket/run-7\n"
 
 
 def test_run_passes_the_scripts_arguments_and_exit_code_on(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_job_of_sagemaker_is_read_from_its_files(ml: Path, tmp_path: Path) -> 
     assert (job.input_dir, job.code_dir, job.model_dir) == (ml / "input", ml / "code", ml / "model")
     assert (job.output_dir, job.output_data_dir) == (ml / "output", ml / "output" / "data")
     assert (job.checkpoint_dir, job.checkpoint_s3_uri) == (tmp_path / "elsewhere", "s3://bucket/run")
+    assert (job.checkpoint_location, job.checkpoints_are_copied) == (str(tmp_path / "elsewhere"), True)
 
 
 def test_the_toolkits_variables_win(ml: Path) -> None:
@@ -67,7 +68,23 @@ def test_a_job_without_checkpoints_has_a_directory_that_goes_nowhere(tmp_path: P
     write_config(tmp_path)
     job = Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     assert (job.checkpoint_dir, job.checkpoint_s3_uri) == (tmp_path / "checkpoints", None)
+    assert (job.checkpoint_location, job.checkpoints_are_copied) == (str(tmp_path / "checkpoints"), False)
     assert (job.channels, job.hyperparameters) == ({}, {})
+
+
+@pytest.mark.parametrize("where", ["on SageMaker", "elsewhere"])
+def test_checkpoints_go_to_s3_directly_where_the_variable_says_so(where: str, ml: Path, tmp_path: Path) -> None:
+    base = {"SAGEMAKER_BASE_DIR": str(ml if where == "on SageMaker" else tmp_path), "SMDDP_RUN_DIR": str(tmp_path)}
+    job = Job.detect(base | {"SMDDP_CHECKPOINT_S3_URI": "s3://bucket/mine"})
+    assert job.on_sagemaker is (where == "on SageMaker")
+    assert job.checkpoint_location == job.checkpoint_s3_uri == "s3://bucket/mine"
+    assert not job.checkpoints_are_copied
+
+
+@pytest.mark.parametrize("uri", ["bucket/run", "s3://", "s3:///run", "https://bucket/run", "s3://bucket/a run"])
+def test_checkpoints_go_to_no_place_that_is_not_in_s3(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"SMDDP_CHECKPOINT_S3_URI=.* is no place in S3: expected s3://bucket/prefix"):
+        Job.detect({"SMDDP_RUN_DIR": str(tmp_path), "SMDDP_CHECKPOINT_S3_URI": uri})
 
 
 def test_true_names_come_from_sm_channels_where_there_is_no_file(tmp_path: Path) -> None:
