@@ -19,6 +19,7 @@ handler. Which step to stop at is agreed between the ranks elsewhere (``smddp.di
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -45,7 +46,15 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
+        self._requested_at: float | None = None
         self._previous: Any = signal.SIG_DFL
+
+    @property
+    def age(self) -> float:
+        """Seconds since a stop was requested; -1 if none was."""
+        if not self.requested:
+            return -1.0
+        return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
     def __enter__(self) -> StopSignal:
         """Starts to watch.
@@ -53,7 +62,7 @@ class StopSignal:
         Raises:
             ValueError: Outside of the main thread, where Python allows no signal handlers.
         """
-        self.requested = False
+        self.requested, self._requested_at = False, None
         self._previous = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
         return self
 
@@ -63,6 +72,8 @@ class StopSignal:
         signal.signal(signal.SIGTERM, self._previous)
 
     def _request(self, _signal_number: int, _frame: FrameType | None) -> None:
+        if self._requested_at is None:
+            self._requested_at = time.monotonic()  # the grace counts from the first
         self.requested = True
 
 

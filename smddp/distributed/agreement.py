@@ -1,8 +1,9 @@
-"""How ranks agree, at a step's boundary, to stop or to save: by one tiny reduction, a few times a second.
+"""How ranks agree, at a step's boundary, to stop, to save or to give up: by one tiny reduction, a few times a second.
 
-A rank that alone saw SIGTERM must not leave the others waiting in their next collective. So each rank's wish travels
-in a vector of three numbers that all ranks reduce at the same step, and the next such step follows from that vector
-too: it is the same on all ranks without asking again. Between these steps a rank compares two integers and no more.
+A rank that alone saw SIGTERM, or whose checkpoint failed, must not leave the others waiting in their next collective.
+So what each rank knows travels in a vector of five numbers that all ranks reduce at the same step, and the next such
+step follows from that vector too: it is the same on all ranks without asking again. Between these steps a rank compares
+two integers and no more.
 """
 
 from __future__ import annotations
@@ -27,8 +28,17 @@ class Decision:
     stop: bool
     """At least one rank was asked to stop."""
 
+    stop_age: float
+    """Seconds since the first rank was."""
+
     save: bool
     """Rank 0's clock says that a checkpoint is due."""
+
+    failed: bool
+    """At least one rank knows of a failure that must end the run."""
+
+    stall: float
+    """What the ranks reported as ``stall``: that of the slowest, whom the others waited for."""
 
 
 class Agreement:
@@ -37,10 +47,11 @@ class Agreement:
     def __init__(self, membership: Membership, stop_signal: StopSignal, *, save_seconds: float | None = None) -> None:
         self.next_step = 1
         """The step at which to decide next; until then there is nothing to ask."""
+        self.save_seconds = save_seconds
+        """Seconds from one checkpoint to the next, or None; only rank 0's counts, and it may change."""
         self._membership = membership
         self._stop_signal = stop_signal
-        self._save_seconds = save_seconds
-        self._vector = torch.zeros(3, dtype=torch.float64, device=membership.control_device)
+        self._vector = torch.zeros(5, dtype=torch.float64, device=membership.control_device)
         self._steps_apart = 1
         self._last_step = 0
         self._last_time = self._last_save = time.monotonic()
@@ -51,36 +62,44 @@ class Agreement:
         self.next_step = step + 1
         self._last_time = self._last_save = time.monotonic()
 
-    def decide(self, step: int) -> Decision:
+    def decide(self, step: int, *, failed: bool = False, stall: float = 0.0) -> Decision:
         """Asks all ranks, and sets ``next_step``.
 
         The first steps are asked one by one, then twice as far apart each time, up to a quarter of a second or 50
         steps.
+
+        Args:
+            step: Steps taken, the same on all ranks.
+            failed: Whether this rank knows of a failure that must end the run.
+            stall: Seconds that this rank's last save kept its training waiting.
         """
         now = time.monotonic()
         taken = max(step - self._last_step, 1)
-        stop, save, seconds_a_step = self._largest(
-            float(self._stop_signal.requested),
-            float(self._save_seconds is not None and now - self._last_save >= self._save_seconds),
+        is_due = self.save_seconds is not None and now - self._last_save >= self.save_seconds
+        stop_age, save, any_failed, seconds_a_step, slowest_stall = self._largest(
+            self._stop_signal.age,
+            float(is_due and self._membership.cluster.is_main),
+            float(failed),
             (now - self._last_time) / taken,
+            stall,
         )
         if step > self._last_step:
             affordable = int(_SECONDS_APART / max(seconds_a_step, 1e-9))
             self._steps_apart = max(1, min(2 * self._steps_apart, affordable, _MOST_STEPS_APART))
         self.next_step = step + self._steps_apart
         self._last_step, self._last_time = step, now
-        return Decision(stop=stop > 0, save=save > 0)
+        return Decision(
+            stop=stop_age >= 0, stop_age=stop_age, save=save > 0, failed=any_failed > 0, stall=slowest_stall
+        )
 
     def saved(self) -> None:
         """Tells that a checkpoint was saved, whatever the reason: the clock starts again."""
         self._last_save = time.monotonic()
 
-    def _largest(self, stop: float, save: float, seconds_a_step: float) -> tuple[float, float, float]:
+    def _largest(self, *numbers: float) -> list[float]:
+        """The largest of each number over all ranks."""
         if self._membership.store is None:
-            return stop, save, seconds_a_step
-        if not self._membership.cluster.is_main:
-            save = 0.0
-        self._vector.copy_(torch.tensor([stop, save, seconds_a_step], dtype=torch.float64))
+            return list(numbers)
+        self._vector.copy_(torch.tensor(numbers, dtype=torch.float64))
         dist.all_reduce(self._vector, op=dist.ReduceOp.MAX)
-        stop, save, seconds_a_step = self._vector.tolist()
-        return stop, save, seconds_a_step
+        return self._vector.tolist()

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -24,12 +25,22 @@ def test_the_handler_that_was_there_comes_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_its_age_counts_from_the_first_sigterm() -> None:
+    with StopSignal() as stop:
+        assert stop.age == -1
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.age >= 0.02
+
+
 def test_entering_again_forgets_the_last_stop() -> None:
     stop = StopSignal()
     with stop:
         os.kill(os.getpid(), signal.SIGTERM)
     with stop:
         assert not stop.requested
+        assert stop.age == -1
 
 
 def test_a_stop_passes_through_a_script_that_catches_every_exception() -> None:

@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,54 @@ def test_a_stop_is_decided_and_so_is_a_checkpoint_by_the_clock(alone: Membership
 
     assert [first.save, second.save, third.save] == [False, True, False]
     assert [first.stop, second.stop, third.stop] == [False, False, True]
+
+
+def test_the_clock_may_change_its_interval(alone: Membership, clock: Clock) -> None:
+    agreement = Agreement(alone, StopSignal(), save_seconds=60)
+    clock.now += 30
+    assert not agreement.decide(1).save
+    agreement.save_seconds = 20
+    assert agreement.decide(2).save
+    agreement.save_seconds = None
+    assert not agreement.decide(3).save
+
+
+def test_a_rank_alone_decides_what_it_knows(alone: Membership) -> None:
+    stop = StopSignal()
+    agreement = Agreement(alone, stop)
+    assert not agreement.decide(1).failed
+    decision = agreement.decide(2, failed=True, stall=0.5)
+    assert (decision.failed, decision.stall, decision.stop) == (True, 0.5, False)
+    stop.requested = True
+    assert agreement.decide(3).stop_age == 0
+
+
+TWO_RANKS = """
+import sys, time
+import smddp
+from smddp.distributed import Agreement
+from smddp.stopping import StopSignal
+
+membership = smddp.join()
+rank = membership.cluster.rank
+stop = StopSignal()
+agreement = Agreement(membership, stop, save_seconds=None if rank == 0 else 0.0)  # rank 1's clock does not count
+print(agreement.decide(1, stall=0.25 * rank))
+with stop:
+    if rank == 1:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+    decision = agreement.decide(2, failed=rank == 1)
+print(decision.stop, decision.failed, decision.save, decision.stop_age >= 0.3)
+smddp.leave()
+"""
+
+
+def test_what_one_rank_knows_all_ranks_decide(run_ranks: Callable[..., list[Any]]) -> None:
+    expected = "Decision(stop=False, stop_age=-1.0, save=False, failed=False, stall=0.25)\nTrue True False True\n"
+    for ended in run_ranks(TWO_RANKS):
+        assert ended.printed == expected, ended.logged
 
 
 def test_counting_starts_where_a_run_resumed(alone: Membership) -> None:
