@@ -1,0 +1,185 @@
+"""Measures one contender, with the yardsticks between its saves; a process of its own, which prints JSON.
+
+python -m checkpointing.measure "DCP save" 200 /a/directory      (in benchmarks/)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpointing.contenders import CONTENDERS, Contender
+from checkpointing.state import State, blank_like, copy, make_state, size_of, tensors_of, write_raw
+
+ROUNDS = 3
+"""How often one process measures each thing but the first save, the memory and the loop."""
+
+LOOPS = 5
+"""How often it saves beside a loop."""
+
+_QUIET_SECONDS = 0.4  # of the loop alone, before and after a save
+_WARM_UP_SECONDS_PER_GIGABYTE = 2.0
+
+
+def measure(name: str, megabytes: float, directory: Path) -> dict[str, Any]:
+    """Give lists of seconds, rates and bytes by what was measured."""
+    make = CONTENDERS[name]
+    _load_code(make, directory / "code")
+    saves = directory / "saves"
+    saves.mkdir()
+    state = make_state(megabytes)
+    resident = _memory("VmRSS")
+    _forget_peak()
+    contender = make(state, saves)
+    time.sleep(_WARM_UP_SECONDS_PER_GIGABYTE * megabytes / 1000)  # a run takes its first steps meanwhile
+    first_stall, first_durable = _save(contender, step=1)
+    _save(contender, step=2)
+    found: dict[str, Any] = {
+        "state": size_of(state),
+        "first stall": [first_stall],
+        "first durable": [first_durable],
+        "memory": [_memory("VmHWM") - resident],
+    }
+    contender.forget(1)
+    found |= _against_yardsticks(contender, state, directory / "raw", first_step=3)
+    found |= _beside_loops(contender, first_step=3 + ROUNDS)
+    contender.close()
+    return found
+
+
+def _against_yardsticks(contender: Contender, state: State, raw: Path, *, first_step: int) -> dict[str, list[float]]:
+    buffers = blank_like(state)
+    threads = torch.get_num_threads()
+    seconds: dict[str, list[float]] = {
+        kind: [] for kind in ("memcpy 1 thread", "memcpy", "raw write", "stall", "durable", "load")
+    }
+    for step in range(first_step, first_step + ROUNDS):
+        seconds["memcpy 1 thread"].append(_timed(copy, state, buffers, 1))
+        seconds["memcpy"].append(_timed(copy, state, buffers, threads))
+        os.sync()
+        seconds["raw write"].append(_timed(write_raw, state, raw))
+        raw.unlink()
+        stall, durable = _save(contender, step=step)
+        seconds["stall"].append(stall)
+        seconds["durable"].append(durable)
+        contender.forget(step - 1)
+        contender.prepare_load()
+        started = time.perf_counter()
+        loaded = contender.load(step)
+        seconds["load"].append(time.perf_counter() - started)
+        if step == first_step:
+            _check(loaded, state)
+        del loaded
+    return seconds
+
+
+def _beside_loops(contender: Contender, *, first_step: int) -> dict[str, list[float]]:
+    measured: dict[str, list[float]] = {kind: [] for kind in ("quiet loop", "loop", "gap")}
+    for step in range(first_step, first_step + LOOPS):
+        quiet, rate, gap = _beside_a_loop(contender, step=step)
+        measured["quiet loop"].append(quiet)
+        measured["loop"].append(rate)
+        measured["gap"].append(gap)
+        contender.forget(step - 1)
+    return measured
+
+
+def _load_code(make: type[Contender], directory: Path) -> None:
+    """Save something tiny once: what a contender imports is neither a part of its memory nor of its first save."""
+    directory.mkdir()
+    contender = make(make_state(0.1), directory)
+    _save(contender, step=1)
+    contender.prepare_load()
+    contender.load(1)
+    contender.close()
+
+
+def _save(contender: Contender, *, step: int) -> tuple[float, float]:
+    """Give the seconds that `save` took, and those until all was durable."""
+    os.sync()
+    started = time.perf_counter()
+    contender.save(step)
+    returned = time.perf_counter()
+    contender.wait()
+    return returned - started, time.perf_counter() - started
+
+
+def _beside_a_loop(contender: Contender, *, step: int) -> tuple[float, float, float]:
+    """Give steps a second of a loop alone, those beside a save after its stall, and there the worst gap in seconds."""
+    os.sync()
+    before, _ = _launch_loop(_for_seconds(_QUIET_SECONDS))
+    if contender.asynchronous:
+        contender.save(step)
+        rate, gap = _launch_loop(contender.pending)
+        contender.wait()
+    else:
+        thread = threading.Thread(target=contender.save, args=(step,))
+        thread.start()
+        rate, gap = _launch_loop(thread.is_alive)
+        thread.join()
+    os.sync()
+    after, _ = _launch_loop(_for_seconds(_QUIET_SECONDS))
+    return (before + after) / 2, rate, gap
+
+
+def _launch_loop(goes_on: Callable[[], bool]) -> tuple[float, float]:
+    """Run a loop that does little but call torch, as one does that keeps a GPU busy; its rate and its worst gap."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    weights, values = torch.rand(64, 64) / 64, torch.rand(16, 64)
+    steps, worst = 0, 0.0
+    started = last = time.perf_counter()
+    while goes_on():
+        for _ in range(8):
+            values = torch.tanh(values @ weights)
+        now = time.perf_counter()
+        worst = max(worst, now - last)
+        last = now
+        steps += 1
+    seconds = time.perf_counter() - started
+    torch.set_num_threads(threads)
+    return steps / seconds, worst
+
+
+def _for_seconds(seconds: float) -> Callable[[], bool]:
+    end = time.perf_counter() + seconds
+    return lambda: time.perf_counter() < end
+
+
+def _check(loaded: State, state: State) -> None:
+    found = dict(tensors_of(loaded))
+    for name, tensor in tensors_of(state):
+        assert torch.equal(found[name], tensor), f"{name} came back with other values"
+
+
+def _timed(action: Callable[..., object], *arguments: object) -> float:
+    started = time.perf_counter()
+    action(*arguments)
+    return time.perf_counter() - started
+
+
+def _memory(kind: str) -> int:
+    """Bytes resident now (VmRSS), or at most since `_forget_peak` (VmHWM)."""
+    found = re.search(rf"^{kind}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    print(json.dumps(measure(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]))))
