@@ -1,0 +1,5 @@
+"""Where checkpoints lie: what every such place can do, and the places: a directory, and S3."""
+
+from smddp.checkpoint.stores.store import AlreadyCommittedError, Store, StoreError, open_store
+
+__all__ = ["AlreadyCommittedError", "Store", "StoreError", "open_store"]

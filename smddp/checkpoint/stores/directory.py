@@ -1,0 +1,281 @@
+"""Checkpoints in a directory, and the order of operations in it that no kill and no power loss can spoil."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from smddp.checkpoint.manifest import LARGEST_MANIFEST
+from smddp.checkpoint.names import MANIFEST_NAME, is_attempt_name
+from smddp.checkpoint.stores.filesystem import FileSystem
+from smddp.checkpoint.stores.store import (
+    PARTIAL_SUFFIX,
+    AlreadyCommittedError,
+    StoreError,
+    is_ours,
+    mentions,
+    path_in_step,
+    step_name,
+    step_of,
+)
+from smddp.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+_NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
+_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
+_FULL = "free some space there, or keep fewer checkpoints"
+_BARRED = "let this user write there, or save somewhere else"
+_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EACCES: _BARRED,
+    errno.EPERM: _BARRED,
+    errno.EROFS: "make it writable, or save somewhere else",
+    errno.ENOTDIR: "move the file away that is in the place of a directory, or save somewhere else",
+    errno.EIO: "the disk or the way to it fails: see the kernel's log (dmesg)",
+    errno.ENOENT: "something else removed it while it was in use",
+}
+
+
+class DirectoryStore:
+    """Checkpoints as directories ``step-000000001234`` in one directory.
+
+    The files of an attempt are flushed to the disk, then their names; then the manifest gets its name, by an operation
+    that fails if somebody else's stands there. Removing goes the other way: the manifest first. So at any moment a
+    manifest has all its files. Symbolic links are not followed within the directory, nor anything removed through them.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, files: FileSystem | None = None) -> None:
+        """Use this directory.
+
+        Args:
+            root: the directory. It is made, with those above it, by `check_writable` or the first `write`.
+            files: how to get at it.
+        """
+        self.root = Path(root).absolute()
+        self._files = files or FileSystem()
+        self._root_is_durable = False
+
+    def __str__(self) -> str:
+        """Give the directory."""
+        return str(self.root)
+
+    def path(self, step: int) -> str:
+        """Give the directory of a step."""
+        return str(self._step(step))
+
+    def check_writable(self) -> None:
+        """Make the directory and write a byte into it. Raises StoreError."""
+        probe = self.root / ("writable" + PARTIAL_SUFFIX)
+        with _telling("write to", self.root):
+            self._make_root()
+            self._write(probe, [memoryview(b"?")])
+            self._files.unlink(probe)
+
+    def steps(self) -> list[int]:
+        """Give all steps, oldest first."""
+        with _telling("read", self.root):
+            try:
+                names = self._files.names(self.root)
+            except FileNotFoundError:
+                return []
+        return sorted(
+            step for name, is_directory in names.items() if is_directory and (step := step_of(name)) is not None
+        )
+
+    def newest_first(self) -> Iterator[int]:
+        """Give all steps, newest first."""
+        return reversed(self.steps())
+
+    def attempts(self, step: int) -> list[str]:
+        """Give the directories of all attempts of a step."""
+        if not self._files.is_directory(self._step(step)):
+            return []
+        with _telling("read", self._step(step)):
+            names = self._files.names(self._step(step))
+        return sorted(name for name, is_directory in names.items() if is_directory and is_attempt_name(name))
+
+    def write(self, step: int, directory: str, name: str, content: Sequence[memoryview]) -> None:
+        """Write one file of an attempt and flush its bytes."""
+        path = self._step(step) / path_in_step(directory, name)
+        with _telling("write", path):
+            self._make_root()
+            self._make_attempt(path.parent)
+            self._write(path, content)
+
+    def commit(self, step: int, directory: str, manifest: bytes, *, replacing: bytes | None) -> None:
+        """Flush the names, then give the manifest its own."""
+        final = self._step(step) / MANIFEST_NAME
+        attempt = self._step(step) / directory
+        partial = attempt / (MANIFEST_NAME + PARTIAL_SUFFIX)
+        with _telling("write", final):
+            self._write(partial, [memoryview(manifest)])
+            for path in (attempt, self._step(step), self.root):
+                self._files.sync_directory(path)
+            with self._files.lock(self._step(step)):
+                standing = self.read_manifest(step)
+                if standing not in (replacing, manifest):
+                    raise self._already_committed(step)
+                if standing is None:
+                    self._put(partial, final, step, manifest)
+                elif standing != manifest:
+                    self._files.replace(partial, final)
+            self._files.sync_directory(self._step(step))
+        # It is durable; its other name, if it has one, does not count.
+        with contextlib.suppress(OSError):
+            self._files.unlink(partial)
+
+    def read_manifest(self, step: int) -> bytes | None:
+        """Give the manifest's bytes; None where there is none."""
+        path = self._step(step) / MANIFEST_NAME
+        found = self._files.status(path)
+        if found is None:
+            return None
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_MANIFEST:
+            raise CheckpointError(f"{MANIFEST_NAME} is not a file of at most {LARGEST_MANIFEST} bytes")
+        content = bytearray(found.st_size)
+        try:
+            return bytes(content[: self._files.read_into(path, 0, memoryview(content))])
+        except FileNotFoundError:
+            return None
+
+    def size(self, step: int, directory: str, name: str) -> int | None:
+        """Give the size of a file in bytes; None where there is none."""
+        found = self._files.status(self._step(step) / path_in_step(directory, name))
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
+
+    def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
+        """Fill memory with the bytes of a file from an offset on."""
+        try:
+            count = self._files.read_into(self._step(step) / path_in_step(directory, name), offset, memory)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CheckpointError(f"{name} is missing") from error
+        if count < memory.nbytes:
+            raise CheckpointError(f"{name} ends after {offset + count} of at least {offset + memory.nbytes} bytes")
+
+    def discard(self, step: int, directory: str) -> None:
+        """Remove the files of an attempt, unless the manifest names it."""
+        assert directory == "" or is_attempt_name(directory), directory
+        path = self._step(step)
+        try:
+            standing = self.read_manifest(step)
+        except CheckpointError:
+            standing = None  # whatever it is, it is no manifest
+        if standing is not None and mentions(standing, directory):
+            logger.warning("left the files of %s in place: they are the checkpoint", path / directory)
+            return
+        with _telling("remove", path / directory):
+            if self._files.is_directory(path):
+                self._remove_directory(path / directory)
+                self._remove_if_empty(path)
+
+    def remove(self, step: int) -> None:
+        """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
+        path = self._step(step)
+        with _telling("remove", path):
+            if not self._files.is_directory(path):
+                return
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(path / MANIFEST_NAME)
+            self._files.sync_directory(path)
+            for directory in [*self.attempts(step), ""]:
+                self._remove_directory(path / directory)
+            if not self._remove_if_empty(path):
+                logger.info("left %s in place: it holds files that are not a checkpoint's", path)
+
+    def _step(self, step: int) -> Path:
+        return self.root / step_name(step)
+
+    def _make_root(self) -> None:
+        """Make the root and those above it, durably."""
+        if self._root_is_durable and self.root.is_dir():
+            return
+        missing = [path for path in (self.root, *self.root.parents) if not path.is_dir()]
+        for path in reversed(missing):
+            self._make(path)
+            self._files.sync_directory(path.parent)
+        if not missing:
+            # Somebody may have made it a moment ago and been killed. Where its name is not ours to flush, it is theirs.
+            with contextlib.suppress(PermissionError):
+                self._files.sync_directory(self.root.parent)
+        self._root_is_durable = True
+
+    def _make_attempt(self, path: Path) -> None:
+        """Make the directory of an attempt and that of its step; `commit` makes their names durable."""
+        self._make(path.parent)
+        try:
+            self._make(path)
+        except FileNotFoundError:  # another writer has just discarded the only other attempt, and the step with it
+            self._make(path.parent)
+            self._make(path)
+
+    def _make(self, path: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            self._files.make_directory(path)
+        if self.root in path.parents and not self._files.is_directory(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+    def _write(self, path: Path, content: Sequence[memoryview]) -> None:
+        descriptor = self._files.create(path)
+        try:
+            for piece in content:
+                self._files.write(descriptor, piece)
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+
+    def _put(self, partial: Path, final: Path, step: int, manifest: bytes) -> None:
+        """Give the manifest its name, if nobody has it."""
+        try:
+            self._files.link(partial, final)
+        except FileExistsError as error:  # by a host that does not see the lock; or by a network's second try
+            if self.read_manifest(step) != manifest:
+                raise self._already_committed(step) from error
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            self._files.replace(partial, final)  # never half there, and exclusive for those who see the lock
+
+    def _already_committed(self, step: int) -> AlreadyCommittedError:
+        return AlreadyCommittedError(
+            f"another process committed a checkpoint of the same step, {self.path(step)}: two runs share the "
+            "directory; give each its own"
+        )
+
+    def _remove_directory(self, path: Path) -> None:
+        """Remove our files in the directory of an attempt, and itself; in that of a step our files, for format 1."""
+        if not self._files.is_directory(path):
+            return
+        for name, is_directory in sorted(self._files.names(path).items()):
+            if not is_directory and name != MANIFEST_NAME and is_ours(name):
+                self._files.unlink(path / name)
+        if path.parent != self.root:
+            self._remove_if_empty(path)
+
+    def _remove_if_empty(self, path: Path) -> bool:
+        try:
+            self._files.rmdir(path)
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY:
+                raise
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _telling(action: str, path: Path) -> Iterator[None]:
+    """Say what was tried and what to do when the file system fails."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "earlier checkpoints are as they were")
+        raise StoreError(
+            f"cannot {action} {path}: {error.strerror or error}; {advice}", transient=error.errno in _TRANSIENT
+        ) from error

@@ -1,0 +1,118 @@
+"""The operations of a file system that a store of checkpoints is made of, and nothing of what they are for.
+
+It is a class so that a test can count, record and fail them, or die in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_MODE = 0o666  # less the umask, as open() does it
+# What file systems answer that do not know an operation at all; EBADF: NFS, for the lock of a directory.
+_NOT_SUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
+
+
+class FileSystem:
+    """The real one. Every method raises OSError."""
+
+    def make_directory(self, path: Path) -> None:
+        """Make one directory, that must not be there."""
+        os.mkdir(path)
+
+    def create(self, path: Path) -> int:
+        """Open a file for writing, new or emptied, and give its descriptor. A symbolic link is not followed."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+
+    def write(self, descriptor: int, content: memoryview) -> None:
+        """Append bytes, all of them. Other threads run meanwhile."""
+        content = content.cast("B")
+        while content:
+            content = content[os.write(descriptor, content) :]
+
+    def sync(self, descriptor: int) -> None:
+        """Make the bytes of a file durable."""
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        """Close a file."""
+        os.close(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable, where the file system knows such a thing."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+        finally:
+            os.close(descriptor)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, that must not be there."""
+        os.link(source, target)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Give a file another name, in place of the file that had it."""
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file, or a symbolic link and not what it leads to."""
+        os.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove a directory, that must be empty."""
+        os.rmdir(path)
+
+    @contextlib.contextmanager
+    def lock(self, path: Path) -> Iterator[None]:
+        """Keep other processes out that lock the same directory, where the file system has locks. A kill frees it."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in _NOT_SUPPORTED:
+                    raise
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_directory(self, path: Path) -> bool:
+        """Whether a directory is there. A symbolic link to one is none."""
+        try:
+            return stat.S_ISDIR(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def status(self, path: Path) -> os.stat_result | None:
+        """Give what is known of a file; None if nothing is there."""
+        try:
+            return os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def names(self, path: Path) -> dict[str, bool]:
+        """Give the names in a directory, and of each whether it is a directory. A symbolic link to one is none."""
+        with os.scandir(path) as entries:
+            return {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+
+    def read_into(self, path: Path, offset: int, memory: memoryview) -> int:
+        """Fill memory with a file's bytes from an offset on; give how many there were. Other threads run meanwhile."""
+        memory, start = memory.cast("B"), 0
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while start < len(memory):
+                count = os.preadv(descriptor, [memory[start:]], offset + start)
+                if count == 0:
+                    break
+                start += count
+        finally:
+            os.close(descriptor)
+        return start

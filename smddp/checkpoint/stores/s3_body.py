@@ -1,0 +1,76 @@
+"""The content of an object as the request's body: pieces of memory, sent from where they are."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+_PIECE = 2**20
+"""Bytes given to the socket at a time. Smaller pieces cost time in Python, larger ones must leave within the timeout."""
+_COPIED = 2**16
+"""Bytes. Smaller pieces of memory are joined: copying them costs less than sending them alone."""
+
+
+class Body:
+    """A part of many pieces of memory, read like a file: what botocore signs, sends, and begins anew when it retries."""
+
+    def __init__(self, pieces: Sequence[memoryview], start: int = 0, stop: int | None = None) -> None:
+        """Take the bytes from start to stop of all pieces laid end to end."""
+        flat = [piece.cast("B") for piece in pieces if piece.nbytes]
+        ends = list(accumulate(len(piece) for piece in flat))
+        total = ends[-1] if ends else 0
+        stop = total if stop is None else stop
+        assert 0 <= start <= stop <= total
+        self._pieces: list[memoryview] = []
+        for index in range(bisect_right(ends, start), len(flat)):
+            begin = ends[index] - len(flat[index])
+            if begin >= stop:
+                break
+            self._pieces.append(flat[index][max(0, start - begin) : stop - begin])
+        self._ends = list(accumulate(len(piece) for piece in self._pieces))
+        self._position = 0
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def crc32(self) -> str:
+        """Give the checksum as S3's header takes it."""
+        value = 0
+        for piece in self._pieces:
+            value = zlib.crc32(piece, value)
+        return base64.b64encode(value.to_bytes(4, "big")).decode()
+
+    def read(self, size: int = -1) -> memoryview | bytes:
+        """Give the next bytes, none at the end.
+
+        They may be more than asked for: http.client asks for 16 KiB at a time and sends whatever it gets.
+        """
+        if size < 0:
+            return b"".join(iter(lambda: bytes(self.read(_PIECE)), b""))
+        if self._position >= len(self):
+            return b""
+        index = bisect_right(self._ends, self._position)
+        piece = self._pieces[index][self._position - self._ends[index] :][: max(size, _PIECE)]  # from the end: negative
+        if len(piece) >= _COPIED:
+            self._position += len(piece)
+            return piece
+        joined = bytearray(piece)
+        for following in self._pieces[index + 1 :]:
+            if len(joined) + len(following) > _PIECE or len(following) >= _COPIED:
+                break
+            joined += following
+        self._position += len(joined)
+        return bytes(joined)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position, as files do."""
+        self._position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self)}[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Give the position."""
+        return self._position

@@ -1,0 +1,133 @@
+"""What lies below a prefix in S3. Which step is the newest is found without listing all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from smddp.checkpoint.manifest import LARGEST_STEP
+from smddp.checkpoint.stores.s3_location import S3Location
+from smddp.checkpoint.stores.store import step_name
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+PAGE = 1000
+"""Names that one request lists: as many as S3 gives at most."""
+
+MOST_REQUESTS = 62
+"""Requests until the newest step is known, whatever the steps are: one page from the start, 30 doublings of a page's
+reach until 10**12, 30 halvings until a page's reach, and that page. Ten thousand steps at equal distances take 9."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Page:
+    """What one request lists of the steps after a certain one."""
+
+    steps: list[int]
+    """Oldest first."""
+    is_last: bool
+    """Whether there are none after these."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Upload:
+    """A multipart upload that was begun."""
+
+    key: str
+    upload_id: str
+    begun: datetime
+
+
+class Listing:
+    """Lists the steps, the keys and the unfinished uploads at a location."""
+
+    def __init__(self, client: S3Client, location: S3Location) -> None:
+        self._client = client
+        self._location = location
+
+    def page(self, after: int) -> Page:
+        """List the first steps after one; -1: from the start."""
+        above, start = self._location.above_steps, {}
+        if after >= 0:
+            start = {"StartAfter": f"{above}{step_name(after)}0"}  # after all keys of the step: "0" comes after "/"
+        answer = self._client.list_objects_v2(
+            Bucket=self._location.bucket, Prefix=f"{above}step-", Delimiter="/", MaxKeys=PAGE, **start
+        )
+        found = [self._location.step_of(entry["Prefix"]) for entry in answer.get("CommonPrefixes", [])]
+        return Page(steps=sorted(step for step in found if step is not None), is_last=not answer["IsTruncated"])
+
+    def steps(self) -> list[int]:
+        """List all steps, oldest first, in pages."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._location.bucket, Prefix=f"{self._location.above_steps}step-", Delimiter="/"
+        )
+        found = [self._location.step_of(entry["Prefix"]) for page in pages for entry in page.get("CommonPrefixes", [])]
+        return sorted(step for step in found if step is not None)
+
+    def newest_first(self) -> Iterator[int]:
+        """List all steps, newest first; up to the first it takes at most MOST_REQUESTS requests.
+
+        More are needed only where a thousand names of other people begin with ``step-``.
+        """
+        newest = newest_page(self.page)
+        if newest is None:
+            yield from reversed(self.steps())
+            return
+        yield from reversed(newest)
+        if newest:
+            yield from (step for step in reversed(self.steps()) if step < newest[0])
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """List all keys that begin with a prefix."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._location.bucket, Prefix=prefix)
+        for page in pages:
+            for entry in page.get("Contents", []):
+                yield entry["Key"]
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """List the multipart uploads of keys that begin with a prefix, and that were begun but not ended."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._location.bucket, Prefix=prefix
+        )
+        for page in pages:
+            for entry in page.get("Uploads", []):
+                if entry["Key"].startswith(prefix):
+                    yield Upload(key=entry["Key"], upload_id=entry["UploadId"], begun=entry["Initiated"])
+
+
+def newest_page(page: Callable[[int], Page]) -> list[int] | None:
+    """Find the last steps of an ordered list that can only be read forward, in pages, from any step on.
+
+    Args:
+        page: lists the first steps after one.
+
+    Returns:
+        The last steps, oldest first, and the newest of all among them; none if there are none at all. None if a page
+        had no step in it but was not the last, so that this search sees nothing.
+    """
+    found = page(-1)
+    if found.is_last:
+        return found.steps
+    if not found.steps:
+        return None
+    low, high = found.steps, LARGEST_STEP  # the newest step is the last of low, or after it and not after high
+    reach = max(PAGE, low[-1] - low[0])
+    is_above = False
+    while high - low[-1] > PAGE:
+        probe = (low[-1] + high) // 2 if is_above else min(low[-1] + reach, high - 1)
+        found = page(probe)
+        if found.steps:
+            if found.is_last:
+                return found.steps
+            low, reach = found.steps, 2 * reach
+        elif found.is_last:
+            high, is_above = probe, True
+        else:
+            return None
+    found = page(low[-1])
+    if not found.is_last:
+        return None
+    return found.steps or low
