@@ -23,7 +23,7 @@ class FileSystem:
 
     def make_directory(self, path: Path) -> None:
         """Make one directory, that must not be there."""
-        os.mkdir(path)
+        path.mkdir()
 
     def create(self, path: Path) -> int:
         """Open a file for writing, new or emptied, and give its descriptor. A symbolic link is not followed."""
@@ -60,15 +60,15 @@ class FileSystem:
 
     def replace(self, source: Path, target: Path) -> None:
         """Give a file another name, in place of the file that had it."""
-        os.replace(source, target)
+        source.replace(target)
 
     def unlink(self, path: Path) -> None:
         """Remove a file, or a symbolic link and not what it leads to."""
-        os.unlink(path)
+        path.unlink()
 
     def rmdir(self, path: Path) -> None:
         """Remove a directory, that must be empty."""
-        os.rmdir(path)
+        path.rmdir()
 
     @contextlib.contextmanager
     def lock(self, path: Path) -> Iterator[None]:
@@ -87,14 +87,14 @@ class FileSystem:
     def is_directory(self, path: Path) -> bool:
         """Whether a directory is there. A symbolic link to one is none."""
         try:
-            return stat.S_ISDIR(os.lstat(path).st_mode)
+            return stat.S_ISDIR(path.lstat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def status(self, path: Path) -> os.stat_result | None:
         """Give what is known of a file; None if nothing is there."""
         try:
-            return os.stat(path)
+            return path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
