@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smddp.checkpoint import Checkpointer as Checkpointer
+    from smddp.checkpoint.retention import Retention as Retention
+    from smddp.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
     from smddp.cluster import Cluster as Cluster
     from smddp.data import ElasticSampler as ElasticSampler
     from smddp.distributed import join as join
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CheckpointPolicy": "smddp.checkpoint_policy",
     "Checkpointer": "smddp.checkpoint",
     "Cluster": "smddp.cluster",
     "ElasticSampler": "smddp.data",
     "Job": "smddp.job",
     "Precision": "smddp.precision",
+    "Retention": "smddp.checkpoint.retention",
     "Trainer": "smddp.trainer",
     "join": "smddp.distributed",
     "leave": "smddp.distributed",
