@@ -1,31 +1,31 @@
-"""Checkpoints as objects in S3, each commit one conditional request that only one writer can win.
+"""Checkpoints as objects in S3.
 
-The keys are the paths of the directory store. S3 shows an object as a whole or not at all, so the data files are
-simply there once they are uploaded; the manifest goes last, with ``If-None-Match: *`` or, where it replaces one, with
-``If-Match`` and that one's ETag.
+The keys are the paths of the directory store, so each reads what the other, or SageMaker's copying agent, wrote. S3
+shows an object as a whole or not at all: the data files are simply there once they are uploaded, and the manifest
+goes last, on a condition that one writer can meet.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
-import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError
 
 from smddp.checkpoint.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.names import MANIFEST_NAME
-from smddp.checkpoint.stores.s3_body import Body
+from smddp.checkpoint.names import is_attempt_name
 from smddp.checkpoint.stores.s3_client import connect
-from smddp.checkpoint.stores.s3_errors import code_of, is_missing, s3_errors, store_error
+from smddp.checkpoint.stores.s3_commit import Commits
+from smddp.checkpoint.stores.s3_errors import s3_errors, store_error
 from smddp.checkpoint.stores.s3_listing import Listing
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.s3_transfer import CONNECTIONS, PART_SIZE, Transfer
-from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError, mentions
+from smddp.checkpoint.stores.store import StoreError, mentions
 from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -34,94 +34,212 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ORPHAN_AGE = timedelta(hours=1)
-"""Multipart uploads of files of checkpoints that were begun longer ago, and not ended, are nobody's any more."""
+"""A multipart upload of a checkpoint's file that was begun longer ago, and not ended, is an orphan."""
 
 _DELETED_AT_ONCE = 1000  # keys that one DeleteObjects takes
-_CONFLICT_TRIES = 5
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Connection:
     """What belongs to one process: a client is not shared over a fork."""
 
+    process: int
     client: S3Client
     transfer: Transfer
     listing: Listing
-    process: int
+    commits: Commits
 
 
 class S3Store:
     """The store at ``s3://bucket/prefix``; `smddp.checkpoint.stores.store.Store` says what each method promises.
 
-    It makes no bucket. Requests are retried, and each waits for a bounded time (`s3_client.connect`).
+    It makes no bucket. Every request waits for a bounded time and is tried a bounded number of times.
     """
 
     def __init__(
         self, uri: str, client: S3Client | None = None, *, part_size: int = PART_SIZE, connections: int = CONNECTIONS
     ) -> None:
-        """Say where; the first request is made when it is needed.
+        """Say where; nothing is asked of S3 yet.
 
         Args:
             uri: ``s3://bucket/prefix``.
-            client: boto3's client. Default: one is made in each process that needs one, from the environment.
+            client: boto3's client. Default: `s3_client.connect` makes one in each process that needs one.
             part_size: bytes of a request; larger objects go and come in several. S3 wants at least 5 MiB.
             connections: requests at a time.
 
         Raises:
-            ValueError: the URI is none of a place for checkpoints.
+            ValueError: checkpoints cannot lie at this URI.
         """
         self._location = S3Location.parse(uri)
-        self._client = client
+        self._given_client = client
         self._part_size = part_size
         self._connections = connections
         self._connection: _Connection | None = None
-        self._keeps_conditions: bool | None = None
-        self._is_swept = False
+        self._orphans_are_aborted = False
 
     def __str__(self) -> str:
+        """Give the URI."""
         return str(self._location)
 
     def path(self, step: int) -> str:
-        """Give the URI of a checkpoint."""
+        """Give the URI of a step."""
         return f"s3://{self._location.bucket}/{self._location.step_prefix(step)}".rstrip("/")
 
     def check_writable(self) -> None:
-        """Write, overwrite and delete a tiny object beside the checkpoints."""
-        self._keeps_conditions = self._probe()
+        """Put a tiny object beside the checkpoints and delete it. Raises StoreError."""
+        self._connect().commits.probe()
 
     def steps(self) -> list[int]:
-        """List all steps in pages of 1,000."""
+        """Give all steps, oldest first, in one request a thousand."""
         with s3_errors(f"could not list {self}"):
             return self._connect().listing.steps()
 
     def newest_first(self) -> Iterator[int]:
-        """List them newest first: at most 62 requests to the first, 9 if there are 10,000 at equal distances."""
+        """Give all steps, newest first; until the first it takes at most `s3_listing.MOST_REQUESTS`."""
         with s3_errors(f"could not list {self}"):
             yield from self._connect().listing.newest_first()
 
     def attempts(self, step: int) -> list[str]:
-        """List the attempts that there are files of."""
-        return sorted({attempt for attempt, _ in self._files(step)})
+        """Give the attempts of a step that left a file there."""
+        return sorted({attempt for _, attempt in self._keys(step) if attempt})
 
     def write(self, step: int, directory: str, name: str, content: Sequence[memoryview]) -> None:
-        """Upload a file, in parallel parts if it is large. What fails leaves nothing there."""
+        """Upload a file. If that fails, nothing of it stays."""
         self._connect().transfer.upload(self._location.key(step, directory, name), content)
 
     def commit(self, step: int, directory: str, manifest: bytes, *, replacing: bytes | None) -> None:
-        """Put the manifest on the condition that nothing, or what is to be replaced, stands there."""
-        key, transfer = self._location.manifest_key(step), self._connect().transfer
-        logger.debug("committing the attempt %s as %s", directory, self.path(step))
-        for tried in range(_CONFLICT_TRIES):
-            standing = transfer.read_whole(key, LARGEST_MANIFEST)
-            # Ours: an earlier try had succeeded, and its answer was lost.
-            if standing is not None and standing.content == manifest:
-                self._sweep_once()
-                return
-            if (standing.content if standing is not None else None) != replacing:
-                raise AlreadyCommittedError(
-                    f"{self.path(step)} was committed by another writer; let one run write to {self}"
+        """Put the manifest."""
+        assert not directory or mentions(manifest, directory), directory
+        self._connect().commits.put(step, manifest, replacing=replacing)
+        if not self._orphans_are_aborted:
+            self._orphans_are_aborted = True
+            self._abort_orphans_of_earlier_runs()
+
+    def read_manifest(self, step: int) -> bytes | None:
+        """Give the manifest's bytes; None where there is none."""
+        found = self._connect().transfer.read_whole(self._location.manifest_key(step), largest=LARGEST_MANIFEST)
+        return None if found is None else found[0]
+
+    def size(self, step: int, directory: str, name: str) -> int | None:
+        """Give the size of a file in bytes; None where there is none."""
+        key = self._location.key(step, directory, name)
+        with s3_errors(f"could not look for s3://{self._location.bucket}/{key}"):
+            return self._connect().transfer.size(key)
+
+    def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
+        """Fill memory with the bytes of a file from an offset on."""
+        self._connect().transfer.download(self._location.key(step, directory, name), offset, memory)
+
+    def discard(self, step: int, directory: str) -> None:
+        """Remove the files of an attempt, unless the manifest names it, and the parts of its unfinished uploads."""
+        assert directory == "" or is_attempt_name(directory), directory
+        try:
+            standing = self.read_manifest(step)
+        except StoreError:
+            raise
+        except CheckpointError:
+            standing = None  # whatever it is, it is no manifest
+        if standing is not None and mentions(standing, directory):
+            logger.warning("left the files of %s/%s in place: they are the checkpoint", self.path(step), directory)
+            return
+        self._remove_keys(step, [key for key, attempt in self._keys(step) if attempt == directory], [directory])
+        if directory:
+            self._abort_uploads(f"{self._location.step_prefix(step)}{directory}/")
+
+    def remove(self, step: int) -> None:
+        """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
+        self._remove_keys(step, [self._location.manifest_key(step)], [])
+        keys = self._keys(step)
+        self._remove_keys(step, [key for key, _ in keys], sorted({attempt for _, attempt in keys}))
+        self._abort_uploads(self._location.step_prefix(step))
+
+    def abort_orphans(self, *, older_than: timedelta = ORPHAN_AGE) -> int:
+        """Abort the multipart uploads that processes left that were killed: their parts are not seen, but paid for.
+
+        The first commit of a process does it, so that nobody has to think of it.
+
+        Args:
+            older_than: only those begun longer ago: younger ones may be another process's that is alive.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            StoreError: S3 does not list them.
+        """
+        return self._abort_uploads(f"{self._location.above_steps}step-", begun_before=_now() - older_than)
+
+    def _abort_orphans_of_earlier_runs(self) -> None:
+        try:
+            count = self.abort_orphans()
+        except StoreError as error:
+            logger.warning("%s; unfinished uploads of killed processes may stay there", error)
+            return
+        if count:
+            logger.info("aborted %d unfinished uploads of earlier processes in %s", count, self)
+
+    def _keys(self, step: int) -> list[tuple[str, str]]:
+        """List the keys of ours of a step, but for the manifest, each with its attempt."""
+        manifest = self._location.manifest_key(step)
+        with s3_errors(f"could not list {self.path(step)}"):
+            found = [(key, self._location.attempt_of(key)) for key in self._listed_keys(step)]
+        return [(key, attempt) for key, attempt in found if attempt is not None and key != manifest]
+
+    def _listed_keys(self, step: int) -> Iterator[str]:
+        return self._connect().listing.keys(self._location.step_prefix(step))
+
+    def _remove_keys(self, step: int, keys: Sequence[str], attempts: Sequence[str]) -> None:
+        """Remove objects, and the folders of attempts and of the step, if they are empty.
+
+        A server that keeps its objects in a file system lists empty folders as if something were there, until the
+        object of the folder's name is deleted; where there are no folders, that changes nothing.
+        """
+        step_prefix, doing = self._location.step_prefix(step), f"could not remove {self.path(step)}"
+        folders = [f"{step_prefix}{attempt}/" for attempt in attempts if attempt] + [step_prefix]
+        left = iter([*keys, *folders])
+        while batch := list(islice(left, _DELETED_AT_ONCE)):
+            with s3_errors(doing):
+                answer = self._connect().client.delete_objects(
+                    Bucket=self._location.bucket,
+                    Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
                 )
-            if tried:
-                time.sleep(0.1 * 2**tried)
-            with s3_errors(f"could not write s3://{self._location.bucket}/{key}"):
-                ...
+            for refused in answer.get("Errors", []):
+                raise StoreError(
+                    f"{doing}: {refused.get('Key')}: {refused.get('Code')} ({refused.get('Message')}); "
+                    "allow the role s3:DeleteObject"
+                )
+
+    def _abort_uploads(self, prefix: str, *, begun_before: datetime | None = None) -> int:
+        connection = self._connect()
+        with s3_errors(f"could not list the multipart uploads in {self}"):
+            uploads = [
+                upload
+                for upload in connection.listing.uploads(prefix)
+                if self._location.attempt_of(upload.key) is not None
+                and (begun_before is None or upload.begun < begun_before)
+            ]
+        for upload in uploads:
+            connection.transfer.abort(upload.key, upload.upload_id)
+        return len(uploads)
+
+    def _connect(self) -> _Connection:
+        """Give this process's connection. Two threads may make one each at first: that costs a moment, nothing else."""
+        if self._connection is None or self._connection.process != os.getpid():
+            try:
+                client = self._given_client or connect()
+            except BotoCoreError as error:
+                raise store_error(f"could not connect to S3 for {self}", error) from error
+            bucket = self._location.bucket
+            transfer = Transfer(client, bucket, part_size=self._part_size, connections=self._connections)
+            self._connection = _Connection(
+                process=os.getpid(),
+                client=client,
+                transfer=transfer,
+                listing=Listing(client, self._location),
+                commits=Commits(client, transfer, self._location),
+            )
+        return self._connection
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

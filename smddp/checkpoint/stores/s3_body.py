@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 _PIECE = 2**20
-"""Bytes given to the socket at a time. Smaller pieces cost time in Python, larger ones must leave within the timeout."""
+"""Bytes given to the socket at a time. Smaller ones cost time in Python, larger ones must leave within the timeout."""
 _COPIED = 2**16
 """Bytes. Smaller pieces of memory are joined: copying them costs less than sending them alone."""
 
 
 class Body:
-    """A part of many pieces of memory, read like a file: what botocore signs, sends, and begins anew when it retries."""
+    """A part of many pieces of memory, read like a file: botocore sends it, and begins anew when it retries."""
 
     def __init__(self, pieces: Sequence[memoryview], start: int = 0, stop: int | None = None) -> None:
         """Take the bytes from start to stop of all pieces laid end to end."""

@@ -50,11 +50,10 @@ class Listing:
 
     def page(self, after: int) -> Page:
         """List the first steps after one; -1: from the start."""
-        above, start = self._location.above_steps, {}
-        if after >= 0:
-            start = {"StartAfter": f"{above}{step_name(after)}0"}  # after all keys of the step: "0" comes after "/"
+        above = self._location.above_steps
+        start = f"{above}{step_name(after)}0" if after >= 0 else ""  # after all keys of the step: "0" follows on "/"
         answer = self._client.list_objects_v2(
-            Bucket=self._location.bucket, Prefix=f"{above}step-", Delimiter="/", MaxKeys=PAGE, **start
+            Bucket=self._location.bucket, Prefix=f"{above}step-", Delimiter="/", MaxKeys=PAGE, StartAfter=start
         )
         found = [self._location.step_of(entry["Prefix"]) for entry in answer.get("CommonPrefixes", [])]
         return Page(steps=sorted(step for step in found if step is not None), is_last=not answer["IsTruncated"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from botocore.exceptions import ClientError, IncompleteReadError
 
@@ -30,7 +31,9 @@ MOST_PARTS = 10_000
 CONNECTIONS = 16
 """Requests at a time. One connection to AWS carries some 90 MB/s, whatever the network."""
 
-_TRIES = 5  # of a range whose body broke off; botocore tries again only what failed before the body
+T = TypeVar("T")
+
+_PAUSES = (0.1, 0.2, 0.4, 0.8)  # seconds before asking again for what broke off
 _BLOCK = 2**20  # bytes that are read at a time
 
 
@@ -59,7 +62,11 @@ class Transfer:
         with s3_errors(doing):
             if len(whole) <= self._part_size:
                 self._client.put_object(
-                    Bucket=self._bucket, Key=key, Body=whole, ChecksumCRC32=whole.crc32(), ContentLength=len(whole)
+                    Bucket=self._bucket,
+                    Key=key,
+                    Body=whole,  # type: ignore[arg-type] # the stubs want all that a file can do
+                    ContentLength=len(whole),
+                    ChecksumCRC32=whole.crc32(),
                 )
             else:
                 self._upload_parts(key, content, len(whole))
@@ -81,6 +88,38 @@ class Transfer:
             for start in ranges
         ]
         in_parallel(calls, threads=self._connections)
+
+    def read_whole(self, key: str, *, largest: int) -> tuple[bytes, str] | None:
+        """Read a small object at once.
+
+        Returns:
+            Its bytes and its ETag, which belong together; None if it is missing.
+
+        Raises:
+            CheckpointError: it is larger than the largest. The message is only the reason.
+            StoreError: S3 did not give it.
+        """
+
+        def ask() -> tuple[bytes, str]:
+            with self._free:
+                answer = self._client.get_object(Bucket=self._bucket, Key=key)
+                size = answer["ContentLength"]
+                with closing(answer["Body"]) as body:
+                    if size > largest:
+                        raise CheckpointError(f"{_name(key)} is not a file of at most {largest} bytes")
+                    content = body.read()
+            if len(content) != size:
+                raise IncompleteReadError(actual_bytes=len(content), expected_bytes=size)
+            return content, answer["ETag"]
+
+        doing = f"could not read s3://{self._bucket}/{key}"
+        with s3_errors(doing):
+            try:
+                return _persistently(doing, ask)
+            except ClientError as error:
+                if is_missing(error):
+                    return None
+                raise
 
     def _upload_parts(self, key: str, content: Sequence[memoryview], size: int) -> None:
         part_size = max(self._part_size, -(-size // MOST_PARTS))
@@ -106,7 +145,7 @@ class Transfer:
                 Key=key,
                 UploadId=upload_id,
                 PartNumber=number,
-                Body=body,
+                Body=body,  # type: ignore[arg-type]
                 ContentLength=len(body),
                 ChecksumCRC32=checksum,
             )
@@ -148,25 +187,24 @@ class Transfer:
 
     def _download_range(self, key: str, offset: int, memory: memoryview) -> None:
         """Fill memory; what a broken answer gave is kept, and the rest asked for again."""
-        doing = f"could not read s3://{self._bucket}/{key}"
         filled = 0
-        for tried in range(1, _TRIES + 1):
+
+        def ask() -> None:
+            nonlocal filled
+            with self._free:
+                for count in self._blocks(key, offset + filled, memory[filled:]):
+                    filled += count
+
+        doing = f"could not read s3://{self._bucket}/{key}"
+        with s3_errors(doing):
             try:
-                with self._free:
-                    for count in self._blocks(key, offset + filled, memory[filled:]):
-                        filled += count
-                return
+                _persistently(doing, ask)
             except ClientError as error:
                 if is_missing(error):
                     raise CheckpointError(f"{_name(key)} is missing") from error
                 if code_of(error) in ("InvalidRange", "416"):
                     raise CheckpointError(f"{_name(key)} has less than {offset + len(memory)} bytes") from error
-                raise store_error(doing, error) from error
-            except S3_ERRORS as error:
-                if tried == _TRIES:
-                    raise store_error(doing, error) from error
-                logger.info("%s: %s; asking for the rest, from byte %d on", doing, error, offset + filled)
-                time.sleep(0.05 * 2**tried)
+                raise
 
     def _blocks(self, key: str, offset: int, memory: memoryview) -> Iterator[int]:
         """Read into memory, and give the count of bytes after each block."""
@@ -177,13 +215,26 @@ class Transfer:
             if not answer.get("ContentRange", "").startswith(wanted):
                 raise CheckpointError(f"{_name(key)} has less than {offset + len(memory)} bytes")
             while filled < len(memory):
-                count = body.readinto(memory[filled : filled + _BLOCK])
+                count = body.readinto(memory[filled : filled + _BLOCK])  # type: ignore[arg-type] # the same
                 if count == 0:
                     raise IncompleteReadError(actual_bytes=filled, expected_bytes=len(memory))
                 filled += count
                 yield count
         finally:
             body.close()
+
+
+def _persistently(doing: str, ask: Callable[[], T]) -> T:
+    """Ask again where an answer breaks off. Botocore itself retries all that fails before the answer's body."""
+    for pause in _PAUSES:
+        try:
+            return ask()
+        except S3_ERRORS as error:  # noqa: PERF203 - a try is nothing beside a request
+            if isinstance(error, ClientError):
+                raise
+            logger.info("%s: %s; asking again", doing, error)
+            time.sleep(pause)
+    return ask()
 
 
 def _name(key: str) -> str:

@@ -1,0 +1,108 @@
+"""The commit of a checkpoint: one object put on a condition that only one of several writers can meet."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from smddp.checkpoint.manifest import LARGEST_MANIFEST
+from smddp.checkpoint.stores.s3_body import Body
+from smddp.checkpoint.stores.s3_errors import S3_ERRORS, code_of, s3_errors, store_error
+from smddp.checkpoint.stores.s3_location import S3Location
+from smddp.checkpoint.stores.s3_transfer import Transfer
+from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 5
+# Something stands there or changed; somebody writes there at this moment; and, to If-Match, nothing stands there.
+_UNMET = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"}
+
+
+class Commits:
+    """Puts manifests. Compares and swaps with ``If-None-Match: *``, or ``If-Match`` and the ETag of what stands there.
+
+    A server that ignores these headers is found out before the first commit, and said so once: then what stands
+    there is only looked at before and after, and two writers at the same moment may both believe that they won.
+    """
+
+    def __init__(self, client: S3Client, transfer: Transfer, location: S3Location) -> None:
+        self._client = client
+        self._transfer = transfer
+        self._location = location
+        self._are_exclusive: bool | None = None
+
+    def put(self, step: int, manifest: bytes, *, replacing: bytes | None) -> None:
+        """Put the manifest of a step where `replacing` stands, or nothing if that is None.
+
+        Raises:
+            AlreadyCommittedError: something else stands there.
+            StoreError: S3 did not take it; it may stand there nevertheless.
+        """
+        if self._are_exclusive is None:
+            self.probe()
+        key = self._location.manifest_key(step)
+        for tried in range(_TRIES + 1):
+            content, etag = self._transfer.read_whole(key, largest=LARGEST_MANIFEST) or (None, "")
+            if content == manifest:
+                return  # perhaps by an earlier try, whose answer was lost
+            if content != replacing:
+                break
+            if tried == _TRIES:
+                doing = f"could not write s3://{self._location.bucket}/{key}"
+                raise StoreError(f"{doing}: another request for it is always under way; try again", transient=True)
+            time.sleep(0.1 * (2**tried - 1))
+            condition = {"IfNoneMatch": "*"} if content is None else {"IfMatch": etag}
+            if self._put(key, manifest, condition) and self._are_exclusive:
+                return
+        raise AlreadyCommittedError(
+            f"another process committed a checkpoint of the same step, s3://{self._location.bucket}/{key}: two runs "
+            "share the prefix; give each its own"
+        )
+
+    def probe(self) -> None:
+        """Find out whether one may write there, and whether the server keeps conditions.
+
+        It puts a tiny object of a random name beside the checkpoints, twice, and deletes it.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        key = f"{self._location.above_steps}smddp-writable-{secrets.token_hex(8)}"
+        content = b"Written, and deleted again, to see whether checkpoints can be saved here.\n"
+        self._put(key, content, {"IfNoneMatch": "*"})
+        try:
+            self._are_exclusive = not self._put(key, content, {"IfNoneMatch": "*"})
+        finally:
+            try:
+                self._client.delete_object(Bucket=self._location.bucket, Key=key)
+            except S3_ERRORS as error:
+                doing = f"could not delete s3://{self._location.bucket}/{key}, so old checkpoints will stay as well"
+                logger.warning("%s", store_error(doing, error))
+        if not self._are_exclusive:
+            logger.warning(
+                "the S3 server of %s ignores If-None-Match: nothing there keeps two runs from committing the same "
+                "step; make sure that only one run saves there",
+                self._location,
+            )
+
+    def _put(self, key: str, content: bytes, condition: dict[str, Any]) -> bool:
+        """Put a small object; False if the condition is not met."""
+        body = Body([memoryview(content)])
+        with s3_errors(f"could not write s3://{self._location.bucket}/{key}"):
+            try:
+                self._client.put_object(
+                    Bucket=self._location.bucket, Key=key, Body=content, ChecksumCRC32=body.crc32(), **condition
+                )
+            except ClientError as error:
+                if code_of(error) in _UNMET:
+                    return False
+                raise
+        return True
