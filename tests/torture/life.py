@@ -1,0 +1,137 @@
+"""One life of a small training run that tells everything it does, so that lives can be compared bit for bit.
+
+It is a loop of one's own around `smddp.Checkpointer`. Everything random that there is matters to it: dropout draws from
+torch, the inputs are blurred by numpy, and python's generator drops some of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from smddp.checkpoint import Checkpointer, Retention, rng
+from smddp.cluster import Cluster
+from smddp.data import ElasticSampler
+from smddp.distributed import join, leave
+
+SAMPLES = 244
+GLOBAL_BATCH = 8
+EPOCHS = 8
+STEPS = EPOCHS * (SAMPLES // GLOBAL_BATCH)
+SAVE_EVERY = 3
+
+
+class Journal:
+    """Lines that outlive a SIGKILL: each is one write, and the kernel has it.
+
+    ``resumed STEP STATE`` begins each life; ``step STEP LOSS SAMPLES``, ``saving STEP STATE`` and ``durable STEP``
+    follow, and ``end STEP STATE`` is the last line of a life that came to the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, kind: str, step: int, *words: object) -> None:
+        os.write(self._descriptor, (" ".join([kind, str(step), *map(str, words)]) + "\n").encode())
+
+
+def live(directory: Path) -> None:
+    """Train to the end, as this rank of the cluster in the environment, from the newest checkpoint on."""
+    cluster = Cluster.detect()
+    journal = Journal(directory / f"journal-{cluster.rank}")
+    _seed(cluster.rank)
+    inputs = torch.randn(SAMPLES, 12, generator=torch.Generator().manual_seed(1))
+    module = _network()
+    model: nn.Module = module
+    if cluster.world_size > 1:
+        join(cluster)
+        model = DistributedDataParallel(module)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    sampler = ElasticSampler(
+        SAMPLES, global_batch=GLOBAL_BATCH, rank=cluster.rank, world_size=cluster.world_size, seed=5
+    )
+    checkpointer = Checkpointer(
+        directory / "checkpoints",
+        {"model": module, "optimizer": optimizer, "sampler": sampler},
+        keep=Retention(last=2, best=1, metric="loss", mode="min"),
+    )
+    found = checkpointer.load()
+    step = found.step if found is not None else 0
+    journal.write("resumed", step, digest(module, optimizer))
+
+    durable = step
+    for epoch in range(sampler.epoch, EPOCHS):
+        sampler.start_epoch(epoch)
+        for samples in sampler:
+            loss = nn.functional.mse_loss(model(_blurred(inputs[samples])), inputs[samples].sum(dim=1, keepdim=True))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sampler.advance()
+            step += 1
+            journal.write("step", step, loss.item().hex(), ",".join(map(str, samples)))
+            checkpointer.check()
+            if step % SAVE_EVERY == 0:
+                journal.write("saving", step, digest(module, optimizer))
+                checkpointer.save(step, epoch=epoch, metrics={"loss": loss.item()})
+            if (report := checkpointer.last_report) is not None and report.step > durable:
+                durable = report.step
+                journal.write("durable", durable)
+    checkpointer.wait()
+    checkpointer.close()
+    journal.write("end", step, digest(module, optimizer))
+    del model
+    leave()
+
+
+def digest(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Every bit of weights, optimizer and random numbers, in a word."""
+    found = xxhash.xxh3_128()
+    for piece in _pieces([module.state_dict(), optimizer.state_dict(), rng.capture()]):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _pieces(state: Any) -> Iterator[bytes]:
+    if isinstance(state, Tensor):
+        state = state.detach().numpy()
+    if isinstance(state, np.ndarray):
+        yield f"{state.dtype}{state.shape}".encode()
+        yield state.tobytes()
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            yield repr(key).encode()
+            yield from _pieces(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _pieces(value)
+    else:
+        yield repr(state).encode()
+
+
+def _network() -> nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    network = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    for weight in network.parameters():
+        nn.init.uniform_(weight, -0.2, 0.2, generator=generator)
+    return network
+
+
+def _blurred(inputs: Tensor) -> Tensor:
+    noise = torch.from_numpy(np.random.normal(scale=0.1, size=inputs.shape)).float()
+    return inputs + (noise if random.random() < 0.8 else 0.0)
+
+
+def _seed(rank: int) -> None:
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
