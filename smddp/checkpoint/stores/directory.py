@@ -27,6 +27,9 @@ from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+_WRITE_SIZE = 8 * 2**20
+"""Bytes. After as many the disk is told to begin: with one fsync at the end it would stand idle until then (0.4 to 0.7
+times as long, measured)."""
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
@@ -154,7 +157,8 @@ class DirectoryStore:
     def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
         """Fill memory with the bytes of a file from an offset on."""
         try:
-            count = self._files.read_into(self._step(step) / path_in_step(directory, name), offset, memory)
+            flat = memory.cast("B") if memory.nbytes else memoryview(b"")
+            count = self._files.read_into(self._step(step) / path_in_step(directory, name), offset, flat)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(f"{name} is missing") from error
         if count < memory.nbytes:
@@ -225,8 +229,16 @@ class DirectoryStore:
     def _write(self, path: Path, content: Sequence[memoryview]) -> None:
         descriptor = self._files.create(path)
         try:
+            begun = written = 0
             for piece in content:
-                self._files.write(descriptor, piece)
+                flat = piece.cast("B") if piece.nbytes else memoryview(b"")
+                for start in range(0, len(flat), _WRITE_SIZE):
+                    block = flat[start : start + _WRITE_SIZE]
+                    self._files.write(descriptor, block)
+                    written += len(block)
+                    if written - begun >= _WRITE_SIZE:
+                        self._files.begin_sync(descriptor, begun, written - begun)
+                        begun = written
             self._files.sync(descriptor)
         finally:
             self._files.close(descriptor)

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,10 +31,15 @@ class FileSystem:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
 
     def write(self, descriptor: int, content: memoryview) -> None:
-        """Append bytes, all of them. Other threads run meanwhile."""
-        content = content.cast("B")
+        """Append flat bytes, all of them. Other threads run meanwhile."""
         while content:
             content = content[os.write(descriptor, content) :]
+
+    def begin_sync(self, descriptor: int, offset: int, size: int) -> None:
+        """Let the disk begin with bytes that were written, so that `sync` has less to wait for: advice, no more."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
     def sync(self, descriptor: int) -> None:
         """Make the bytes of a file durable."""
@@ -104,8 +110,8 @@ class FileSystem:
             return {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
 
     def read_into(self, path: Path, offset: int, memory: memoryview) -> int:
-        """Fill memory with a file's bytes from an offset on; give how many there were. Other threads run meanwhile."""
-        memory, start = memory.cast("B"), 0
+        """Fill flat memory with a file's bytes from an offset on; give how many there were. Other threads run."""
+        start = 0
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             while start < len(memory):
