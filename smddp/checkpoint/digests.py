@@ -32,9 +32,11 @@ class FileDigests:
     """Those of its tensors by name, in the order of the file."""
 
     def __post_init__(self) -> None:
-        for name, digest in {"header": self.header, **self.tensors}.items():
+        for digest in (self.header, *self.tensors.values()):
             if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
-                raise CheckpointError(f"{DIGESTS_NAME} has {str(digest)[:40]!r} as the digest of {name[:100]!r}")
+                raise CheckpointError(
+                    f"{DIGESTS_NAME} has {str(digest)[:40]!r} for a digest, not 32 hexadecimal digits"
+                )
 
     @property
     def xxh3_128(self) -> str:
@@ -61,7 +63,7 @@ def from_json(data: bytes) -> dict[str, FileDigests]:
     try:
         content = json.loads(data, object_pairs_hook=_without_duplicates)
         return {
-            name: FileDigests(header=each.pop("header"), tensors=dict(each.pop("tensors")), **each)
+            name: FileDigests(header=each["header"], tensors=dict(each["tensors"].items()))
             for name, each in content.items()
         }
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:

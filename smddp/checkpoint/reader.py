@@ -1,21 +1,32 @@
-"""From a directory to the newest checkpoint that is valid to the last byte, or to a list that says what each is."""
+"""From a place with checkpoints to the newest that is valid to the last byte, or to a list that says what each is."""
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
-from smddp.checkpoint.manifest import MANIFEST_NAME, Manifest, NewerFormatError
-from smddp.checkpoint.store import DirectoryStore
+from smddp.checkpoint.manifest import Manifest, NewerFormatError
+from smddp.checkpoint.names import MANIFEST_NAME, STATE_NAME
+from smddp.checkpoint.stores.store import Store, StoreError, open_store, step_name
+from smddp.checkpoint.tree import unflatten
+from smddp.checkpoint.verified import VerifiedFiles
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+_LOST = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+"""What the operating system says of bytes that are not there any more. What else it says, that a file may not be read
+for instance, does not make a checkpoint damaged: it is raised, and nothing is passed over for it."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -23,7 +34,7 @@ class CheckpointInfo:
     """A checkpoint, and whether it can be trusted."""
 
     step: int
-    path: Path
+    path: str
     status: Literal["valid", "incomplete", "damaged", "newer"]
     """Incomplete: it has no manifest, because its save was interrupted; it never was a checkpoint. Damaged: it was one.
     Newer: it needs a newer smddp."""
@@ -34,80 +45,157 @@ class CheckpointInfo:
 
     @property
     def valid(self) -> bool:
-        """Whether every byte is as it was written."""
+        """Whether everything that was verified is as it was written."""
         return self.status == "valid"
 
 
-def list_checkpoints(directory: str | os.PathLike[str]) -> list[CheckpointInfo]:
-    """Verify all checkpoints of a directory, every byte of them.
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Loaded:
+    """A checkpoint, verified, each part of its state taken apart as by `smddp.checkpoint.tree`."""
+
+    manifest: Manifest
+    skeletons: Mapping[str, Any]
+    """All but the tensors of each part, by the part's name."""
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    """The tensors of each part that was asked for, by the part's name and theirs. Each has a storage of its own."""
+
+    def unflatten(self, part: str) -> Any:
+        """Put a part together, as its state_dict() gave it.
+
+        Raises:
+            CheckpointError: it is not there, or its tensors were not asked for.
+        """
+        if part not in self.skeletons or part not in self.tensors:
+            raise CheckpointError(
+                f"the checkpoint of step {self.manifest.step} has no {part!r}, only {', '.join(sorted(self.tensors))}"
+            )
+        try:
+            return unflatten(self.skeletons[part], self.tensors[part])
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{part!r} of the checkpoint of step {self.manifest.step} cannot be put together: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def list_checkpoints(location: str | os.PathLike[str], *, deep: bool = True) -> list[CheckpointInfo]:
+    """Look at all checkpoints of a place.
+
+    Args:
+        location: a directory, or ``s3://bucket/prefix``.
+        deep: verify every byte; otherwise only what `inspect` says.
 
     Returns:
         One entry a checkpoint, oldest first; none if the directory does not exist.
 
     Raises:
-        OSError: the directory cannot be read.
+        StoreError, OSError: the place cannot be read.
     """
-    store = DirectoryStore(Path(directory))
-    return [inspect(store, step) for step in store.steps()]
+    store = open_store(location)
+    return [inspect(store, step, deep=deep) for step in store.steps()]
 
 
-def inspect(store: DirectoryStore, step: int) -> CheckpointInfo:
-    """Verify one checkpoint, in little memory."""
-    return _examine(store, step, contents=None)
+def inspect(store: Store, step: int, *, deep: bool = True) -> CheckpointInfo:
+    """Verify one checkpoint, in little memory.
+
+    Args:
+        store: where it lies.
+        step: its step.
+        deep: verify every byte; otherwise the manifest, and that all files are there with their sizes.
+
+    Raises:
+        StoreError, OSError: it cannot be read, whether it is valid or not.
+    """
+    info, _ = _examine(store, step, VerifiedFiles.verify if deep else VerifiedFiles.check_sizes)
+    return info
 
 
-def read_newest(store: DirectoryStore) -> tuple[Manifest, dict[str, torch.Tensor]] | None:
+def read_checkpoint(store: Store, step: int, parts: Collection[str] | None = None) -> Loaded:
+    """Read one checkpoint.
+
+    Args:
+        store: where it lies.
+        step: its step.
+        parts: the parts of the state whose tensors are wanted; all if None.
+
+    Raises:
+        CheckpointError: there is none, or it is not valid.
+        StoreError, OSError: it cannot be read, whether it is valid or not.
+    """
+    info, loaded = _examine(store, step, partial(_load, parts=parts))
+    if loaded is None:
+        raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
+    return loaded
+
+
+def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | None:
     """Read the newest valid checkpoint. For each newer one that is passed over a warning says why.
 
+    Args:
+        store: where they lie.
+        parts: the parts of the state whose tensors are wanted; all if None. Only their files are verified.
+
     Returns:
-        Its manifest, and the verified bytes of its files by name, flat tensors of uint8; None if no checkpoint was
-        ever finished here.
+        It; None if no checkpoint was ever finished here.
 
     Raises:
         CheckpointError: there are checkpoints, but none is valid, or the newest needs a newer smddp.
-        OSError: the directory cannot be read.
+        StoreError, OSError: one cannot be read, whether it is valid or not.
     """
     damaged = []
-    for step in reversed(store.steps()):
-        contents: dict[str, torch.Tensor] = {}
-        found = _examine(store, step, contents=contents)
-        if found.valid:
-            assert found.manifest is not None
-            return found.manifest, contents
-        if found.status == "newer":
-            raise CheckpointError(f"cannot read the checkpoint {found.path}: {found.reason}")
-        logger.warning("skipped the checkpoint %s: %s", found.path, found.reason)
-        if found.status == "damaged":
-            damaged.append(f"{found.path.name}: {found.reason}")
+    for step in store.newest_first():
+        info, loaded = _examine(store, step, partial(_load, parts=parts))
+        if loaded is not None:
+            return loaded
+        if info.status == "newer":
+            raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
+        logger.warning("skipped the checkpoint %s: %s", info.path, info.reason)
+        if info.status == "damaged":
+            damaged.append(f"{step_name(step)}: {info.reason}")
     if damaged:
         raise CheckpointError(
-            f"there are checkpoints in {store.root}, but none is valid ({'; '.join(damaged)}); restore one from a "
-            "copy, or move them away to start anew"
+            f"there are checkpoints in {store}, but none is valid ({'; '.join(damaged)}); restore one from a copy, or "
+            "move them away to start anew"
         )
     return None
 
 
-def _examine(store: DirectoryStore, step: int, *, contents: dict[str, torch.Tensor] | None) -> CheckpointInfo:
-    """Verify one checkpoint; with ``contents``, put the bytes that were verified there."""
-    info = partial(CheckpointInfo, step=step, path=store.path(step), manifest=None)
+def _examine(
+    store: Store, step: int, look: Callable[[VerifiedFiles], _Result]
+) -> tuple[CheckpointInfo, _Result | None]:
+    """Say what a checkpoint is after a look at its files, and give what the look gave if it is valid."""
+    found = partial(CheckpointInfo, step=step, path=store.path(step))
+    data = manifest = None
     try:
         data = store.read_manifest(step)
         if data is None:
-            return info(status="incomplete", reason=f"it has no {MANIFEST_NAME}: its save was interrupted")
+            reason = f"it has no {MANIFEST_NAME}: its save was interrupted"
+            return found(status="incomplete", reason=reason, manifest=None), None
         manifest = Manifest.from_json(data)
+        if manifest.step != step:
+            raise CheckpointError(f"its {MANIFEST_NAME} is that of step {manifest.step}")
+        result = look(VerifiedFiles(store, manifest))
+        return found(status="valid", reason="", manifest=manifest), result
     except NewerFormatError as error:
-        return info(status="newer", reason=str(error))
-    except (CheckpointError, OSError) as error:
-        return info(status="damaged", reason=str(error))
-    info = partial(info, manifest=manifest)
-    if manifest.step != step:
-        return info(status="damaged", reason=f"its {MANIFEST_NAME} is that of step {manifest.step}")
+        return found(status="newer", reason=str(error), manifest=None), None
+    except StoreError:
+        raise
+    except CheckpointError as error:
+        reason = str(error)
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise
+        reason = str(error)
+    if manifest is not None and store.read_manifest(step) != data:
+        return _examine(store, step, look)  # it was removed, or saved again, while it was read
+    return found(status="damaged", reason=reason, manifest=manifest), None
+
+
+def _load(files: VerifiedFiles, *, parts: Collection[str] | None) -> Loaded:
+    files.check_sizes()
     try:
-        for name, record in manifest.files.items():
-            if contents is None:
-                store.verify(step, name, record)
-            else:
-                contents[name] = store.read(step, name, record)
-    except (CheckpointError, OSError) as error:
-        return info(status="damaged", reason=str(error))
-    return info(status="valid", reason="")
+        skeletons = dict(json.loads(files.state()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{STATE_NAME} is not the JSON object that it should be: {error}") from error
+    wanted = {*skeletons, *files.manifest.parts} if parts is None else set(parts) & set(skeletons)
+    return Loaded(manifest=files.manifest, skeletons=skeletons, tensors=files.tensors(sorted(wanted)))
