@@ -19,6 +19,7 @@ from pathlib import Path
 
 from smddp.checkpoint import list_checkpoints
 from tests.torture.children import Child, be_a_parent, fork, free_port, kill, torchrun_environ, wait
+from tests.torture.journal import read_journal
 from tests.torture.life import STEPS, live
 from tests.torture.outcome import Outcome
 
@@ -111,8 +112,7 @@ def _told(run: Path, what: str) -> str:
 
 
 def journal(run: Path, rank: int) -> list[list[str]]:
-    path = run / f"journal-{rank}"
-    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return read_journal(run / f"journal-{rank}")
 
 
 class Expected:

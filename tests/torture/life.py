@@ -6,7 +6,6 @@ torch, the inputs are blurred by numpy, and python's generator drops some of the
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from smddp.checkpoint import Checkpointer, Retention, rng
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler
 from smddp.distributed import join, leave
+from tests.torture.journal import Journal
 
 SAMPLES = 244
 GLOBAL_BATCH = 8
@@ -30,22 +30,12 @@ STEPS = EPOCHS * (SAMPLES // GLOBAL_BATCH)
 SAVE_EVERY = 3
 
 
-class Journal:
-    """Lines that outlive a SIGKILL: each is one write, and the kernel has it.
-
-    ``resumed STEP STATE`` begins each life; ``step STEP LOSS SAMPLES``, ``saving STEP STATE`` and ``durable STEP``
-    follow, and ``end STEP STATE`` is the last line of a life that came to the end.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def write(self, kind: str, step: int, *words: object) -> None:
-        os.write(self._descriptor, (" ".join([kind, str(step), *map(str, words)]) + "\n").encode())
-
-
 def live(directory: Path) -> None:
-    """Train to the end, as this rank of the cluster in the environment, from the newest checkpoint on."""
+    """Train to the end, as this rank of the cluster in the environment, from the newest checkpoint on.
+
+    The journal: ``resumed STEP STATE`` begins each life; ``step STEP LOSS SAMPLES``, ``saving STEP STATE`` and
+    ``durable STEP`` follow; ``end STEP STATE`` is the last line of a life that came to the end.
+    """
     cluster = Cluster.detect()
     journal = Journal(directory / f"journal-{cluster.rank}")
     _seed(cluster.rank)
