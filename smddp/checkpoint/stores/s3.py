@@ -165,7 +165,7 @@ class S3Store:
             How many there were.
 
         Raises:
-            StoreError: S3 does not list them.
+            StoreError: S3 does not let them be listed or aborted.
         """
         return self._abort_uploads(f"{self._location.above_steps}step-", begun_before=_now() - older_than)
 
@@ -173,7 +173,7 @@ class S3Store:
         try:
             count = self.abort_orphans()
         except StoreError as error:
-            logger.warning("%s; unfinished uploads of killed processes may stay there", error)
+            logger.warning("%s; a lifecycle rule of the bucket can do it (AbortIncompleteMultipartUpload)", error)
             return
         if count:
             logger.info("aborted %d unfinished uploads of earlier processes in %s", count, self)
@@ -210,16 +210,16 @@ class S3Store:
                 )
 
     def _abort_uploads(self, prefix: str, *, begun_before: datetime | None = None) -> int:
-        connection = self._connect()
-        with s3_errors(f"could not list the multipart uploads in {self}"):
+        transfer = self._connect().transfer
+        with s3_errors(f"could not abort the unfinished multipart uploads in {self}"):
             uploads = [
                 upload
-                for upload in connection.listing.uploads(prefix)
-                if self._location.attempt_of(upload.key) is not None
-                and (begun_before is None or upload.begun < begun_before)
+                for upload in transfer.uploads(prefix)
+                if self._location.attempt_of(upload["Key"]) is not None
+                and (begun_before is None or upload["Initiated"] < begun_before)
             ]
-        for upload in uploads:
-            connection.transfer.abort(upload.key, upload.upload_id)
+            for upload in uploads:
+                transfer.abort(upload["Key"], upload["UploadId"])
         return len(uploads)
 
     def _connect(self) -> _Connection:

@@ -33,6 +33,7 @@ _ADVICE = {
     "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
     "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
     "SlowDown": "S3 limits the rate of requests: save less often, or under another prefix",
+    "InternalError": "S3 itself failed, several times: try again later",
     "EntityTooSmall": "this server wants parts of at least 5 MiB: leave part_size as it is",
     "QuotaExceeded": "there is no room left: remove something, or ask for more",
 }
@@ -47,6 +48,7 @@ _SAME = {
     "AuthorizationHeaderMalformed": "PermanentRedirect",
     "IllegalLocationConstraintException": "PermanentRedirect",
     "TemporaryRedirect": "PermanentRedirect",
+    "500": "InternalError",
     "503": "SlowDown",
     "ServiceUnavailable": "SlowDown",
     "Throttling": "SlowDown",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from smddp.checkpoint.manifest import LARGEST_STEP
@@ -32,17 +31,8 @@ class Page:
     """Whether there are none after these."""
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Upload:
-    """A multipart upload that was begun."""
-
-    key: str
-    upload_id: str
-    begun: datetime
-
-
 class Listing:
-    """Lists the steps, the keys and the unfinished uploads at a location."""
+    """Lists the steps and the keys at a location."""
 
     def __init__(self, client: S3Client, location: S3Location) -> None:
         self._client = client
@@ -85,16 +75,6 @@ class Listing:
         for page in pages:
             for entry in page.get("Contents", []):
                 yield entry["Key"]
-
-    def uploads(self, prefix: str) -> Iterator[Upload]:
-        """List the multipart uploads of keys that begin with a prefix, and that were begun but not ended."""
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self._location.bucket, Prefix=prefix
-        )
-        for page in pages:
-            for entry in page.get("Uploads", []):
-                if entry["Key"].startswith(prefix):
-                    yield Upload(key=entry["Key"], upload_id=entry["UploadId"], begun=entry["Initiated"])
 
 
 def newest_page(page: Callable[[int], Page]) -> list[int] | None:

@@ -20,7 +20,7 @@ from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, MultipartUploadTypeDef
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +123,9 @@ class Transfer:
 
     def _upload_parts(self, key: str, content: Sequence[memoryview], size: int) -> None:
         part_size = max(self._part_size, -(-size // MOST_PARTS))
-        upload_id = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, ChecksumAlgorithm="CRC32")[
-            "UploadId"
-        ]
         try:
+            begun = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, ChecksumAlgorithm="CRC32")
+            upload_id, had_retries = begun["UploadId"], begun["ResponseMetadata"]["RetryAttempts"] > 0
             calls = [
                 partial(self._upload_part, key, upload_id, number, Body(content, start, min(start + part_size, size)))
                 for number, start in enumerate(range(0, size, part_size), 1)
@@ -134,8 +133,10 @@ class Transfer:
             parts = in_parallel(calls, threads=self._connections)
             self._complete(key, upload_id, parts, size)
         except BaseException:
-            self.abort(key, upload_id)
+            self._abort_all(key)
             raise
+        if had_retries:
+            self._abort_all(key)  # the upload whose begin was not answered
 
     def _upload_part(self, key: str, upload_id: str, number: int, body: Body) -> CompletedPartTypeDef:
         checksum = body.crc32()
@@ -164,13 +165,32 @@ class Transfer:
                 raise
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Give back the parts of an upload that will not be completed; say so if they cannot be given back."""
+        """Give back the parts of an upload that will not be completed. It may be over already.
+
+        Raises:
+            ClientError: S3 did not do it, nor any other of S3_ERRORS.
+        """
         try:
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
-        except S3_ERRORS as error:
+        except ClientError as error:
             if code_of(error) != "NoSuchUpload":
-                doing = f"could not abort the multipart upload of s3://{self._bucket}/{key}; trying again later"
-                logger.warning("%s", store_error(doing, error))
+                raise
+
+    def uploads(self, prefix: str) -> Iterator[MultipartUploadTypeDef]:
+        """List the multipart uploads of keys that begin with a prefix, begun but not ended."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
+        for page in pages:
+            yield from (upload for upload in page.get("Uploads", []) if upload["Key"].startswith(prefix))
+
+    def _abort_all(self, key: str) -> None:
+        """Abort all uploads of a key, for it belongs to one attempt; say so if that is not possible now."""
+        try:
+            for upload in self.uploads(key):
+                if upload["Key"] == key:
+                    self.abort(key, upload["UploadId"])
+        except S3_ERRORS as error:
+            doing = f"could not abort the multipart upload of s3://{self._bucket}/{key}, a later run will"
+            logger.warning("%s", store_error(doing, error))
 
     def size(self, key: str) -> int | None:
         """Give the bytes of an object; None if it is missing.
