@@ -1,94 +1,60 @@
-"""No damage is loaded in silence: any flipped bit, truncation, zeroed page or foreign byte is found."""
+"""No damage is loaded in silence: the short form of `tests.torture.damage`, and damage that no chance would find."""
 
 from __future__ import annotations
 
-import random
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
-from smddp.checkpoint import list_checkpoints
-
-NewRun = Callable[..., Any]
-PAGE = 512
-
-
-def flip(data: bytearray, dice: random.Random) -> None:
-    bit = dice.randrange(8 * len(data))
-    data[bit // 8] ^= 1 << bit % 8
+from smddp.checkpoint.reader import inspect, read_newest
+from smddp.checkpoint.stores import open_store
+from tests.smddp.checkpoint.by_hand import RUN, write_checkpoint
+from tests.torture.damage import damage_at_random
 
 
-def truncate(data: bytearray, dice: random.Random) -> None:
-    del data[dice.randrange(len(data)) :]
+def test_falls_back_from_any_damage(tmp_path: Path) -> None:
+    outcome = damage_at_random(count=400, seed=20261121, directory=tmp_path)
+    assert outcome.done == 400
+    assert not outcome.failures
 
 
-def extend(data: bytearray, dice: random.Random) -> None:
-    data += dice.randbytes(dice.randint(1, 100))
-
-
-def zero_a_page(data: bytearray, dice: random.Random) -> None:
-    start = dice.randrange(0, len(data), PAGE)
-    data[start : start + PAGE] = bytes(len(data[start : start + PAGE]))
-
-
-def swap(data: bytearray, dice: random.Random) -> None:
-    one, other = dice.sample(range(len(data)), 2)
-    data[one], data[other] = data[other], data[one]
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, extend, zero_a_page, swap], ids=lambda each: each.__name__)
-def test_falls_back_from_any_damage(damage: Callable[..., None], new_run: NewRun) -> None:
-    run, dice = new_run(), random.Random(damage.__name__)
-    run.save(1)
-    newest = run.save(2)
-    names = sorted(path.name for path in newest.iterdir())
-    assert len(names) == 5
-    found = 0
-    for name in names * 12:
-        path = newest / name
+def test_every_single_bit_of_a_checkpoint_counts(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    write_checkpoint(store, 1, {"model": {"weight": torch.ones(2)}})
+    for path in sorted(path for path in Path(store.path(1)).rglob("*") if path.is_file()):
         whole = path.read_bytes()
-        damaged = bytearray(whole)
-        damage(damaged, dice)
-        if damaged != whole:
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
-            assert run.load() == 1, f"{damage.__name__} in {name} was not noticed"
-            path.write_bytes(whole)
-            found += 1
-    assert found >= 40
-    assert run.load() == 2
+            assert inspect(store, 1).status == "damaged", f"bit {bit} of {path.name}"
+        path.write_bytes(whole)
+    assert inspect(store, 1).valid
 
 
-def test_files_of_two_checkpoints_are_never_mixed(new_run: NewRun) -> None:
-    run = new_run()
-    older, newer = run.save(1), run.save(2)
-    for path in list(newer.iterdir()):
-        whole = path.read_bytes()
-        shutil.copy(older / path.name, path)
-        if path.read_bytes() != whole:
-            assert run.load() == 1, f"{path.name} of another checkpoint was not noticed"
-            path.write_bytes(whole)
-    assert run.load() == 2
+@pytest.mark.parametrize("name", ["state.json", "digests.json", "model.safetensors", "ema.safetensors"])
+def test_files_of_two_checkpoints_are_never_mixed(tmp_path: Path, name: str) -> None:
+    store = open_store(tmp_path)
+    for step in (1, 2):
+        write_checkpoint(
+            store, step, {part: {"weight": torch.full((4,), step)} for part in ("model", "ema")} | {"n": step}
+        )
+    older, newer = (Path(store.path(step)) / f"{RUN}-0001" / name for step in (1, 2))
+    newer.write_bytes(older.read_bytes())
+    loaded = read_newest(store)
+    assert loaded is not None
+    assert loaded.manifest.step == 1
 
 
-def test_the_list_gives_every_reason(new_run: NewRun) -> None:
-    run = new_run()
-    for step in (1, 2, 3):
-        run.save(step)
-    Path(run.directory / "step-000000000002" / "model.safetensors").write_bytes(b"")
-    (run.directory / "step-000000000003" / "manifest.json").unlink()
-    listed = list_checkpoints(run.directory)
-    assert [(info.step, info.status, info.valid) for info in listed] == [
-        (1, "valid", True),
-        (2, "damaged", False),
-        (3, "incomplete", False),
-    ]
-    assert [bool(info.reason) for info in listed] == [False, True, True]
-    assert [info.manifest is None for info in listed] == [False, False, True]
-    assert listed[0].path == run.directory / "step-000000000001"
-
-
-def test_a_directory_that_does_not_exist_has_no_checkpoints(tmp_path: Path) -> None:
-    assert list_checkpoints(tmp_path / "none") == []
+def test_a_manifest_that_arrived_before_its_files_is_passed_over(tmp_path: Path) -> None:
+    """What a foreign copy of the directory can look like while it is under way."""
+    store = open_store(tmp_path)
+    for step in (1, 2):
+        write_checkpoint(store, step, {"model": {"weight": torch.full((4,), step)}})
+    for path in (Path(store.path(2)) / f"{RUN}-0001").iterdir():
+        path.rename(path.with_name(path.name + ".sagemaker-uploading"))
+    assert inspect(store, 2).reason == "model.safetensors is missing"
+    loaded = read_newest(store)
+    assert loaded is not None
+    assert loaded.manifest.step == 1
