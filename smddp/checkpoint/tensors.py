@@ -118,9 +118,9 @@ class Layout:
             raise CheckpointError(f"not a safetensors file: {type(error).__name__}: {error}") from error
         end = len(header)
         for entry in entries:
-            if entry.start != end:
+            if entry.start != end or entry.start % entry.dtype.itemsize:
                 raise CheckpointError(
-                    f"not a safetensors file: {entry.name[:100]!r} begins at {entry.start}, not {end}"
+                    f"not a safetensors file: {entry.name[:100]!r}, of {entry.dtype}, begins at {entry.start} after {end}"
                 )
             end += entry.size
         if end != size:

@@ -143,7 +143,8 @@ class _Parts:
         if tensor.dtype not in DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(f"{path} is of {tensor.dtype}; a checkpoint can hold {known}")
-        unique, number = name or "value", 2
+        name = name.encode(errors="replace").decode() or "value"  # a lone surrogate is no text in a safetensors file
+        unique, number = name, 2
         while unique in self.tensors or unique == "__metadata__":  # the latter is not free in safetensors
             unique, number = f"{name}#{number}", number + 1
         self.tensors[unique] = tensor

@@ -14,16 +14,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.tensors import decode, encode
+from smddp.checkpoint.tensors import Layout
 from smddp.checkpoint.tree import flatten, unflatten
 from smddp.errors import CheckpointError
+from tests.smddp.checkpoint.by_hand import plain
 
 
 def through_files(state: object) -> Any:
-    """Take apart, write, read, put together: as a checkpoint does."""
+    """Take apart, copy, put together: as a checkpoint does."""
     skeleton, tensors = flatten(state, path="state")
-    data = torch.frombuffer(bytearray(b"".join(encode(tensors))), dtype=torch.uint8)
-    return unflatten(json.loads(json.dumps(skeleton, allow_nan=False)), decode(data))
+    layout = Layout.of(tensors)
+    assert Layout.parse(layout.header, layout.size) == layout
+    copies = {name: plain(tensor).clone() for name, tensor in tensors.items()}
+    return unflatten(json.loads(json.dumps(skeleton, allow_nan=False)), copies)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -161,6 +164,13 @@ def test_names_that_collide_are_told_apart() -> None:
         "__metadata__": torch.full((1,), 2.0),
         "": torch.full((1,), 3.0),
     }
+    assert_same(through_files(state), state)
+
+
+def test_a_name_that_is_no_text_becomes_one() -> None:
+    state = {"\ud800": torch.zeros(1), "?": torch.ones(1)}
+    _, tensors = flatten(state, path="model")
+    assert [name.encode() for name in tensors] == [b"?", b"?#2"]
     assert_same(through_files(state), state)
 
 
