@@ -14,8 +14,6 @@ STATE_NAME = "state.json"
 DIGESTS_NAME = "digests.json"
 TENSORS_SUFFIX = ".safetensors"
 
-MOST_FILES_OF_A_PART = 99_999
-
 _PART = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"-\d{5}-of-\d{5}", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{12}")
@@ -29,7 +27,6 @@ def file_names(part: str, count: int) -> list[str]:
         part: its name.
         count: how many there are, one a writer.
     """
-    assert 1 <= count <= MOST_FILES_OF_A_PART
     if count == 1:
         return [part + TENSORS_SUFFIX]
     return [f"{part}-{number:05}-of-{count:05}{TENSORS_SUFFIX}" for number in range(1, count + 1)]

@@ -120,7 +120,7 @@ class Layout:
         for entry in entries:
             if entry.start != end or entry.start % entry.dtype.itemsize:
                 raise CheckpointError(
-                    f"not a safetensors file: {entry.name[:100]!r}, of {entry.dtype}, begins at {entry.start} after {end}"
+                    f"not a safetensors file: {entry.name[:100]!r}, {entry.dtype}, begins at {entry.start} after {end}"
                 )
             end += entry.size
         if end != size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from math import isnan
@@ -141,11 +140,37 @@ def test_any_truncation_is_noticed() -> None:
             Manifest.from_json(data[:length])
 
 
-def test_random_bytes_are_refused() -> None:
-    dice = random.Random(0)
-    for _ in range(200):
-        with pytest.raises(CheckpointError):
-            Manifest.from_json(dice.randbytes(dice.randrange(200)))
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError):
+        Manifest.from_json(data)
+
+
+KEYS = st.sampled_from(sorted(json.loads(EXAMPLE.to_json())))
+ANYTHING = JSON | st.sampled_from(
+    ["", "5f3a9c01d2e4", "5f3a9c01d2e4-0007", {"state.json": {}}, {"state.json": None}, float("nan"), [[]], -1, 2**70]
+)
+
+
+@given(changes=st.dictionaries(KEYS, ANYTHING), gone=st.sets(st.text()))
+def test_whatever_a_signed_manifest_says_nothing_but_a_checkpoint_error_comes_of_it(
+    changes: dict[str, Any], gone: set[str]
+) -> None:
+    content = {**json.loads(EXAMPLE.to_json()), **changes}
+    try:
+        manifest = Manifest.from_json(signed({key: content[key] for key in content if key not in gone}))
+    except CheckpointError:
+        return
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def test_a_part_of_more_files_than_there_are_numbers_is_refused() -> None:
+    content = json.loads(EXAMPLE.to_json())
+    record = {"size": 0, "xxh3_128": "0" * 32}
+    names = [f"a-{number:05}-of-{last}.safetensors" for last in (10000, 99999) for number in range(60_000)]
+    content["files"] |= dict.fromkeys(names, record)
+    with pytest.raises(CheckpointError, match="the files of a is"):
+        Manifest.from_json(signed(content))
 
 
 def test_a_newer_format_is_told_from_damage() -> None:
