@@ -6,13 +6,18 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # pytest-xdist workers; heavy tests start processes of their own, so cores are enough.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test torture lint format bench clean
 
 demo: .venv/demo.stamp  ## train digits on two hosts, through a spot interruption
 	$(BIN)/smddp demo
 
 test: .venv/dev.stamp lint  ## everything that can be checked on this machine
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# How often is a variable for each option of `python -m tests.torture --help`: make torture KILLS=1000 SEED=7
+TORTURES := SEED KILLS KILLS_OF_TWO DAMAGES CRASHES S3_FAULTS INTERRUPTIONS MEASUREMENTS
+torture: .venv/dev.stamp  ## the long forms of what docs/reliability.md promises; a quarter of an hour
+	$(BIN)/python -m tests.torture $(foreach name,$(TORTURES),$(if $($(name)),--$(shell echo $(name) | tr A-Z_ a-z-) $($(name))))
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

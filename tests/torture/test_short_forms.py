@@ -1,0 +1,49 @@
+"""The tortures that are not done elsewhere, a few times each; `make torture` does them as often as one likes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.torture.cost import measure, slowdown, stall
+
+ROOT = Path(__file__).parents[2]
+
+
+def torture(*arguments: str) -> str:
+    """Run some in a process without threads, from which they can fork."""
+    run = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_a_run_ends_with_the_same_bits() -> None:
+    told = torture("tests.torture.kill", "--kills", "10", "--seed", "1")
+    assert "done=10, unit='kills'" in told
+
+
+@pytest.mark.slow
+def test_killed_with_two_ranks_a_run_ends_with_the_same_bits() -> None:
+    told = torture("tests.torture.kill", "--kills", "4", "--ranks", "2")
+    assert "done=4, unit='kills'" in told
+
+
+@pytest.mark.slow
+def test_stopped_and_killed_at_other_numbers_of_ranks_a_job_takes_every_sample_once() -> None:
+    told = torture("tests.torture.elastic", "--interruptions", "8", "--seed", "1")
+    assert "done=8, unit='interruptions'" in told
+
+
+@pytest.mark.slow
+def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
+    found = measure(tmp_path, megabytes=100)
+    # Twice the bounds of the long form: here the machine is shared with all the other tests.
+    assert stall(found) < 2.4
+    assert max(found["memory"]) < 1.1 * found["state"]
+    assert slowdown(found) < 1.0
