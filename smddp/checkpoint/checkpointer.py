@@ -1,6 +1,6 @@
 """The Checkpointer: what a training loop calls to save everything that it needs to go on, and to go on.
 
-It brings the others together: collects the state, lets rank 0 write or read, tells all ranks how it went. When to
+It brings the others together: takes the state, lets the ranks write it in the background, tells how it went. When to
 save is the loop's decision.
 """
 
@@ -9,187 +9,387 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
+import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
 
 import torch
 
-from smddp.checkpoint import retention, rng
-from smddp.checkpoint.manifest import LARGEST_STEP, STATE_NAME, TENSORS_SUFFIX, Manifest
-from smddp.checkpoint.ranks import Ranks
-from smddp.checkpoint.reader import inspect, read_newest
-from smddp.checkpoint.store import DirectoryStore
-from smddp.checkpoint.tensors import decode
-from smddp.checkpoint.tree import unflatten
-from smddp.checkpoint.writer import write
-from smddp.errors import CheckpointError
+from smddp.checkpoint.attempt import Attempt
+from smddp.checkpoint.capture import Capture
+from smddp.checkpoint.commit import Arrival, Committer
+from smddp.checkpoint.manifest import LARGEST_STEP, Manifest
+from smddp.checkpoint.names import is_part_name
+from smddp.checkpoint.participant import Participant, SaveFailedError
+from smddp.checkpoint.reader import Loaded, read_newest
+from smddp.checkpoint.restoring import RANKS, RNG, Restoration, Stateful
+from smddp.checkpoint.retention import Retention
+from smddp.checkpoint.saver import Saver
+from smddp.checkpoint.stores import open_store
+from smddp.checkpoint.team import Team
 
 logger = logging.getLogger(__name__)
 
-_RNG = "rng"
-_PART_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_THE_LAST_THREE = Retention()
+_WARMING_UP = "the memory to save from"
+
+_Layouts = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything that gives its state and takes it back: a module, an optimizer, a scheduler, a scaler, a sampler."""
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SaveReport:
+    """What a save took."""
 
-    def state_dict(self) -> Any:
-        """Give dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Go back to what `state_dict` gave."""
+    step: int
+    stall_seconds: float
+    """How long training stood still while its state was copied."""
+    waited_seconds: float
+    """How long it stood still before, because the save before had not ended."""
+    durable_seconds: float
+    """How long it was, from the beginning of the copy, until the checkpoint could not be lost any more."""
+    size: int
+    """Bytes of the checkpoint, over all ranks."""
 
 
 class Checkpointer:
     """Saves and restores a run: the parts given here, and every rank's random numbers.
 
-    The parts are the same on all ranks, as they are under DistributedDataParallel: rank 0 writes and reads, and no
-    other rank needs to see the directory. `save` and `load` are collective; when one fails, it fails on every rank,
-    with the same error.
+    `save` copies the state and returns; a background thread does the rest. What goes wrong there is raised by `check`,
+    which costs nothing and is to be called at every step, and by the next `save`, `wait` or `close`. When a save fails,
+    it fails on every rank.
+
+    `load` is collective, and so is whichever is the first of `load`, `warm_up` and `save`; later calls of the last two
+    are not, but every rank must save the same steps.
 
     Example:
-        >>> checkpointer = Checkpointer(
-        ...     job.checkpoint_dir, {"model": model, "optimizer": optimizer, "sampler": sampler}
-        ... )
-        >>> resumed = checkpointer.load()
-        >>> step = resumed.step if resumed else 0
+        >>> with Checkpointer(
+        ...     job.checkpoint_location, {"model": model, "optimizer": optimizer, "sampler": sampler}
+        ... ) as checkpointer:
+        ...     resumed = checkpointer.load()
+        ...     for step in range(resumed.step if resumed else 0, 1000):
+        ...         checkpointer.check()
+        ...         train()
+        ...         if step % 100 == 99:
+        ...             checkpointer.save(step + 1)
+
+    Attributes:
+        last_report: What the last save took that is durable; None before the first.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], state: Mapping[str, Stateful], *, keep_last: int = 3) -> None:
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        state: Mapping[str, Stateful],
+        *,
+        per_rank: Mapping[str, Stateful] | None = None,
+        keep: Retention = _THE_LAST_THREE,
+        share: Literal["node", "all"] = "node",
+        hyperparameters: Mapping[str, Any] | None = None,
+        tolerate_failures: int = 0,
+        arrival: Arrival | None = None,
+    ) -> None:
         """Say what to save, and where.
 
         Args:
-            directory: where the checkpoints lie. It is made with the first one.
-            state: the parts of the run by name. A name becomes a file's name; ``rng`` is taken.
-            keep_last: how many checkpoints stay; older ones are removed once a newer one is durable.
+            location: a directory, or ``s3://bucket/prefix``, of this run alone. It is made with the first checkpoint.
+            state: the parts of the run that are the same on all ranks, by name, as they are under
+                DistributedDataParallel. A name becomes a file's name; ``rng`` and ``ranks`` are taken.
+            per_rank: the parts that each rank has its own of: small ones. A rank that was not there when the checkpoint
+                was saved keeps what it has: its load_state_dict is not called.
+            keep: which checkpoints stay, once a newer one is durable.
+            share: who writes what is the same on all ranks: the ranks of rank 0's node, each a share, or all. The
+                latter needs a place that all nodes see, S3 or a shared file system.
+            hyperparameters: what the run was started with, JSON values; kept with each checkpoint, and compared when
+                one is loaded.
+            tolerate_failures: how many saves in a row may fail because of the disk, the network or the like, before
+                one is an error; they are logged as errors.
+            arrival: told of each checkpoint, on rank 0.
 
         Raises:
-            ValueError: a name is not possible, or keep_last is not at least 1.
+            ValueError: a name or the location is not possible, or the hyperparameters are not JSON values.
             TypeError: a part has no state_dict and load_state_dict.
         """
-        if keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}: at least one checkpoint must stay")
-        for name, part in state.items():
-            if name == _RNG or not _PART_NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} cannot name a part of the state: 1 to 64 letters, digits, '-' and '_' can, "
-                    f"but for {_RNG!r}, where the random numbers are"
-                )
-            if not isinstance(part, Stateful):
-                raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
-        self._store = DirectoryStore(Path(directory).absolute())
-        self._state = dict(state)
-        self._keep_last = keep_last
-
-    def save(self, step: int, *, epoch: int = 0, metrics: Mapping[str, float] | None = None) -> Path:
-        """Save the run as it is now; it is durable when this returns.
-
-        A valid checkpoint of the same step is kept as it is.
-
-        Args:
-            step: optimizer steps taken.
-            epoch: the epoch under way.
-            metrics: what was measured, to be kept with it.
-
-        Returns:
-            The checkpoint's directory, as rank 0 sees it.
-
-        Raises:
-            ValueError: the step or the epoch is not possible.
-            CheckpointError: it could not be saved. Earlier checkpoints are as they were.
-        """
-        if not 0 <= step <= LARGEST_STEP or epoch < 0:
-            raise ValueError(f"step is {step} and epoch {epoch}: steps go from 0 to 10**12 - 1, epochs from 0")
-        ranks = Ranks.current()
-        rngs = ranks.on_each(rng.capture)
-        return ranks.on_main(lambda: self._save(int(step), int(epoch), metrics or {}, rngs))
+        self._state, self._per_rank = dict(state), dict(per_rank or {})
+        _check_parts(self._state, self._per_rank)
+        if tolerate_failures < 0 or share not in ("node", "all"):
+            raise ValueError(
+                f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more, 'node' or 'all'"
+            )
+        self._store = open_store(location)
+        self._keep = keep
+        self._share = share
+        self._hyperparameters = _json_values(hyperparameters or {})
+        self._tolerate_failures = tolerate_failures
+        self._arrival = arrival
+        self._saver: Saver[SaveReport | None] = Saver()
+        self._participant: Participant | None = None
+        self._saves = 0
+        self._failures = 0
+        self._durable = 0
+        self.last_report: SaveReport | None = None
 
     def load(self) -> Manifest | None:
-        """Go back to the newest valid checkpoint.
+        """Go back to the newest valid checkpoint; collective.
 
         Returns:
             What was loaded; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointError: there are checkpoints but none is valid, or the valid one does not fit the state.
+            CheckpointError: there are checkpoints but none is valid, or the valid one does not fit the state; or a
+                save failed in the background. On every rank.
         """
-        ranks = Ranks.current()
-        contents: dict[str, torch.Tensor] = {}
-        manifest = ranks.on_main(lambda: self._read(contents))
-        if manifest is None:
+        self._await_turn()
+        participant = self._begin()
+        ranks, found = participant.team.ranks, list[Loaded]()
+        description = ranks.on_main(lambda: self._read(found))
+        if description is None:
             return None
-        for name, record in manifest.files.items():
-            contents[name] = ranks.broadcast(contents.get(name), record.size)
-        ranks.on_each(lambda: self._apply(manifest, contents, ranks.rank))
+        manifest, skeletons, layouts = description
+        if not ranks.is_main:
+            tensors = {
+                part: {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in each.items()}
+                for part, each in layouts.items()
+            }
+            found.append(Loaded(manifest=manifest, skeletons=skeletons, tensors=tensors))
+        ranks.broadcast(tensor for each in found[0].tensors.values() for tensor in each.values())
+        restorations: list[Restoration] = []
+
+        def check() -> None:
+            restorations.append(Restoration(found.pop(), state=self._state, per_rank=self._per_rank, rank=ranks.rank))
+            restorations[0].check()
+
+        ranks.on_each(check)
+        ranks.on_each(lambda: restorations.pop().apply())
+        participant.committer.loaded = manifest
         return manifest
 
-    def _save(self, step: int, epoch: int, metrics: Mapping[str, float], rngs: list[dict[str, Any]]) -> Path:
-        path = self._store.path(step)
-        if path.exists():
-            found = inspect(self._store, step)
-            if found.valid:
-                logger.info("kept the checkpoint %s, which is there already", path)
-                return path
-            if found.status == "newer":
-                raise CheckpointError(f"will not replace the checkpoint {path}: {found.reason}")
-            logger.warning("replacing the checkpoint %s: %s", path, found.reason)
-        started = time.monotonic()
-        state = {name: part.state_dict() for name, part in self._state.items()}
-        manifest = write(
-            self._store,
-            {**state, _RNG: rngs},
-            step=step,
-            epoch=epoch,
-            world_size=len(rngs),
-            metrics={str(name): float(value) for name, value in metrics.items()},
-        )
-        seconds = time.monotonic() - started
-        logger.info("saved %s: %.1f MB in %.2f s", path, manifest.size / 1e6, seconds)
-        retention.prune(self._store, newest=step, keep_last=self._keep_last)
-        return path
+    def save(
+        self,
+        step: int,
+        *,
+        epoch: int = 0,
+        position: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Save the run as it is now; it is durable some time after this returns: `wait` tells when.
 
-    def _read(self, contents: dict[str, torch.Tensor]) -> Manifest | None:
-        started = time.monotonic()
-        found = read_newest(self._store)
-        if found is None:
-            logger.info("there is no checkpoint in %s: starting from the beginning", self._store.root)
-            return None
-        manifest, files = found
-        contents.update(files)
-        path, seconds = self._store.path(manifest.step), time.monotonic() - started
-        logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
-        return manifest
+        A save that is still under way is waited for, and what it failed with is raised here. What is there of the same
+        step by this run, or damaged, is replaced.
 
-    def _apply(self, manifest: Manifest, contents: dict[str, torch.Tensor], rank: int) -> None:
-        """Give each part its state back, on this rank."""
-        skeletons = json.loads(bytes(contents.pop(STATE_NAME).numpy()))
-        saved = set(skeletons) - {_RNG}
-        if missing := sorted(set(self._state) - saved):
-            raise CheckpointError(
-                f"the checkpoint of step {manifest.step} has no {', '.join(missing)}, only {', '.join(sorted(saved))}; "
-                "resume with the same parts, or start anew in another directory"
+        Args:
+            step: optimizer steps taken.
+            epoch: the epoch under way.
+            position: samples of the epoch that are consumed.
+            metrics: what was measured, to be kept with it.
+
+        Raises:
+            ValueError: a number is not possible.
+            CheckpointError: something in the state cannot be saved, or the save before failed. Earlier checkpoints are
+                as they were.
+        """
+        if not 0 <= step <= LARGEST_STEP or epoch < 0 or (position is not None and position < 0):
+            raise ValueError(
+                f"step is {step}, epoch {epoch} and position {position}: steps go from 0 to 10**12 - 1, epochs and "
+                "positions from 0"
             )
-        unused = sorted(saved - set(self._state))
-        if unused and rank == 0:
-            logger.warning("the checkpoint of step %d also has %s: not used", manifest.step, ", ".join(unused))
-        for name, part in self._state.items():
-            state = _unpack(name, skeletons, contents)
-            _restore(part, state, f"the checkpoint of step {manifest.step} does not fit this run's {name}")
-        rng.restore(_unpack(_RNG, skeletons, contents), rank=rank)
+        numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
+        participant = self._begin()
+        self._saves += 1
+        waited = self._await_turn()
+        started = time.perf_counter()
+        attempt = participant.take(self._saves, step=int(step), epoch=int(epoch), position=position, metrics=numbers)
+        stalled = time.perf_counter() - started
+        save = partial(self._save, participant, attempt, started=started, stalled=stalled, waited=waited)
+        self._saver.submit(save, name=f"the checkpoint of step {step}")
+        if attempt.failure is not None:
+            raise attempt.failure
+
+    def check(self) -> None:
+        """Raise what a save failed with in the background, if one did. To be called at every step.
+
+        Raises:
+            CheckpointError: it failed. Earlier checkpoints are as they were.
+        """
+        try:
+            if self._saver.take() is not None:
+                self._failures = 0
+        except SaveFailedError as error:
+            if not (error.environmental and self._failures < self._tolerate_failures):
+                raise
+            self._failures += 1
+            if self._is_main:
+                logger.error(
+                    "%s; training goes on, this was failure %d of %d in a row that are tolerated",
+                    *(error, self._failures, self._tolerate_failures),
+                )
+
+    def wait(self, timeout: float | None = None) -> SaveReport | None:
+        """Wait until the last save is durable, and its outcome known to every rank.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Returns:
+            What it took; None if it is not durable within that time, or nothing was saved yet.
+
+        Raises:
+            CheckpointError: it failed, tolerated or not, unless that was raised or logged before.
+        """
+        if not self._saver.wait(timeout):
+            return None
+        if self._saver.take() is not None:
+            self._failures = 0
+        return self.last_report if self._durable == self._saves else None
+
+    def warm_up(self) -> None:
+        """Take the memory for saving now, in the background, and see that the place can be written to.
+
+        So the first save takes no longer than the others, and a directory that cannot be written to is known at the
+        next `check`. To be called once after the first optimizer step, when the optimizer has its state.
+        """
+        participant = self._begin()
+        self._await_turn()
+        self._saver.submit(partial(_warm_up, participant, participant.preparation()), name=_WARMING_UP)
+
+    def close(self) -> None:
+        """Wait for the save under way, and give the memory back.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._participant = None
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close; when an exception is under way, give a save under way ten seconds and do not raise another."""
+        if error is None:
+            self.close()
+        elif not self._saver.give_up():
+            logger.warning("a save under way was given up")
+
+    def _begin(self) -> Participant:
+        """Find the other ranks, once; collective."""
+        if self._participant is None:
+            team = Team.gather(self._share)
+            committer = Committer(
+                self._store, keep=self._keep, hyperparameters=self._hyperparameters, arrival=self._arrival
+            )
+            capture = Capture(self._state, self._per_rank, rank=team.ranks.rank, writers=team.writers)
+            self._participant = Participant(self._store, team, committer, capture)
+        return self._participant
+
+    def _await_turn(self) -> float:
+        """Wait for what is under way in the background, and give the seconds that it took."""
+        name, started = self._saver.under_way, time.perf_counter()
+        self._saver.wait()
+        waited = time.perf_counter() - started
+        self.check()
+        if name not in (None, _WARMING_UP) and self._is_main:
+            logger.warning("waited %.1f s for %s: the interval is shorter than a save takes", waited, name)
+        return waited
+
+    def _save(
+        self,
+        participant: Participant,
+        attempt: Attempt,
+        cancelled: threading.Event,
+        *,
+        started: float,
+        stalled: float,
+        waited: float,
+    ) -> SaveReport | None:
+        """Save in the background."""
+        try:
+            size = participant.save(attempt, cancelled)
+        except SaveFailedError:
+            if attempt.failure is not None:
+                return None  # `save` raised it already
+            raise
+        report = SaveReport(
+            step=attempt.step,
+            stall_seconds=stalled,
+            waited_seconds=waited,
+            durable_seconds=time.perf_counter() - started,
+            size=size,
+        )
+        self.last_report, self._durable = report, attempt.number
+        if self._is_main:
+            logger.info(
+                "saved %s: %.1f MB in %.2f s, for which training stood still %.3f s",
+                *(self._store.path(report.step), size / 1e6, report.durable_seconds, stalled + waited),
+            )
+        return report
+
+    def _read(self, found: list[Loaded]) -> tuple[Manifest, Mapping[str, Any], _Layouts] | None:
+        """Read the newest checkpoint, on rank 0, and describe it for the others."""
+        started = time.monotonic()
+        loaded = read_newest(self._store, {*self._state, *self._per_rank, RANKS, RNG})
+        if loaded is None:
+            logger.info("there is no checkpoint in %s: starting from the beginning", self._store)
+            return None
+        manifest, seconds = loaded.manifest, time.monotonic() - started
+        path = self._store.path(manifest.step)
+        logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
+        for name, old, new in _differing(manifest.hyperparameters, self._hyperparameters):
+            logger.warning("the checkpoint was saved with %s=%s, and this run has %s", name, old, new)
+        found.append(loaded)
+        layouts = {
+            part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+            for part, tensors in loaded.tensors.items()
+        }
+        return manifest, loaded.skeletons, layouts
+
+    @property
+    def _is_main(self) -> bool:
+        return self._participant is not None and self._participant.team.ranks.is_main
 
 
-def _unpack(name: str, skeletons: Mapping[str, Any], contents: dict[str, torch.Tensor]) -> Any:
-    """Put one part's state together, and let go of the file it came from."""
-    content = contents.pop(name + TENSORS_SUFFIX, None)
-    return unflatten(skeletons[name], {} if content is None else decode(content))
+def _warm_up(participant: Participant, prepare: Callable[[], None], _cancelled: threading.Event) -> None:
+    participant.warm_up(prepare)
 
 
-def _restore(part: Stateful, state: Any, failure: str) -> None:
+def _check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
+    for name, part in [*state.items(), *per_rank.items()]:
+        if name in (RNG, RANKS) or not is_part_name(name):
+            raise ValueError(
+                f"{name!r} cannot name a part of the state: 1 to 64 letters, digits, '-' and '_' can, but for "
+                f"{RNG!r} and {RANKS!r}, where the ranks' own states are, and names like 'model-00001-of-00002'"
+            )
+        if not isinstance(part, Stateful):
+            raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
+    if both := sorted(set(state) & set(per_rank)):
+        raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
+
+
+def _json_values(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Give them as they will be read again."""
     try:
-        part.load_state_dict(state)
-    except Exception as error:
-        raise CheckpointError(f"{failure}: {type(error).__name__}: {error}") from error
+        return dict(json.loads(json.dumps(dict(hyperparameters), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the hyperparameters are not JSON values: {error}; give numbers, texts, None, and lists and dicts of them"
+        ) from error
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Give what is not the same in both: name, old value, new value."""
+    if not old or not new:
+        return []  # somebody did not say
+    told = [{name: json.dumps(value) for name, value in each.items()} for each in (old, new)]
+    names = [*old, *(name for name in new if name not in old)]
+    return [
+        (name, told[0].get(name, "nothing"), told[1].get(name, "nothing"))
+        for name in names
+        if told[0].get(name) != told[1].get(name)
+    ]

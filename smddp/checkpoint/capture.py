@@ -1,0 +1,106 @@
+"""The state of a run at one moment, on one rank: what of it this rank writes, copied into memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smddp.checkpoint import rng
+from smddp.checkpoint.restoring import RANKS, RNG, Stateful
+from smddp.checkpoint.sharing import share
+from smddp.checkpoint.staging import StagedFile, Staging
+from smddp.checkpoint.tree import flatten
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Captured:
+    """The state at one moment, apart from what training changes next."""
+
+    skeletons: Mapping[str, Any]
+    """All but the tensors of the replicated state, by part; empty on a rank that writes nothing of it."""
+    tensors: Mapping[str, Sequence[str]]
+    """The names of its tensors, by part."""
+    files: Sequence[StagedFile]
+    """What this rank writes of it."""
+    own_skeleton: Any
+    """This rank's own state without the tensors."""
+    own_tensors: bytes
+    """The tensors of this rank's own state, a safetensors file; their names begin with the rank's number."""
+
+
+class Capture:
+    """Takes the state of a run, again and again, into the same memory."""
+
+    def __init__(
+        self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], *, rank: int, writers: Sequence[int]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            state: the parts that are the same on all ranks, by name.
+            per_rank: the parts that each rank has its own of.
+            rank: this one.
+            writers: the ranks that share the writing of what is the same on all.
+        """
+        self._state = state
+        self._per_rank = per_rank
+        self._rank = rank
+        self._writers = writers
+        self._staging, self._own_staging = Staging(), Staging()
+
+    def take(self) -> Captured:
+        """Copy the state as it is now; it may be changed as soon as this returns.
+
+        What comes from a GPU is in memory once `await_copies` returns.
+
+        Raises:
+            CheckpointError: something in the state cannot be saved; says what and where.
+        """
+        skeletons, tensors = self._flatten()
+        own: dict[str, Any] = {RNG: rng.capture()} | {name: part.state_dict() for name, part in self._per_rank.items()}
+        own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
+        files = self._staging.copy(self._files(tensors))
+        (own_file,) = self._own_staging.copy({RANKS: own_tensors})
+        self._own_staging.await_copies()
+        return Captured(
+            skeletons=skeletons,
+            tensors={part: list(each) for part, each in tensors.items()},
+            files=files,
+            own_skeleton=own_skeleton[str(self._rank)],
+            own_tensors=bytes(own_file.content),
+        )
+
+    def await_copies(self) -> None:
+        """Return once the state that was taken last has come from the GPUs."""
+        self._staging.await_copies()
+
+    def preparation(self) -> Callable[[], None]:
+        """Give what takes the memory for a state like the present one; it may be called beside training."""
+        _, tensors = self._flatten()
+        files = {
+            file: {name: tensor.detach() for name, tensor in each.items()}
+            for file, each in self._files(tensors).items()
+        }
+        return lambda: self._staging.prepare(files)
+
+    def _flatten(self) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+        """Take the replicated state apart, on a rank that writes some of it."""
+        skeletons: dict[str, Any] = {}
+        tensors: dict[str, dict[str, torch.Tensor]] = {}
+        if self._rank in self._writers:
+            for name, part in self._state.items():
+                skeletons[name], tensors[name] = flatten(part.state_dict(), path=name)
+        return skeletons, tensors
+
+    def _files(self, tensors: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """Give the tensors that this rank writes, by file."""
+        if self._rank not in self._writers:
+            return {}
+        sizes = {part: {name: tensor.nbytes for name, tensor in each.items()} for part, each in tensors.items()}
+        shares = share(sizes, len(self._writers))[self._writers.index(self._rank)]
+        return {each.name: {name: tensors[each.part][name] for name in each.tensors} for each in shares}

@@ -1,0 +1,137 @@
+"""The copy of the state that training waits for: into memory that is kept from one save to the next.
+
+Each file to be written is put together in memory, byte for byte, so that writing and hashing it afterwards need nothing
+of torch and nothing of the state, which training changes meanwhile. The memory is taken and touched once: what a save
+costs training is one copy of the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from smddp.checkpoint.memory import allocate, tensor_at
+from smddp.checkpoint.tensors import Layout
+
+logger = logging.getLogger(__name__)
+
+_ALIGNMENT = 64  # bytes: a cache line
+_PAGE = 4096  # bytes: the smallest that a kernel hands over
+
+Signature = tuple[tuple[str, torch.dtype, torch.Size, torch.device], ...]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class StagedFile:
+    """A file as it is to be written."""
+
+    name: str
+    layout: Layout
+    content: memoryview
+    """All its bytes, valid until the next copy. What came from a GPU is there once `Staging.await_copies` returns."""
+
+
+class Staging:
+    """The memory that holds the state of one save, and is used again for the next.
+
+    It is as large as the largest state so far, and pinned where tensors come from a GPU, so that they are copied at the
+    bus's full speed while the CPU goes on.
+    """
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+        self._pinned: torch.Tensor | None = None
+        self._files: list[StagedFile] = []
+        self._views: list[list[torch.Tensor]] = []
+        self._signatures: dict[str, Signature] = {}
+        self._copied: list[torch.cuda.Event] = []
+
+    def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Take the memory for these files and touch it, so that the copy finds it ready; may run beside training."""
+        self._arrange(files)
+        np.frombuffer(self._memory, dtype=np.uint8)[::_PAGE] = 0  # lets go of the GIL
+
+    def copy(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> list[StagedFile]:
+        """Copy tensors as they are now; they may be changed as soon as this returns.
+
+        Args:
+            files: by the file's name the tensors in it by theirs, on any device, with any strides.
+
+        Returns:
+            The files in the same order.
+        """
+        self._arrange(files)
+        devices = set()
+        for staged, views in zip(self._files, self._views, strict=True):
+            tensors = files[staged.name]
+            staged.content[: len(staged.layout.header)] = staged.layout.header
+            for entry, view in zip(staged.layout.entries, views, strict=True):
+                tensor = tensors[entry.name]
+                # On the stream that training uses: so the copy comes after what computed the tensor, and what training
+                # does to it next comes after the copy, without the CPU having to wait.
+                view.copy_(tensor, non_blocking=True)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return list(self._files)
+
+    def await_copies(self) -> None:
+        """Return once everything has come from the GPUs."""
+        for event in self._copied:
+            event.synchronize()
+
+    def _arrange(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Give each file its place in the memory, and each tensor its own; nothing to do if all is as the last time."""
+        signatures = {name: _signature(tensors) for name, tensors in files.items()}
+        if signatures == self._signatures and list(signatures) == list(self._signatures):
+            return
+        layouts = {name: Layout.of(tensors) for name, tensors in files.items()}
+        starts, end = [], 0
+        for layout in layouts.values():
+            starts.append(end)
+            end += -(-layout.size // _ALIGNMENT) * _ALIGNMENT
+        self._signatures, self._files, self._views = {}, [], []
+        self._reserve(end, pinned=any(tensor.is_cuda for each in files.values() for tensor in each.values()))
+        for (name, layout), start in zip(layouts.items(), starts, strict=True):
+            content = self._memory[start : start + layout.size]
+            self._files.append(StagedFile(name=name, layout=layout, content=content))
+            self._views.append([tensor_at(content, entry.start, entry.dtype, entry.shape) for entry in layout.entries])
+        self._signatures = signatures
+
+    def _reserve(self, size: int, *, pinned: bool) -> None:
+        """Have at least so many bytes."""
+        if size <= len(self._memory) and (self._pinned is not None or not pinned):
+            return
+        logger.debug(
+            "taking %.1f MB of %s memory to save from, instead of %.1f MB",
+            *(size / 1e6, "pinned" if pinned else "plain", len(self._memory) / 1e6),
+        )
+        self._memory, self._pinned = memoryview(b""), None  # give back first: never more than the state at once
+        self._memory = allocate(size)
+        if pinned:
+            self._pinned = _pin(self._memory)
+
+
+def _signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
+    return tuple((name, tensor.dtype, tensor.shape, tensor.device) for name, tensor in tensors.items())
+
+
+def _pin(memory: memoryview) -> torch.Tensor:
+    """Pin memory for as long as what is returned lives.
+
+    Not by torch's own allocator of pinned memory, which takes up to twice what it is asked for.
+    """
+    pinned = torch.frombuffer(memory, dtype=torch.uint8)
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(cudart.cudaHostRegister(pinned.data_ptr(), pinned.numel(), 1))  # 1: for every CUDA context
+    if code == 0:
+        unpin = weakref.finalize(pinned, cudart.cudaHostUnregister, pinned.data_ptr())
+        unpin.atexit = False  # CUDA may be gone by then
+    else:
+        logger.warning("could not pin %.1f MB (CUDA error %d): saving takes longer", pinned.numel() / 1e6, code)
+    return pinned
