@@ -24,8 +24,8 @@ from smddp.checkpoint.stores.store import Store
 from smddp.checkpoint.tensors import Entry, Layout, header_size
 from smddp.errors import CheckpointError
 
-_BLOCK = 2 * 2**20
-"""Bytes read at a time: they are hashed before the cache has lost them."""
+_MOST_CORES = 8
+"""That read and hash at a time: more would wait for the memory."""
 
 _SPAN = 32 * 2**20
 """Bytes of tensors that share a piece of memory, which goes back when the last of them does; a larger tensor has its
@@ -67,22 +67,18 @@ class VerifiedFiles:
     def __init__(self, store: Store, manifest: Manifest) -> None:
         """Look at these files, none of which is read yet."""
         self._store = store
+        self._threads = max(store.readers, min(_cores(), _MOST_CORES))
         self.manifest = manifest
 
     def check_sizes(self) -> None:
         """See that all files are there, with the sizes that they must have."""
-        for name, record in self.manifest.files.items():
-            size = self._store.size(self.manifest.step, self.manifest.directory, name)
-            if size is None:
-                raise CheckpointError(f"{name} is missing")
-            if size != record.size:
-                raise CheckpointError(f"{name} has {size} bytes instead of {record.size}")
+        in_parallel([partial(self._check_size, name) for name in self.manifest.files], threads=self._threads)
 
     def verify(self) -> None:
         """Verify every byte of every file, in little memory."""
         self.check_sizes()
         self.state()
-        in_parallel([partial(self._read, span) for span in self._spans(self.manifest.parts)], threads=_readers())
+        in_parallel([partial(self._read, span) for span in self._spans(self.manifest.parts)], threads=self._threads)
 
     def state(self) -> bytes:
         """Give the content of state.json, once `check_sizes` has seen it."""
@@ -95,7 +91,7 @@ class VerifiedFiles:
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {part: {} for part in parts}
         spans = self._spans(parts)
-        memories = in_parallel([partial(self._read_into_memory, span) for span in spans], threads=_readers())
+        memories = in_parallel([partial(self._read_into_memory, span) for span in spans], threads=self._threads)
         for span, memory in zip(spans, memories, strict=True):
             entries = _layout_of(memory).entries if span.entries is None else span.entries
             part = tensors[part_of(span.file)]
@@ -104,6 +100,14 @@ class VerifiedFiles:
                     raise CheckpointError(f"{entry.name!r} is twice among the tensors of {part_of(span.file)}")
                 part[entry.name] = tensor_at(memory, entry.start - span.start, entry.dtype, entry.shape)
         return tensors
+
+    def _check_size(self, name: str) -> None:
+        size = self._store.size(self.manifest.step, self.manifest.directory, name)
+        expected = self.manifest.files[name].size
+        if size is None:
+            raise CheckpointError(f"{name} is missing")
+        if size != expected:
+            raise CheckpointError(f"{name} has {size} bytes instead of {expected}")
 
     def _spans(self, parts: Collection[str]) -> list[_Span]:
         """Divide the files of some parts; the largest spans come first, so that the threads end together."""
@@ -115,7 +119,7 @@ class VerifiedFiles:
             for name in names:
                 if name not in known or known[name].xxh3_128 != self.manifest.files[name].xxh3_128:
                     raise CheckpointError(f"{DIGESTS_NAME} does not have the digests of {name}")
-            layouts = in_parallel([partial(self._layout, name, known[name]) for name in names], threads=_readers())
+            layouts = in_parallel([partial(self._layout, name, known[name]) for name in names], threads=self._threads)
             spans = [
                 span for name, layout in zip(names, layouts, strict=True) for span in _divide(name, layout, known[name])
             ]
@@ -146,13 +150,13 @@ class VerifiedFiles:
 
     def _read(self, span: _Span, memory: memoryview | None = None) -> None:
         """Read and verify a span, into memory if there is some."""
-        scratch = memoryview(bytearray(min(span.size, _BLOCK))) if memory is None else memory[:0]
+        scratch = memoryview(bytearray(min(span.size, self._store.read_size))) if memory is None else memory[:0]
         block, done, position = scratch[:0], 0, 0
         for stretch in span.stretches:
             digest, end = xxhash.xxh3_128(), position + stretch.size
             while position < end:
                 if position == done:
-                    size = min(_BLOCK, span.size - done)
+                    size = min(self._store.read_size, span.size - done)
                     block = scratch[:size] if memory is None else memory[done : done + size]
                     self._read_exactly(span.file, span.start + done, block)
                     done += size
@@ -209,6 +213,5 @@ def _layout_of(content: memoryview) -> Layout:
     return Layout.parse(bytes(content[:size]), len(content))
 
 
-def _readers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(cores, 2), 8)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -55,6 +55,9 @@ class DirectoryStore:
     manifest has all its files. Symbolic links are not followed within the directory, nor anything removed through them.
     """
 
+    read_size = 2 * 2**20  # the processor's cache still holds it when it is hashed
+    readers = 2
+
     def __init__(self, root: str | os.PathLike[str], *, files: FileSystem | None = None) -> None:
         """Use this directory.
 

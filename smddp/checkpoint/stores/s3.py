@@ -72,8 +72,8 @@ class S3Store:
         """
         self._location = S3Location.parse(uri)
         self._given_client = client
-        self._part_size = part_size
-        self._connections = connections
+        self.read_size = self._part_size = part_size
+        self.readers = self._connections = connections
         self._connection: _Connection | None = None
         self._orphans_are_aborted = False
 

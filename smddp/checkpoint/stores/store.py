@@ -51,6 +51,11 @@ class Store(Protocol):
     Every method raises StoreError, or OSError, when the store does not do it.
     """
 
+    read_size: int
+    """Bytes that one `read_into` had better ask for: what is large is read in pieces of this size."""
+    readers: int
+    """Threads that had better read at a time, however few cores there are."""
+
     def __str__(self) -> str:
         """Give the location for people: a path or ``s3://…``."""
 

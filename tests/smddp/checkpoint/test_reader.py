@@ -93,7 +93,7 @@ def test_tensors_outlive_the_rest(store: Store) -> None:
 
 
 def test_tensors_across_spans_and_blocks_come_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smddp.checkpoint.verified._BLOCK", 100)
+    monkeypatch.setattr(DirectoryStore, "read_size", 100)
     monkeypatch.setattr("smddp.checkpoint.verified._SPAN", 1000)
     write_checkpoint(store, 1, state_of(1))
     loaded = read_checkpoint(store, 1)
