@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[start : start + _PIECE])
         return None
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815 - http.server's names
 
     def _ask_server(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(self.upstream, timeout=60)
@@ -150,16 +150,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def handle(self) -> None:
-        try:
+        with suppress(OSError, ValueError):  # the client gave up, or a fault closed the connection
             super().handle()
-        except (OSError, ValueError):
-            pass  # the client gave up, or a fault closed the connection
 
     def finish(self) -> None:
-        try:
+        with suppress(OSError, ValueError):
             super().finish()
-        except (OSError, ValueError):
-            pass
 
     def log_message(self, *_: Any) -> None:
         pass

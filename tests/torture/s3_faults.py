@@ -137,9 +137,9 @@ class Torturer:
             wrong.append(f"the save returned, but there stands {after!r}")
         if after != before and after != manifest_of(f"{_RUN}-0002"):
             wrong.append(f"there stands {after!r}, which nobody wrote")
-        for attempt in (f"{_RUN}-0001", f"{_RUN}-0002"):
-            if after == manifest_of(attempt) and load(direct, step, attempt, files) != files:
-                wrong.append(f"{attempt} is committed, but its files are not whole")
+        standing = next((each for each in (f"{_RUN}-0001", f"{_RUN}-0002") if after == manifest_of(each)), None)
+        if standing is not None and load(direct, step, standing, files) != files:
+            wrong.append(f"{standing} is committed, but its files are not whole")
         # A server that answers no more does not let anything be aborted; the next run does it.
         if case.count == _LASTING and error is not None:
             direct.abort_orphans(older_than=timedelta(0))
