@@ -342,7 +342,7 @@ class Checkpointer:
         path = self._store.path(manifest.step)
         logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
         for name, old, new in _differing(manifest.hyperparameters, self._hyperparameters):
-            logger.warning("the checkpoint was saved with %s=%s, and this run has %s", name, old, new)
+            logger.warning("%s was %s when the checkpoint was saved, and now is %s", name, old, new)
         found.append(loaded)
         layouts = {
             part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -389,7 +389,7 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str
     told = [{name: json.dumps(value) for name, value in each.items()} for each in (old, new)]
     names = [*old, *(name for name in new if name not in old)]
     return [
-        (name, told[0].get(name, "nothing"), told[1].get(name, "nothing"))
+        (name, told[0].get(name, "not given"), told[1].get(name, "not given"))
         for name in names
         if told[0].get(name) != told[1].get(name)
     ]

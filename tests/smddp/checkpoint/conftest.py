@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from smddp.checkpoint import Checkpointer
+from smddp.checkpoint import Checkpointer, Retention
 
 
 class Counted:
@@ -30,15 +31,21 @@ class Counted:
 class Run:
     """A checkpointer with two parts, saved at steps whose number both parts hold."""
 
-    def __init__(self, directory: Path, *, keep_last: int = 3) -> None:
+    def __init__(self, directory: Path, *, last: int = 3, **options: Any) -> None:
         self.directory = directory
         self.parts = {"model": Counted(300), "ema": Counted(700)}
-        self.checkpointer = Checkpointer(directory, self.parts, keep_last=keep_last)
+        self.checkpointer = Checkpointer(directory, self.parts, keep=Retention(last=last), **options)
 
-    def save(self, step: int) -> Path:
+    def begin_save(self, step: int) -> None:
         for part in self.parts.values():
             part.number = step
-        return self.checkpointer.save(step)
+        self.checkpointer.save(step)
+
+    def save(self, step: int) -> Path:
+        """Save durably, and give the step's directory."""
+        self.begin_save(step)
+        self.checkpointer.wait()
+        return self.directory / f"step-{step:012}"
 
     def load(self) -> int | None:
         """Load, and give the step that everything loaded agrees on."""
@@ -53,7 +60,18 @@ class Run:
         return manifest.step
 
 
+def files_of(step: Path) -> Path:
+    """Give the directory with the files of the checkpoint of a step."""
+    return step / json.loads((step / "manifest.json").read_bytes())["directory"]
+
+
 @pytest.fixture
 def new_run(tmp_path: Path) -> Callable[..., Run]:
     """Give a process's view of the run in a directory: each call is a new life of it."""
     return lambda name="checkpoints", **options: Run(tmp_path / name, **options)
+
+
+@pytest.fixture(name="files_of")
+def give_files_of() -> Callable[[Path], Path]:
+    """Give the directory with the files of the checkpoint of a step."""
+    return files_of

@@ -16,11 +16,14 @@ import pytest
 import torch
 
 from smddp.checkpoint import Checkpointer, Manifest, list_checkpoints
-from smddp.checkpoint.manifest import MANIFEST_NAME, STATE_NAME
+from smddp.checkpoint.names import MANIFEST_NAME, STATE_NAME
+from smddp.checkpoint.stores import StoreError
+from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.data import ElasticSampler
 from smddp.errors import CheckpointError
 
 NewRun = Callable[..., Any]
+FilesOf = Callable[[Path], Path]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +88,8 @@ def test_a_resumed_run_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) 
     first = Training(tmp_path / "checkpoints", seed=1)
     first.train(6)
     first.checkpointer.save(first.step, epoch=first.sampler.epoch)
-    first.train(3)  # lost
+    first.train(3)  # lost, and taken while the checkpoint is written
+    first.checkpointer.close()
     for life, steps in enumerate([7, 12]):
         resumed = Training(tmp_path / "checkpoints", seed=100 + life)
         manifest = resumed.checkpointer.load()
@@ -93,7 +97,8 @@ def test_a_resumed_run_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) 
         resumed.step = manifest.step
         resumed.train(steps)
         resumed.checkpointer.save(resumed.step, epoch=resumed.sampler.epoch)
-        resumed.train(life)
+        resumed.train(life)  # while it is saved
+        resumed.checkpointer.wait()
     assert resumed.step == 26
 
     last = Training(tmp_path / "checkpoints", seed=7)
@@ -130,19 +135,23 @@ def test_without_any_checkpoint_there_is_nothing_to_load(new_run: NewRun, caplog
 
 
 def test_the_manifest_tells_what_was_saved(new_run: NewRun) -> None:
-    run = new_run()
-    path = run.checkpointer.save(7, epoch=2, metrics={"loss": torch.tensor(0.5), "accuracy": 1})
-    assert path == run.directory / "step-000000000007"
+    run = new_run(hyperparameters={"lr": 0.1, "sizes": (3, 4)})
+    run.checkpointer.save(7, epoch=2, position=640, metrics={"loss": torch.tensor(0.5), "accuracy": 1})
+    report = run.checkpointer.wait()
     manifest = run.checkpointer.load()
     assert isinstance(manifest, Manifest)
-    assert (manifest.step, manifest.epoch, manifest.world_size) == (7, 2, 1)
+    assert (manifest.step, manifest.epoch, manifest.position, manifest.world_size) == (7, 2, 640, 1)
     assert manifest.metrics == {"loss": 0.5, "accuracy": 1.0}
+    assert manifest.hyperparameters == {"lr": 0.1, "sizes": [3, 4]}
     assert manifest.torch_version == torch.__version__
-    assert set(manifest.files) | {MANIFEST_NAME} == {each.name for each in path.iterdir()}
+    path = run.directory / "step-000000000007"
+    assert sorted(path.iterdir()) == [path / manifest.directory, path / MANIFEST_NAME]
+    assert set(manifest.files) == {each.name for each in (path / manifest.directory).iterdir()}
+    assert report.size == manifest.size == sum(each.stat().st_size for each in (path / manifest.directory).iterdir())
 
 
 def test_the_newest_is_loaded_and_the_last_few_are_kept(new_run: NewRun) -> None:
-    run = new_run(keep_last=2)
+    run = new_run(last=2)
     for step in (3, 20, 100):
         run.save(step)
     assert new_run().load() == 100
@@ -155,33 +164,38 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a flipped bit": (lambda path: flip_a_bit(path / "model.safetensors"), "model.safetensors was changed"),
-    "a missing file": (lambda path: (path / "ema.safetensors").unlink(), "ema.safetensors is missing"),
-    "a truncated file": (lambda path: os.truncate(path / STATE_NAME, 5), "state.json has 5 bytes instead of"),
-    "a damaged manifest": (lambda path: flip_a_bit(path / MANIFEST_NAME), "manifest.json"),
-    "an empty manifest": (lambda path: os.truncate(path / MANIFEST_NAME, 0), "manifest.json is not JSON"),
+DAMAGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "a flipped bit": (lambda _, files: flip_a_bit(files / "model.safetensors"), "model.safetensors was changed"),
+    "a missing file": (lambda _, files: (files / "ema.safetensors").unlink(), "ema.safetensors is missing"),
+    "a truncated file": (lambda _, files: os.truncate(files / STATE_NAME, 5), "state.json has 5 bytes instead of"),
+    "a damaged manifest": (lambda path, _: flip_a_bit(path / MANIFEST_NAME), "manifest.json"),
+    "an empty manifest": (lambda path, _: os.truncate(path / MANIFEST_NAME, 0), "manifest.json is not JSON"),
     "a pipe for a file": (
-        lambda path: ((path / STATE_NAME).unlink(), os.mkfifo(path / STATE_NAME))[1],
+        lambda _, files: ((files / STATE_NAME).unlink(), os.mkfifo(files / STATE_NAME)),
         "state.json is missing",
     ),
     "a manifest of another step": (
-        lambda path: (path / MANIFEST_NAME).write_bytes(
+        lambda path, _: (path / MANIFEST_NAME).write_bytes(
             (path.parent / "step-000000000001" / MANIFEST_NAME).read_bytes()
         ),
         "is that of step 1",
     ),
-    "no manifest": (lambda path: (path / MANIFEST_NAME).unlink(), "its save was interrupted"),
+    "no manifest": (lambda path, _: (path / MANIFEST_NAME).unlink(), "its save was interrupted"),
 }
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_newest_is_skipped_with_the_reason(
-    damage: Callable[[Path], None], reason: str, new_run: NewRun, caplog: pytest.LogCaptureFixture
+    damage: Callable[[Path, Path], object],
+    reason: str,
+    new_run: NewRun,
+    files_of: FilesOf,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = new_run()
     run.save(1)
-    damage(run.save(2))
+    path = run.save(2)
+    damage(path, files_of(path))
     with caplog.at_level(logging.WARNING):
         assert new_run().load() == 1
     (record,) = caplog.records
@@ -193,10 +207,31 @@ def test_a_damaged_newest_is_skipped_with_the_reason(
     assert reason in second.reason
 
 
-def test_with_only_damaged_ones_it_does_not_start_from_scratch(new_run: NewRun) -> None:
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
+def test_the_next_life_replaces_an_invalid_one_of_the_same_step(
+    damage: Callable[[Path, Path], object],
+    reason: str,
+    new_run: NewRun,
+    files_of: FilesOf,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = new_run()
+    run.save(1)
+    path = run.save(2)
+    damage(path, files_of(path))
+    resumed = new_run()
+    assert resumed.load() == 1
+    resumed.save(2)
+    assert reason in caplog.text
+    assert new_run().load() == 2
+    resumed.save(3)
+    assert {each for each in path.iterdir() if each.is_dir()} == {files_of(path)}
+
+
+def test_with_only_damaged_ones_it_does_not_start_from_scratch(new_run: NewRun, files_of: FilesOf) -> None:
     run = new_run()
     for step in (1, 2):
-        flip_a_bit(run.save(step) / "model.safetensors")
+        flip_a_bit(files_of(run.save(step)) / "model.safetensors")
     with pytest.raises(
         CheckpointError, match=r"none is valid \(step-000000000002: .*; step-000000000001: .*start anew"
     ):
@@ -214,54 +249,57 @@ def test_a_first_save_that_was_interrupted_is_no_checkpoint(new_run: NewRun, cap
 def rewrite_as_newer_format(path: Path) -> None:
     import xxhash
 
-    content = {**json.loads((path / MANIFEST_NAME).read_bytes()), "format": 2, "xxh3_128": "0" * 32}
+    content = {**json.loads((path / MANIFEST_NAME).read_bytes()), "format": 3, "xxh3_128": "0" * 32}
     digest = xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
     (path / MANIFEST_NAME).write_text(json.dumps({**content, "xxh3_128": digest}))
 
 
 def test_one_of_a_newer_format_is_neither_passed_over_nor_replaced_nor_removed(new_run: NewRun) -> None:
-    run = new_run(keep_last=1)
+    run = new_run(last=1)
     run.save(1)
     newer = run.save(2)
     rewrite_as_newer_format(newer)
     assert [info.status for info in list_checkpoints(run.directory)] == ["newer"]
-    with pytest.raises(CheckpointError, match=r"cannot read .*step-000000000002: its format is version 2"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*step-000000000002: its format is version 3"):
         run.load()
+    again = new_run(last=1)
     with pytest.raises(CheckpointError, match="will not replace"):
-        run.save(2)
-    run.save(3)
+        again.save(2)
+    again.save(3)
     assert [(info.step, info.status) for info in list_checkpoints(run.directory)] == [(2, "newer"), (3, "valid")]
 
 
-def test_a_valid_checkpoint_of_the_same_step_is_kept(new_run: NewRun, caplog: pytest.LogCaptureFixture) -> None:
+def test_saving_the_same_step_again_replaces_it(new_run: NewRun, files_of: FilesOf) -> None:
     run = new_run()
+    first = files_of(run.save(4))
     path = run.save(4)
-    before = {each.name: (each.stat().st_mtime_ns, each.read_bytes()) for each in path.iterdir()}
-    run.parts["model"].number = 5
-    with caplog.at_level(logging.INFO):
-        assert run.checkpointer.save(4) == path
-    assert "which is there already" in caplog.text
-    assert {each.name: (each.stat().st_mtime_ns, each.read_bytes()) for each in path.iterdir()} == before
-    assert run.load() == 4
+    assert files_of(path) != first
+    assert not first.exists()
+    assert new_run().load() == 4
 
 
-@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
-def test_an_invalid_one_of_the_same_step_is_replaced(
-    damage: Callable[[Path], None], reason: str, new_run: NewRun, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = new_run()
-    run.save(1)
-    path = run.save(2)
-    (path / "scheduler.safetensors").write_text("of another attempt")
-    damage(path)
-    run.save(2)
-    assert reason in caplog.text
-    assert new_run().load() == 2
-    assert not (path / "scheduler.safetensors").exists()
+def test_the_checkpoint_that_a_run_goes_on_from_may_be_saved_again(new_run: NewRun, files_of: FilesOf) -> None:
+    first = files_of(new_run().save(4))
+    resumed = new_run()
+    assert resumed.load() == 4
+    path = resumed.save(4)
+    assert files_of(path) != first
+    assert not first.exists()
+    assert new_run().load() == 4
 
 
-def test_what_others_put_there_is_ignored_and_left_alone(new_run: NewRun) -> None:
-    run = new_run(keep_last=1)
+def test_one_that_another_run_saved_meanwhile_is_never_replaced(new_run: NewRun) -> None:
+    first, second = new_run(), new_run()
+    assert first.load() == second.load() is None
+    path = second.save(4)
+    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+    with pytest.raises(CheckpointError, match=r"which another run saved at .*two runs share the place"):
+        first.save(4)
+    assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+
+
+def test_what_others_put_there_is_ignored_and_left_alone(new_run: NewRun, files_of: FilesOf) -> None:
+    run = new_run(last=1)
     directory = run.directory
     directory.mkdir()
     others = [
@@ -269,7 +307,8 @@ def test_what_others_put_there_is_ignored_and_left_alone(new_run: NewRun) -> Non
         directory / "step-12" / "manifest.json",
         directory / "step-0000000000100",
         directory / "step-000000000009",  # a file, not a directory
-        run.save(1) / "model.safetensors.sagemaker-uploading",
+        files_of(run.save(1)) / "model.safetensors.sagemaker-uploading",
+        files_of(directory / "step-000000000001") / "notes.txt",
         directory / "step-000000000001" / "notes.txt",
         run.directory / "tensorboard" / "events",
     ]
@@ -280,16 +319,16 @@ def test_what_others_put_there_is_ignored_and_left_alone(new_run: NewRun) -> Non
     run.save(2)
     assert new_run().load() == 2
     assert [path.read_text() for path in others] == ["mine"] * len(others)
-    assert sorted(each.name for each in (directory / "step-000000000001").iterdir()) == [
-        "model.safetensors.sagemaker-uploading",
-        "notes.txt",
-    ]
+    left = {each for each in (directory / "step-000000000001").rglob("*") if each.is_file()}
+    assert left < set(others)
 
 
-def test_after_falling_back_the_new_checkpoint_is_never_the_one_removed(new_run: NewRun) -> None:
-    run = new_run(keep_last=1)
-    run.save(10)
-    flip_a_bit(run.save(20) / "model.safetensors")
+def test_after_falling_back_the_new_checkpoint_is_never_the_one_removed(new_run: NewRun, files_of: FilesOf) -> None:
+    first = new_run()
+    first.save(10)
+    flip_a_bit(files_of(first.save(20)) / "model.safetensors")
+    run = new_run(last=1)
+    assert run.load() == 10
     run.save(15)
     assert new_run().load() == 15
     run.save(20)
@@ -297,11 +336,12 @@ def test_after_falling_back_the_new_checkpoint_is_never_the_one_removed(new_run:
     assert [(info.step, info.valid) for info in list_checkpoints(run.directory)] == [(20, True)]
 
 
-def test_unfinished_saves_of_the_past_are_cleared_away(new_run: NewRun) -> None:
+def test_unfinished_saves_of_the_past_are_cleared_away(new_run: NewRun, files_of: FilesOf) -> None:
     run = new_run()
     (run.save(1) / MANIFEST_NAME).unlink()
-    (run.save(2) / MANIFEST_NAME).rename(run.directory / "step-000000000002" / "manifest.json.smddp-partial")
-    run.save(3)
+    path = run.save(2)
+    (path / MANIFEST_NAME).rename(files_of(path) / "manifest.json.smddp-partial")
+    new_run().save(3)
     assert [each.name for each in run.directory.iterdir()] == ["step-000000000003"]
 
 
@@ -318,57 +358,70 @@ class Holder:
         self.state = state
 
 
-def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path / "c", {"optimizer": Holder({"state": {3: {"foo": {1}}}})})
+def test_what_cannot_be_saved_is_named_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+    holder = Holder({"state": {3: {"foo": {1}}}})
+    checkpointer = Checkpointer(tmp_path / "c", {"optimizer": holder})
     with pytest.raises(CheckpointError, match=r"^optimizer\.state\.3\.foo is a builtins\.set"):
         checkpointer.save(1)
+    assert checkpointer.wait() is None
     assert not (tmp_path / "c").exists()
+    holder.state = 1
+    checkpointer.save(2)
+    assert checkpointer.wait() is not None
 
 
-@pytest.mark.parametrize("owner, failing", [(os, "fsync"), (Path, "replace"), (Path, "open"), (Path, "mkdir")])
+@pytest.mark.parametrize("failing", ["make_directory", "create", "write", "sync", "sync_directory", "link"])
 def test_a_full_disk_is_reported_and_leaves_the_last_one_and_no_rubbish(
-    owner: object, failing: str, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+    failing: str, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = new_run()
     run.save(1)
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        if failing == "open":
-            real = Path.open
-            patch.setattr(Path, "open", lambda path, mode="r": full() if "w" in mode else real(path, mode))
-        else:
-            patch.setattr(owner, failing, full)
-        with pytest.raises(CheckpointError, match=r"could not write .*No space left.*earlier ones are as they were"):
+        patch.setattr(FileSystem, failing, full)
+        with pytest.raises(
+            CheckpointError, match=r"could not save .*No space left.*earlier ones are as they were"
+        ) as e:
             run.save(2)
+    assert isinstance(e.value.__cause__, StoreError)
     assert new_run().load() == 1
     run.save(3)
     assert [info.step for info in list_checkpoints(run.directory)] == [1, 3]
-    assert [each.name for each in run.directory.iterdir() if each.name == "step-000000000002"] == []
+    assert sorted(each.name for each in run.directory.iterdir()) == ["step-000000000001", "step-000000000003"]
 
 
 def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     checkpointer = Checkpointer(tmp_path / "file" / "checkpoints", {"model": Holder({})})
-    with pytest.raises(CheckpointError, match="could not write the checkpoint"):
-        checkpointer.save(1)
-    with pytest.raises(CheckpointError, match="NotADirectoryError"):
+    checkpointer.save(1)
+    with pytest.raises(CheckpointError, match=r"could not save the checkpoint .*Not a directory"):
+        checkpointer.wait()
+    with pytest.raises(CheckpointError, match="Not a directory"):
         checkpointer.load()
+
+
+def test_a_directory_that_cannot_be_written_to_is_known_at_the_first_steps(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    checkpointer = Checkpointer(tmp_path / "file", {"model": Holder({})})
+    checkpointer.warm_up()
+    with pytest.raises(CheckpointError, match="cannot write to"):
+        checkpointer.wait()
 
 
 def test_a_prune_that_fails_does_not_fail_the_save(
     new_run: NewRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = new_run(keep_last=1)
+    run = new_run(last=1)
     run.save(1)
 
-    def denied(*_: object, **__: object) -> None:
+    def denied(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", denied)
+        patch.setattr(FileSystem, "rmdir", denied)
         run.save(2)
     assert "could not remove" in caplog.text
     assert new_run().load() == 2
@@ -376,27 +429,69 @@ def test_a_prune_that_fails_does_not_fail_the_save(
     assert [info.step for info in list_checkpoints(run.directory)] == [3]
 
 
-def test_a_checkpoint_of_another_model_says_which_part_does_not_fit(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"model": torch.nn.Linear(2, 3)}).save(1)
-    with pytest.raises(CheckpointError, match=r"step 1 does not fit this run's model: RuntimeError:[^$]*size mismatch"):
-        Checkpointer(tmp_path, {"model": torch.nn.Linear(2, 4)}).load()
+def saved(directory: Path, state: dict[str, Any], **options: Any) -> None:
+    """Save a step of another life."""
+    with Checkpointer(directory, state, **options) as checkpointer:
+        checkpointer.save(1)
+
+
+def test_a_checkpoint_of_another_model_says_what_differs_and_loads_nothing(tmp_path: Path) -> None:
+    other = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    saved(tmp_path, {"counter": Holder(1), "model": other})
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    counter = Holder(0)
+    with pytest.raises(
+        CheckpointError,
+        match=r"of another model than this run's model: 2 missing: 2.weight, 2.bias; 2 unexpected: 1.weight, 1.bias; "
+        r"2 misshapen: 0.weight \(\[3, 2\] instead of \[4, 2\]\), 0.bias \(\[3\] instead of \[4\]\). Nothing was",
+    ):
+        Checkpointer(tmp_path, {"counter": counter, "model": model}).load()
+    assert counter.state == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_part_that_does_not_take_its_state_is_named(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    saved(tmp_path, {"optimizer": torch.optim.SGD(model.parameters(), lr=1.0)})
+    with pytest.raises(
+        CheckpointError, match=r"step 1 does not fit this run's optimizer: ValueError: loaded state dict"
+    ):
+        Checkpointer(tmp_path, {"optimizer": torch.optim.SGD([model.weight], lr=1.0)}).load()
+
+
+def test_other_hyperparameters_than_before_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, new = {"lr": 0.1, "epochs": 3, "clip": None}, {"lr": 0.2, "epochs": 3, "seed": 1}
+    saved(tmp_path, {"model": Holder(1)}, hyperparameters=old)
+    Checkpointer(tmp_path, {"model": Holder(0)}, hyperparameters=new).load()
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "lr was 0.1 when the checkpoint was saved, and now is 0.2",
+        "clip was null when the checkpoint was saved, and now is not given",
+        "seed was not given when the checkpoint was saved, and now is 1",
+    ]
+
+
+@pytest.mark.parametrize("value", [{1}, float("nan"), object()])
+def test_refuses_hyperparameters_that_are_no_json(value: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the hyperparameters are not JSON values"):
+        Checkpointer(tmp_path, {}, hyperparameters={"x": value})
 
 
 def test_a_part_that_the_checkpoint_lacks_is_named(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"model": Holder(1), "optimizer": Holder(2)}).save(1)
+    saved(tmp_path, {"model": Holder(1), "optimizer": Holder(2)})
     with pytest.raises(CheckpointError, match="has no scaler, only model, optimizer"):
         Checkpointer(tmp_path, {"model": Holder(0), "scaler": Holder(0)}).load()
 
 
 def test_a_part_that_is_not_asked_for_is_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Checkpointer(tmp_path, {"model": Holder(1), "optimizer": Holder(2)}).save(1)
+    saved(tmp_path, {"model": Holder(1), "optimizer": Holder(2)})
     holder = Holder(0)
     Checkpointer(tmp_path, {"model": holder}).load()
     assert holder.state == 1
     assert "also has optimizer: not used" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["rng", "", "a/b", "..", "a.b", "x" * 65])
+@pytest.mark.parametrize("name", ["rng", "ranks", "", "a/b", "..", "a.b", "x" * 65, "model-00001-of-00002"])
 def test_refuses_a_name_that_is_no_file_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot name a part"):
         Checkpointer(tmp_path, {name: Holder(1)})
@@ -407,20 +502,15 @@ def test_refuses_a_part_without_a_state(tmp_path: Path) -> None:
         Checkpointer(tmp_path, {"model": {}})  # type: ignore[dict-item]
 
 
-def test_refuses_to_keep_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep_last is 0"):
-        Checkpointer(tmp_path, {}, keep_last=0)
-
-
-@pytest.mark.parametrize(("step", "epoch"), [(-1, 0), (10**12, 0), (0, -1)])
-def test_refuses_an_impossible_step(step: int, epoch: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step", "epoch", "position"), [(-1, 0, 0), (10**12, 0, None), (0, -1, 0), (0, 0, -1)])
+def test_refuses_an_impossible_step(step: int, epoch: int, position: int | None, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="steps go from 0"):
-        Checkpointer(tmp_path, {}).save(step, epoch=epoch)
+        Checkpointer(tmp_path, {}).save(step, epoch=epoch, position=position)
 
 
 def test_a_metric_that_is_no_number_is_refused_before_anything_is_written(new_run: NewRun) -> None:
     run = new_run()
-    with pytest.raises(CheckpointError, match="could not convert string to float: 'low'"):
+    with pytest.raises(ValueError, match="could not convert string to float: 'low'"):
         run.checkpointer.save(1, metrics={"loss": "low"})
     assert not run.directory.exists()
 
