@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import xxhash
 
+from smddp.checkpoint import strict_json
 from smddp.checkpoint.names import DIGESTS_NAME
 from smddp.errors import CheckpointError
 
@@ -61,17 +61,10 @@ def from_json(data: bytes) -> dict[str, FileDigests]:
         CheckpointError: it is no such file. The message is only the reason.
     """
     try:
-        content = json.loads(data, object_pairs_hook=_without_duplicates)
+        content = strict_json.loads(data)
         return {
             name: FileDigests(header=each["header"], tensors=dict(each["tensors"].items()))
             for name, each in content.items()
         }
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise CheckpointError(f"{DIGESTS_NAME} is not what it should be: {error}") from error
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return content

@@ -11,12 +11,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeGuard
 
 import xxhash
 
+from smddp.checkpoint import strict_json
 from smddp.checkpoint.names import (
     DIGESTS_NAME,
     MANIFEST_NAME,
@@ -40,7 +41,8 @@ LARGEST_STEP = 10**12 - 1
 _NO_DIGEST = "0" * 32
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KEYS_OF_1 = {"step", "epoch", "world_size", "saved_at", "smddp_version", "torch_version", "files", "metrics"}
-_KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_1 | {"run", "directory", "position", "hyperparameters"}}
+_NEW_IN_2: dict[str, Any] = {"run": "", "directory": "", "position": None, "hyperparameters": {}}  # and in 1 as here
+_KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_1 | set(_NEW_IN_2)}
 
 
 class NewerFormatError(CheckpointError):
@@ -66,16 +68,16 @@ class FileRecord:
 class Manifest:
     """What a checkpoint is, and what it consists of."""
 
-    run: str = ""
+    run: str
     """The id of the run that saved it, 12 hexadecimal digits; empty in format 1."""
-    directory: str = ""
+    directory: str
     """Where its files are, beside the manifest: the run's id and its count of saves. Empty in format 1: with it."""
     step: int
     """Optimizer steps taken."""
     epoch: int
     """The epoch under way."""
-    position: int | None = None
-    """Samples of the epoch that are consumed; None if that was not said."""
+    position: int | None
+    """Samples of the epoch that are consumed; None if that was not said, and in format 1."""
     world_size: int
     """How many processes trained, and so have the state of their random numbers here."""
     saved_at: datetime
@@ -86,8 +88,8 @@ class Manifest:
     """Every file of the checkpoint but the manifest, by name."""
     metrics: Mapping[str, float]
     """What was measured when it was saved."""
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    """What the run was started with, JSON values by name."""
+    hyperparameters: Mapping[str, Any]
+    """What the run was started with, JSON values by name; empty in format 1."""
 
     def __post_init__(self) -> None:
         _require(_is_count(self.step) and self.step <= LARGEST_STEP, "step", self.step, "0 to 10**12 - 1")
@@ -138,8 +140,9 @@ class Manifest:
         Raises:
             CheckpointError: the hyperparameters are no JSON values, or too large.
         """
+        assert self.format == FORMAT, self.format
         content = {
-            "format": self.format,
+            "format": FORMAT,
             "xxh3_128": _NO_DIGEST,
             "run": self.run,
             "directory": self.directory,
@@ -154,7 +157,6 @@ class Manifest:
             "hyperparameters": dict(self.hyperparameters),
             "files": {name: {"size": record.size, "xxh3_128": record.xxh3_128} for name, record in self.files.items()},
         }
-        content = {key: content[key] for key in content if key in _KEYS[self.format] | {"format", "xxh3_128"}}
         try:
             unsigned = json.dumps(content, indent=1, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -178,8 +180,8 @@ class Manifest:
             CheckpointError: it is not a manifest, or not as it was written. The message is only the reason.
         """
         try:
-            content = json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
+            content = strict_json.loads(data)
+        except ValueError as error:
             raise CheckpointError(f"{MANIFEST_NAME} is not JSON: {error}") from error
         _require(type(content) is dict, "the manifest", content, "a JSON object")
         version, digest = content.pop("format", None), content.pop("xxh3_128", None)
@@ -202,7 +204,7 @@ class Manifest:
             metrics = {name: _float(value) for name, value in content.pop("metrics").items()}
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{MANIFEST_NAME} is not a manifest: {error}") from error
-        manifest = cls(saved_at=saved_at, files=files, metrics=metrics, **content)
+        manifest = cls(saved_at=saved_at, files=files, metrics=metrics, **{**_NEW_IN_2, **content})
         _require(manifest.format == version, "directory", manifest.directory, "<run>-<count of saves>")
         return manifest
 
@@ -223,17 +225,6 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 def _is_match(pattern: re.Pattern[str], value: object) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return content
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _finite_or_text(value: float) -> float | str:

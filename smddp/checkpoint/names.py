@@ -16,7 +16,6 @@ TENSORS_SUFFIX = ".safetensors"
 
 _PART = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"-\d{5}-of-\d{5}", re.ASCII)
-_RUN = re.compile(r"[0-9a-f]{12}")
 _ATTEMPT = re.compile(r"[0-9a-f]{12}-\d{4,12}", re.ASCII)
 
 
@@ -51,11 +50,6 @@ def is_file_name(name: object) -> bool:
     if not isinstance(name, str):
         return False
     return name in (STATE_NAME, DIGESTS_NAME) or (name.endswith(TENSORS_SUFFIX) and is_part_name(part_of(name)))
-
-
-def is_run_id(name: object) -> bool:
-    """Whether it is 12 lower-case hexadecimal digits."""
-    return isinstance(name, str) and _RUN.fullmatch(name) is not None
 
 
 def is_attempt_name(name: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from smddp.checkpoint import strict_json
 from smddp.checkpoint.manifest import Manifest, NewerFormatError
 from smddp.checkpoint.names import MANIFEST_NAME, STATE_NAME
 from smddp.checkpoint.stores.store import Store, StoreError, open_store, step_name
@@ -194,8 +194,8 @@ def _examine(
 def _load(files: VerifiedFiles, *, parts: Collection[str] | None) -> Loaded:
     files.check_sizes()
     try:
-        skeletons = dict(json.loads(files.state()))
-    except (ValueError, TypeError, RecursionError) as error:
+        skeletons = dict(strict_json.loads(files.state()).items())
+    except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{STATE_NAME} is not the JSON object that it should be: {error}") from error
     wanted = {*skeletons, *files.manifest.parts} if parts is None else set(parts) & set(skeletons)
     return Loaded(manifest=files.manifest, skeletons=skeletons, tensors=files.tensors(sorted(wanted)))

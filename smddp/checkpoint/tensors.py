@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smddp.checkpoint import strict_json
 from smddp.errors import CheckpointError
 
 DTYPES: dict[torch.dtype, str] = {
@@ -108,13 +109,13 @@ class Layout:
             CheckpointError: it is not the beginning of a safetensors file of this size. The message is only the reason.
         """
         try:
-            content = json.loads(header[_LENGTH.size :], object_pairs_hook=_without_duplicates)
+            content = strict_json.loads(header[_LENGTH.size :])
             content.pop(_METADATA, None)
             entries = sorted(
                 (_entry(name, fields, len(header)) for name, fields in content.items()),
                 key=lambda entry: (entry.start, entry.size),
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"not a safetensors file: {type(error).__name__}: {error}") from error
         end = len(header)
         for entry in entries:
@@ -151,35 +152,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    """Give the content of a safetensors file, piece by piece.
-
-    Args:
-        tensors: by name, of the dtypes that the format has, on any device, with any strides.
-    """
-    layout = Layout.of(tensors)
-    yield memoryview(layout.header)
-    for entry in layout.entries:
-        yield bytes_of(tensors[entry.name].detach().to("cpu").resolve_conj().resolve_neg().contiguous())
-
-
-def decode(content: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Give the tensors of a safetensors file, on the CPU, each in memory of its own.
-
-    Args:
-        content: all bytes of the file, a flat tensor of uint8.
-
-    Raises:
-        CheckpointError: it is not such a file.
-    """
-    data = content.numpy().tobytes()
-    layout = Layout.parse(data[: header_size(data, len(data))], len(data))
-    return {
-        entry.name: content[entry.start : entry.start + entry.size].clone().view(entry.dtype).reshape(entry.shape)
-        for entry in layout.entries
-    }
-
-
 def _entry(name: str, fields: Any, offset: int) -> Entry:
     dtype, shape = _BY_NAME[fields["dtype"]], fields["shape"]
     start, end = fields["data_offsets"]
@@ -196,10 +168,3 @@ def _entry(name: str, fields: Any, offset: int) -> Entry:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return content

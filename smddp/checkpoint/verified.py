@@ -72,7 +72,13 @@ class VerifiedFiles:
 
     def check_sizes(self) -> None:
         """See that all files are there, with the sizes that they must have."""
-        in_parallel([partial(self._check_size, name) for name in self.manifest.files], threads=self._threads)
+        at = partial(self._store.size, self.manifest.step, self.manifest.directory)
+        sizes = in_parallel([partial(at, name) for name in self.manifest.files], threads=self._threads)
+        for (name, record), size in zip(self.manifest.files.items(), sizes, strict=True):
+            if size is None:
+                raise CheckpointError(f"{name} is missing")
+            if size != record.size:
+                raise CheckpointError(f"{name} has {size} bytes instead of {record.size}")
 
     def verify(self) -> None:
         """Verify every byte of every file, in little memory."""
@@ -100,14 +106,6 @@ class VerifiedFiles:
                     raise CheckpointError(f"{entry.name!r} is twice among the tensors of {part_of(span.file)}")
                 part[entry.name] = tensor_at(memory, entry.start - span.start, entry.dtype, entry.shape)
         return tensors
-
-    def _check_size(self, name: str) -> None:
-        size = self._store.size(self.manifest.step, self.manifest.directory, name)
-        expected = self.manifest.files[name].size
-        if size is None:
-            raise CheckpointError(f"{name} is missing")
-        if size != expected:
-            raise CheckpointError(f"{name} has {size} bytes instead of {expected}")
 
     def _spans(self, parts: Collection[str]) -> list[_Span]:
         """Divide the files of some parts; the largest spans come first, so that the threads end together."""
