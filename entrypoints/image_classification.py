@@ -39,7 +39,7 @@ class Config:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     accumulate: int = 1
     clip_norm: float | None = None
-    checkpoint_every: int | None = None  # steps; each epoch ends with a checkpoint anyway
+    checkpoint_every: int | Literal["auto"] | None = None  # steps; each epoch ends with a checkpoint anyway
     log_every: int = 10
     seed: int = 0
 
@@ -63,7 +63,9 @@ def main(config: Config, job: smddp.Job) -> None:
         precision=config.precision,
         accumulate=config.accumulate,
         clip_norm=config.clip_norm,
-        checkpoint_every=config.checkpoint_every,
+        checkpoints=smddp.CheckpointPolicy(
+            every=config.checkpoint_every, keep=smddp.Retention(best=1, metric="accuracy")
+        ),
         log_every=config.log_every,
         seed=config.seed,
     )

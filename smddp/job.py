@@ -57,7 +57,8 @@ class Job:
     cluster: Cluster
     """Which process this is, of how many."""
     hyperparameters: Mapping[str, Any]
-    """The user's, without a type: JSON where they read as JSON. Outside of a job, only those of SM_HPS."""
+    """The user's, without a type: JSON where they read as JSON. Outside of a job, only those of SM_HPS; `smddp.run`
+    adds all that are in the script's dataclass."""
     channels: Channels
     """Where each channel's data is; a channel that is not there is an error that lists those that are."""
     input_dir: Path
@@ -135,13 +136,16 @@ class Job:
         return self.checkpoint_s3_uri
 
     def make_directories(self) -> None:
-        """Makes the directories that a script writes to, where they are missing; on SageMaker the platform has.
+        """Makes the directories that are written to, where they are missing; on SageMaker the platform has.
 
         Raises:
             JobError: One can't be made.
         """
+        directories = [self.model_dir, self.output_dir, self.output_data_dir]
+        if self.checkpoint_location == str(self.checkpoint_dir):
+            directories.append(self.checkpoint_dir)
         try:
-            for directory in (self.model_dir, self.output_dir, self.output_data_dir, self.checkpoint_dir):
+            for directory in directories:
                 directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise JobError(

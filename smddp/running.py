@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -23,6 +24,7 @@ from smddp.cluster import Cluster
 from smddp.distributed import FirstFailure, Membership, is_communication_error, join, leave
 from smddp.errors import SmddpError
 from smddp.job import Job
+from smddp.saves import saves_end_with
 from smddp.stopping import RESUMABLE, stop_signal
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ def _run(main: Callable[..., None]) -> int:
         cluster = Cluster.detect()
         _set_up_logging(cluster)
         job = Job.detect(cluster=cluster)
-        arguments = _arguments(main, job)
+        arguments, job = _arguments(main, job)
         job.make_directories()
         earlier = failure.find(job.output_dir)
         membership = join(cluster)
@@ -74,27 +76,40 @@ def _run(main: Callable[..., None]) -> int:
 
 def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
     first_failure = FirstFailure(membership, partial(_give_up, job.output_dir))
+    saves = ExitStack()
     try:
-        main()
+        with saves_end_with(saves):
+            code = _run_well(main)
+        saves.close()  # no good end before the last checkpoint is durable, or it was said that it is not
     except BaseException as error:
         code = _exit_code(error)
-        if code not in (0, RESUMABLE, _INTERRUPTED):
+        if code != _INTERRUPTED:
             logger.critical("rank %d failed", membership.cluster.rank, exc_info=True)
             report = failure.describe(error, membership.cluster)
-            report = first_failure.settle(report, lost_contact=is_communication_error(error))
-            _record(job.output_dir, report)
+            lost_contact = is_communication_error(error)
+            if not lost_contact:
+                saves.__exit__(type(error), error, error.__traceback__)  # the others still wait: they save, too
+            _record(job.output_dir, first_failure.settle(report, lost_contact=lost_contact))
             first_failure.await_readers()
-        if code != 0 and code != RESUMABLE:
-            first_failure.close()
-            _end_soon(membership)
-            return code
-    else:
-        code = 0
+        first_failure.close()
+        _end_soon(membership)
+        return code
     first_failure.close()
     leave()
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
     return code
+
+
+def _run_well(main: Callable[[], None]) -> int:
+    """The exit code of a good end, 0 or 75; whatever else main raises."""
+    try:
+        main()
+    except SystemExit as ending:
+        if _exit_code(ending) in (0, RESUMABLE):
+            return _exit_code(ending)
+        raise
+    return 0
 
 
 def _exit_code(error: BaseException) -> int:
@@ -107,21 +122,25 @@ def _exit_code(error: BaseException) -> int:
     return 1  # sys.exit("a message")
 
 
-def _arguments(main: Callable[..., None], job: Job) -> dict[str, Any]:
+def _arguments(main: Callable[..., None], job: Job) -> tuple[dict[str, Any], Job]:
+    """What main is called with, and the job with all hyperparameters in it."""
     hints = get_type_hints(main)
     arguments: dict[str, Any] = {}
+    wants_job = []
     for name in signature(main).parameters:
         hint = hints.get(name)
         if hint is Job or name == "job":
-            arguments[name] = job
+            wants_job.append(name)
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            arguments[name] = hyperparameters.load(hint)
+            arguments[name] = config = hyperparameters.load(hint)
+            given = {**job.hyperparameters, **hyperparameters.encode(config)}
+            job = dataclasses.replace(job, hyperparameters=given)
         else:
             raise TypeError(
                 f"{main.__name__}() has a parameter {name!r} of type {hint!r}; smddp.run gives a dataclass of "
                 "hyperparameters (annotate it with its class) and a smddp.Job, and nothing else"
             )
-    return arguments
+    return arguments | dict.fromkeys(wants_job, job), job
 
 
 def _set_up_logging(cluster: Cluster) -> None:

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
+from smddp.checkpoint_policy import CheckpointPolicy
 from smddp.data import EvaluationSampler
 from smddp.data.loaders import Loaders
 from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
@@ -41,6 +42,8 @@ from smddp.update import Update
 logger = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
+
+_DEFAULT_POLICY = CheckpointPolicy()
 
 
 class Trainer:
@@ -66,9 +69,7 @@ class Trainer:
         precision: PrecisionName = "auto",
         accumulate: int = 1,
         clip_norm: float | None = None,
-        checkpoint_every: int | None = None,
-        checkpoint_seconds: float | None = 300.0,
-        keep_last: int = 3,
+        checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
         log_every: int = 50,
     ) -> None:
@@ -82,25 +83,14 @@ class Trainer:
             precision: What the forward pass computes in; see `smddp.Precision`.
             accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
             clip_norm: The largest norm of all gradients together, or None.
-            checkpoint_every: Optimizer steps from one checkpoint to the next, or None. Each epoch ends with one anyway,
-                and so does a stop.
-            checkpoint_seconds: Seconds from one checkpoint to the next, by rank 0's clock, or None. What a machine that
-                goes away without a word may cost.
-            keep_last: How many checkpoints are kept.
+            checkpoints: When to save, and what becomes of it; see `smddp.CheckpointPolicy`.
             seed: Decides the order of the data.
             log_every: Optimizer steps from one metric line to the next.
 
         Raises:
             ValueError: If a number is out of its range, or the device cannot compute in the precision.
         """
-        _check_positive(
-            accumulate=accumulate,
-            clip_norm=clip_norm,
-            checkpoint_every=checkpoint_every,
-            checkpoint_seconds=checkpoint_seconds,
-            keep_last=keep_last,
-            log_every=log_every,
-        )
+        _check_positive(accumulate=accumulate, clip_norm=clip_norm, log_every=log_every)
         self._membership = current_membership() or join(job.cluster)
         self._cluster = self._membership.cluster
         self._job = job
@@ -115,10 +105,13 @@ class Trainer:
 
         scaler = numbers.scaler()
         self._update = Update(optimizer, scheduler=scheduler, scaler=scaler, accumulate=accumulate, clip_norm=clip_norm)
-        self._state = {"model": self.module, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-        self._safeguard = Safeguard(
-            self._membership, every=checkpoint_every, seconds=checkpoint_seconds, keep_last=keep_last
-        )
+        self._state: dict[str, Any] = {
+            "model": self.module,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "scaler": scaler,
+        }
+        self._safeguard = Safeguard(job, self._membership, checkpoints)
         self._progress = self._safeguard.progress
         self._in_step = False
 
@@ -171,20 +164,23 @@ class Trainer:
 
         Returns:
             Whether training goes on from a checkpoint.
+
+        Raises:
+            CheckpointError: On every rank: checkpoints cannot be saved there, none of those there are is valid, or the
+                newest that is does not fit the model.
         """
-        state = {**self._state, "position": self._loaders.sampler}
-        return self._safeguard.resume(
-            self._job.checkpoint_dir, {name: part for name, part in state.items() if part is not None}
-        )
+        state = {name: part for name, part in self._state.items() if part is not None}
+        return self._safeguard.resume(state, self._loaders.sampler)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
 
         An epoch that was interrupted comes again, and ``batches`` gives what is left of it. After each epoch a
-        checkpoint is saved.
+        checkpoint is saved, and the last one is waited for.
 
         Raises:
-            Stopped: If the job was told to stop.
+            Stopped: If the job was told to stop, after a checkpoint that is durable.
+            CheckpointError: If more saves in a row failed than the policy tolerates, or the one before a stop.
         """
         if not self._safeguard.has_started:
             self.resume()
@@ -204,6 +200,7 @@ class Trainer:
             self._start_epoch()
             self._safeguard.save()
             self._between_steps()
+        self._safeguard.finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader, on the device; each that is trained on wants its ``step``."""
@@ -231,7 +228,7 @@ class Trainer:
             loss: A scalar, the mean over this rank's micro-batch.
 
         Raises:
-            Stopped: If the job was told to stop, after a checkpoint.
+            Stopped, CheckpointError: As ``epochs`` does.
         """
         if not self._update.take(loss):
             return
@@ -247,7 +244,7 @@ class Trainer:
         """The sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
 
         Raises:
-            Stopped: If the job was told to stop, and no batch is under way; after a checkpoint.
+            Stopped, CheckpointError: As ``epochs`` does, where no batch is under way.
         """
         if not isinstance(value, Tensor):
             value = torch.tensor(value, dtype=None if _is_integral(value) else torch.float64)
@@ -257,9 +254,9 @@ class Trainer:
         return total
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Reports metrics in one line, on rank 0, and keeps them for the next checkpoint's manifest."""
+        """Reports metrics in one line, on rank 0, and keeps them for the manifest of a checkpoint of this very step."""
         numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
-        self._safeguard.metrics = numbers
+        self._safeguard.note(numbers)
         if self.is_main:
             report(self._progress.steps, self._progress.epoch, numbers)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from smddp import CheckpointPolicy, Retention
 from smddp.data import ElasticSampler
 from smddp.distributed import agreement, leave
 from smddp.job import Job
@@ -206,17 +207,17 @@ def test_a_sum_within_a_batch_never_stops_there(job: Job) -> None:
 
 
 def test_checkpoints_come_every_n_steps_and_at_each_epochs_end(job: Job) -> None:
-    Run(job, checkpoint_every=2, keep_last=100).train(epochs=2)
+    Run(job, checkpoints=CheckpointPolicy(every=2, keep=Retention(last=100))).train(epochs=2)
     assert checkpoints(job) == [2, 4, 5, 6, 8, 10]
 
 
 def test_checkpoints_come_by_the_clock(job: Job) -> None:
-    Run(job, checkpoint_seconds=1e-9, keep_last=100).train(epochs=1)
+    Run(job, checkpoints=CheckpointPolicy(seconds=1e-9, keep=Retention(last=100))).train(epochs=1)
     assert checkpoints(job) == [1, 3, 5]  # whenever the ranks look up
 
 
 def test_only_the_last_checkpoints_are_kept(job: Job) -> None:
-    Run(job, keep_last=2).train(epochs=4)
+    Run(job, checkpoints=CheckpointPolicy(keep=Retention(last=2))).train(epochs=4)
     assert checkpoints(job) == [15, 20]
 
 
@@ -293,7 +294,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(job: Job) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"accumulate": 0}, {"clip_norm": 0.0}, {"checkpoint_every": 0}, {"checkpoint_seconds": -1}, {"log_every": 0}],
+    [{"accumulate": 0}, {"clip_norm": 0.0}, {"log_every": 0}],
 )
 def test_numbers_out_of_range_are_refused_by_name(job: Job, options: dict[str, float]) -> None:
     (name,) = options
