@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from smddp.checkpoint import rng
+from smddp.checkpoint import Checkpointer, rng
 from smddp.checkpoint.reader import Loaded, inspect, read_checkpoint, read_newest
 from smddp.checkpoint.stores import Store, open_store
 from smddp.checkpoint.stores.store import step_name
@@ -89,28 +89,41 @@ IN_A_FILE = (
 
 
 def damage_at_random(*, count: int, seed: int, directory: Path) -> Outcome:
-    """Damage a checkpoint so many times; both are saved in a directory that is empty or not there."""
+    """Damage a checkpoint so many times; half of them one that one process wrote, half one of two.
+
+    Args:
+        count: how many times.
+        seed: of all that is random.
+        directory: where to save; it is empty, or not there.
+    """
     dice = random.Random(seed)
-    store = open_store(directory)
-    for step in (1, 2):
-        write_checkpoint(store, step, _state(step), writers=2)
+    done: Counter[str] = Counter()
+    failures = []
+    for save, times in (_save, count - count // 2), (_save_as_two, count // 2):
+        store = open_store(directory / save.__name__)
+        for step in (1, 2):
+            save(store, step)
+        failures += [f"{each} (seed {seed})" for each in _damage_newer(store, times, dice, done)]
+    notes = ", ".join(f"{number} {kind.replace('_', ' ')}" for kind, number in done.most_common())
+    return Outcome(done=done.total(), unit="damages", notes=notes, failures=tuple(failures))
+
+
+def _damage_newer(store: Store, times: int, dice: Dice, done: Counter[str]) -> Iterator[str]:
+    """Damage the newer one so many times, count how, and say what goes wrong."""
     older, newer = read_checkpoint(store, 1), read_checkpoint(store, 2)
     files = sorted(path for path in Path(store.path(2)).rglob("*") if path.is_file())
     whole = {path: path.read_bytes() for path in files}
-    done: Counter[str] = Counter()
-    failures = []
+    end = done.total() + times
     with _warnings() as warnings:
-        while done.total() < count:
+        while done.total() < end:
             path = dice.choice(files)
             kind = _damage(path, whole, dice)
             if kind is not None:
                 done[kind] += 1
-                failures += [f"{kind}, {path.name} (seed {seed}): {each}" for each in _notice(store, older, warnings)]
+                yield from (f"{kind}, {path.name}: {each}" for each in _notice(store, older, warnings))
             _mend(path, whole[path])
             if done.total() % 100 == 0 and not _same(read_newest(store), newer):
-                failures.append(f"after {done.total()} damages and repairs the newer one does not load")
-    notes = ", ".join(f"{number} {kind.replace('_', ' ')}" for kind, number in done.most_common())
-    return Outcome(done=done.total(), unit="damages", notes=notes, failures=tuple(failures))
+                yield f"after {done.total()} damages and repairs the newer one does not load"
 
 
 def _notice(store: Store, older: Loaded, warnings: list[str]) -> Iterator[str]:
@@ -129,6 +142,28 @@ def _notice(store: Store, older: Loaded, warnings: list[str]) -> Iterator[str]:
         yield "it is not noticed on verifying"
 
 
+class _Part:
+    """A part of a run that only gives its state."""
+
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def state_dict(self) -> object:
+        return self.state
+
+    def load_state_dict(self, state: object) -> None:
+        raise AssertionError
+
+
+def _save(store: Store, step: int) -> None:
+    with Checkpointer(str(store), {name: _Part(part) for name, part in _state(step).items()}) as checkpointer:
+        checkpointer.save(step)
+
+
+def _save_as_two(store: Store, step: int) -> None:
+    write_checkpoint(store, step, {**_state(step), "ranks": [{"rng": rng.capture()} for _ in range(2)]}, writers=2)
+
+
 def _state(step: int) -> dict[str, object]:
     generator = torch.Generator().manual_seed(step)
     weights = {f"layer.{index}": torch.randn(50, 40, generator=generator) for index in range(6)}
@@ -136,7 +171,6 @@ def _state(step: int) -> dict[str, object]:
     return {
         "model": weights | {"bias": torch.randn(7, generator=generator), "empty": torch.empty(0)},
         "optimizer": {"state": moments, "lr": 0.1 / step},
-        "ranks": [rng.capture()],
     }
 
 
@@ -149,7 +183,9 @@ def _damage(path: Path, whole: Mapping[Path, bytes], dice: Dice) -> str | None:
         path.write_bytes(data)
         return kind.__name__ if data != whole[path] else None
     if kind == "the older one's instead":
-        shutil.copy(str(path).replace(step_name(2), step_name(1)), path)
+        newer = next(parent for parent in path.parents if parent.name == step_name(2))
+        (older,) = newer.with_name(step_name(1)).rglob(path.name)
+        shutil.copy(older, path)
     elif kind == "another instead":
         path.write_bytes(whole[dice.choice(list(whole))])
     else:
