@@ -1,0 +1,38 @@
+import threading
+import time
+
+import pytest
+
+from smddp.checkpoint.stores.parallel import in_parallel
+
+
+def test_gives_the_results_in_order() -> None:
+    def call(number: int) -> int:
+        time.sleep(0.01 * (number % 3))
+        return number * number
+
+    assert in_parallel([lambda number=number: call(number) for number in range(20)], threads=4) == [
+        number * number for number in range(20)
+    ]
+    assert in_parallel([], threads=4) == []
+
+
+def test_makes_as_many_calls_at_a_time_as_allowed() -> None:
+    together = threading.Barrier(3, timeout=10)
+    in_parallel([together.wait] * 6, threads=3)
+
+
+def test_the_first_failure_keeps_the_rest_from_beginning_and_waits_for_what_runs() -> None:
+    began, ended = [], []
+
+    def call(number: int) -> None:
+        began.append(number)
+        if number == 1:
+            raise OSError("no")
+        time.sleep(0.2)
+        ended.append(number)
+
+    with pytest.raises(OSError, match="no"):
+        in_parallel([lambda number=number: call(number) for number in range(50)], threads=2)
+    assert sorted(ended) == sorted(set(began) - {1})
+    assert len(began) <= 3
