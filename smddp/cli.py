@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from smddp import checkpoint_command
 from smddp.errors import SmddpError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Managed PyTorch training, SageMaker-style: here and on AWS.",
 )
+app.add_typer(checkpoint_command.app, name="checkpoints")
 
 
 @app.command()

@@ -7,13 +7,28 @@ training, use a checkpoint.
 
 from __future__ import annotations
 
+import copy
+import errno
+import logging
 import os
-from collections.abc import Callable
+import pickle
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import nn
+
+from smddp.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_UNSAFE = re.compile(r"GLOBAL (\S+)")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_model(model: nn.Module, directory: Path) -> None:
@@ -22,19 +37,151 @@ def write_model(model: nn.Module, directory: Path) -> None:
     Args:
         model: The plain model, not one that is wrapped for training.
         directory: Where to; it is made if it is missing.
+
+    Raises:
+        CheckpointError: They could not be written; says what to do. What stood there is as it was.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_whole(directory / "model.safetensors", lambda path: safetensors.torch.save_model(model, str(path)))
-    weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    _write_whole(directory / "model.pt", lambda path: torch.save(weights, path))
+    write_weights(model.state_dict(), directory)
+
+
+def write_weights(weights: Mapping[str, Any], directory: Path) -> None:
+    """Writes both files from a model's state dict, on any device, as `write_model` does.
+
+    If there is something in it that a safetensors file cannot hold, only ``model.pt`` is written, and a warning says
+    what it is.
+    """
+    write_torch(weights, directory / "model.pt")
+    safe = directory / "model.safetensors"
+    if unfit := [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]:
+        safe.unlink(missing_ok=True)  # else it would hold another model than model.pt
+        logger.warning("wrote no %s: %s is no tensor; model.pt has it all", safe, ", ".join(unfit))
+    else:
+        write_safetensors(weights, safe)
+
+
+def write_torch(state: Any, path: Path) -> None:
+    """Writes a file for ``torch.load(..., weights_only=True)``: durably, and whole or not at all.
+
+    Args:
+        state: Dicts, lists and tuples of tensors, on any device, numbers and texts.
+        path: Where to; the directory is made if it is missing.
+
+    Raises:
+        CheckpointError: It could not be written, or holds what could not be loaded again.
+    """
+    seen: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            torch.save(_on_cpu(state, seen), file)
+        try:
+            torch.load(temporary, weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            found = _UNSAFE.search(str(error))
+            raise CheckpointError(
+                f"will not write {path}: it would hold {found[1] if found else 'something'}, which "
+                "torch.load(..., weights_only=True) does not load; tensors, numbers, texts, dicts and lists it does"
+            ) from error
+
+    _write_whole(path, write)
+
+
+def write_safetensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Writes a safetensors file, durably, and whole or not at all.
+
+    Of weights that are tied, the first by name is in the file, and its metadata names the others, as
+    ``safetensors.torch.load_model`` expects.
+
+    Args:
+        weights: By name, on any device, with any strides.
+        path: Where to; the directory is made if it is missing.
+
+    Raises:
+        CheckpointError: It could not be written.
+    """
+    names: dict[tuple[object, ...], str] = {}
+    metadata = {"format": "pt"}  # which transformers asks for
+    tensors = {}
+    for name in sorted(weights):
+        kept = names.setdefault(_view(weights[name]), name)
+        if kept == name:
+            tensors[name] = _own_memory(weights[name]).contiguous()
+        else:
+            metadata[name] = kept
+
+    def write(temporary: Path) -> None:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the umask has it; safetensors gives nobody else leave to read
+        safetensors.torch.save_file(tensors, temporary, metadata)
+        temporary.chmod(mode)
+
+    _write_whole(path, write)
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        cause = _os_error(error)
+        if cause is None:
+            raise
+        advice = "free some space there" if cause.errno in _FULL else "let this user write there, or write elsewhere"
+        raise CheckpointError(
+            f"could not write {path}: {os.strerror(cause.errno or 0)}; {advice}. What stood there is as it was"
+        ) from error
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """The error of the operating system in what torch or safetensors makes of it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        if found := _OS_ERROR.search(str(cause)):
+            return OSError(int(found[1]), os.strerror(int(found[1])))
+        cause = cause.__context__
+    return cause
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _view(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The same for tensors that are the same memory seen in the same way."""
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
+def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU; a copy if it is a view of more memory than its own, which would be written with it."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    return plain.clone() if plain.untyped_storage().nbytes() > plain.numel() * plain.element_size() else plain
+
+
+def _on_cpu(value: Any, seen: dict[tuple[object, ...], torch.Tensor]) -> Any:
+    """The same state with its tensors on the CPU; those that are one tensor stay one."""
+    if isinstance(value, torch.Tensor):
+        view = _view(value)
+        if view not in seen:
+            seen[view] = _own_memory(value)
+        return seen[view]
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # with its type, and a state dict's versions of its layers
+        copied.update({key: _on_cpu(each, seen) for key, each in value.items()})
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(_on_cpu(each, seen) for each in value)
+    return value

@@ -1,0 +1,127 @@
+"""Files of weights that others wrote, read without running what may be in them.
+
+``torch.save`` writes a pickle, and a pickle can run any code when it is loaded. Here torch's restricted unpickler reads
+it, which knows tensors, numbers, texts and containers; what needs more is refused by name. A SageMaker ``model.tar.gz``
+is never unpacked: one file of it is read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from packaging.version import Version
+
+from smddp.errors import CheckpointError
+
+WEIGHTS_NAMES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
+"""What a directory or an archive with a model calls its weights; the first that is there is taken."""
+
+_SAFE_IN_THE_OLD_FORMAT = Version("2.6")
+"""Before it, torch ran code from files in its format of before 1.6 even with weights_only (CVE-2025-32434)."""
+
+_UNSAFE = re.compile(r"Unsupported (?:global|class|operand)[^:]*: (?:GLOBAL )?(\S+)")
+
+
+def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
+    """Read what ``torch.save`` wrote, onto the CPU. The tensors of a path stay in the file until they are used.
+
+    Args:
+        file: where it is.
+        origin: what to call it in errors.
+
+    Raises:
+        CheckpointError: it is no such file, is damaged, or would have to run code.
+        OSError: it cannot be read.
+    """
+    is_zip = zipfile.is_zipfile(file)
+    if isinstance(file, io.BytesIO):
+        file.seek(0)
+    if not is_zip and Version(torch.__version__) < _SAFE_IN_THE_OLD_FORMAT:
+        raise CheckpointError(
+            f"{origin} is no file that torch.save wrote since torch 1.6, and torch {torch.__version__} cannot read "
+            f"older ones safely; install torch {_SAFE_IN_THE_OLD_FORMAT} or newer"
+        )
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip and isinstance(file, Path))
+    except pickle.UnpicklingError as error:
+        if found := _UNSAFE.search(str(error)):
+            raise CheckpointError(
+                f"{origin} holds {found[1]}, which smddp does not load: it could run code. If you trust the file, load "
+                "it yourself with torch.load(..., weights_only=False), and save the state_dict() of what you need"
+            ) from error
+        raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged") from error
+    except (RuntimeError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{origin} is not a file of weights that torch.save wrote, or it is damaged: {reason}"
+        ) from error
+
+
+def read_safetensors_file(path: Path, origin: str) -> dict[str, torch.Tensor]:
+    """Read a safetensors file, onto the CPU, with the names of tied weights that its metadata may tell.
+
+    Raises:
+        CheckpointError: it is no such file, or damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            metadata = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{origin} is not a safetensors file, or it is damaged: {error}") from error
+    # As safetensors.torch.save_model tells it: {the name left out: the name of the same tensor}.
+    return {**{alias: tensors[name] for alias, name in metadata.items() if name in tensors}, **tensors}
+
+
+def read_weights_file(path: Path, origin: str) -> Any:
+    """Read a file of either kind, or the weights in a SageMaker ``model.tar.gz``; what it is, its first bytes say.
+
+    Args:
+        path: where it is.
+        origin: what to call it in errors.
+
+    Raises:
+        CheckpointError: it is none of them, is damaged, or would have to run code.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(9)
+    if beginning.startswith(b"\x1f\x8b"):
+        return _read_archive(path, origin)
+    if path.suffix == ".safetensors" or beginning[8:] == b"{":
+        return read_safetensors_file(path, origin)
+    return read_torch_file(path, origin)
+
+
+def _read_archive(path: Path, origin: str) -> Any:
+    """Read the weights in a model.tar.gz. They go through a temporary file, which is gone when this returns."""
+    try:
+        with tarfile.open(path, "r:gz") as archive, tempfile.TemporaryDirectory(prefix="smddp-") as directory:
+            files = {member.name.removeprefix("./"): member for member in archive if member.isfile()}
+            name = next((name for name in WEIGHTS_NAMES if name in files), None)
+            if name is None:
+                raise CheckpointError(
+                    f"{origin} has none of {', '.join(WEIGHTS_NAMES)}, only "
+                    f"{', '.join(sorted(files)[:10]) or 'nothing'}"
+                )
+            content = archive.extractfile(files[name])
+            assert content is not None
+            extracted = Path(directory) / name
+            with extracted.open("wb") as file:
+                shutil.copyfileobj(content, file, 2**20)
+            return read_weights_file(extracted, f"{name} in {origin}")
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CheckpointError(f"{origin} is not a model.tar.gz, or it is damaged: {error}") from error

@@ -1,0 +1,120 @@
+"""How checkpoints look on a terminal, and in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from smddp.checkpoint import CheckpointInfo
+    from smddp.checkpoint.stores import Store
+
+_MOST_METRICS = 5
+"""Columns for metrics; more would leave no room for the rest."""
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> None:
+    """Print a table with one row a checkpoint.
+
+    Args:
+        store: where they are.
+        infos: newest first.
+        verified: whether every byte was.
+    """
+    names = sorted({name for info in infos if info.manifest is not None for name in info.manifest.metrics})
+    table = Table(title=str(store), title_justify="left")
+    for column in ("step", "epoch", "age", "size", *names[:_MOST_METRICS]):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    now = datetime.now(timezone.utc)
+    for info in infos:
+        manifest = info.manifest
+        cells = ["", "", "", *("" for _ in names[:_MOST_METRICS])]
+        if manifest is not None:
+            metrics = [f"{manifest.metrics[name]:.4g}" if name in manifest.metrics else "" for name in names]
+            age = as_age((now - manifest.saved_at).total_seconds())
+            cells = [str(manifest.epoch), age, as_size(manifest.size), *metrics[:_MOST_METRICS]]
+        table.add_row(str(info.step), *cells, _state(info, verified=verified))
+    _print(table)
+    if more := names[_MOST_METRICS:]:
+        sys.stdout.write(f"There are more metrics: {', '.join(more)}\n")
+
+
+def describe(info: CheckpointInfo, *, verified: bool = True) -> str:
+    """Give one line about a checkpoint."""
+    size = "" if info.manifest is None else f", {as_size(info.manifest.size)}"
+    return f"step {info.step}{size}: {_state(info, verified=verified)}"
+
+
+def as_size(size: int) -> str:
+    """Give a number of bytes as people read it: ``1.25 GB``."""
+    value, unit = float(size), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{size} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def as_age(seconds: float) -> str:
+    """Give a time that has passed in its largest unit: ``3 h``."""
+    for length, unit in _AGES:
+        if seconds >= length:
+            return f"{int(seconds / length)} {unit}"
+    return "now"
+
+
+@contextlib.contextmanager
+def progress(count: int) -> Iterator[Callable[[str], None]]:
+    """Give a function that prints a line about each of so many things once it is done, with a bar on a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _write_line
+        return
+    bar = Progress(
+        TextColumn("verifying"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=count)
+
+        def advance(line: str) -> None:
+            bar.console.print(Text(line))
+            bar.advance(task)
+
+        yield advance
+
+
+def _state(info: CheckpointInfo, *, verified: bool) -> str:
+    if info.valid:
+        return "valid" if verified else "not verified"
+    return f"{info.status}: {info.reason}"
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _print(table: Table) -> None:
+    """Print a table; into a file or a pipe as wide as it is, for there nobody sees it wrapped."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(
+            width=max(console.width, Measurement.get(console, console.options.update(max_width=10_000), table).maximum)
+        )
+    console.print(table)
