@@ -1,4 +1,4 @@
-"""R4: the power is lost after any operation of a run that saves, saves again, gives up and prunes.
+"""R4: the power is lost after any operation of a run that saves, saves again, fails and prunes.
 
 All operations of a run are recorded. After each of them disks are made as they may look then, with a random part of
 what was not made durable; see `tests.torture.disk`. On each of them all that looks finished must be valid to the last
@@ -11,16 +11,19 @@ next life of the run begins, and it is recorded too.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import itertools
 import logging
+import os
 import random
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
+from smddp.errors import CheckpointError
 from tests.torture.disk import Disk
 from tests.torture.outcome import Outcome
 from tests.torture.stored_run import StoredRun, loaded_step, untrustworthy
@@ -29,6 +32,7 @@ from tests.torture.watched_files import Operation, WatchedFiles
 LIVES = 3  # of a run that began in an empty directory
 ACTIONS = 4  # of a life
 DISKS_AN_OPERATION = 3
+OPERATIONS_OF_A_SAVE = 30  # or so
 
 
 def lose_power(*, disks: int, seed: int, directory: Path) -> Outcome:
@@ -77,13 +81,17 @@ def _run(directory: Path, chance: random.Random) -> Iterator[list[str]]:
 
 
 class _Record:
-    """All operations, and after each the newest step that is durable then."""
+    """All operations, and after each the newest step that is durable then. One of them may fail."""
 
     def __init__(self, durable: int) -> None:
         self.operations: list[tuple[Operation, int]] = []
+        self.fails_after = -1
         self._durable = durable
 
     def __call__(self, operation: Operation) -> None:
+        self.fails_after -= 1
+        if self.fails_after == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(operation.path))
         self.operations.append((operation, self._durable))
 
     def is_durable(self, step: int) -> None:
@@ -94,21 +102,19 @@ class _Record:
 
 def _live(root: Path, life: int, record: _Record, chance: random.Random) -> None:
     """Go on from the newest checkpoint, and do some of what runs do."""
-    run = StoredRun(root, life=life, files=WatchedFiles(record))
-    step = loaded_step(root) or 0
+    run = StoredRun(root, life=life, files=WatchedFiles(record), on_durable=record.is_durable)
     for _ in range(ACTIONS):
-        action = chance.choice(("go on", "go on", "again", "give up"))
-        if action == "give up":
-            run.give_up(step + 10)
-            continue
-        step += 10 if action == "go on" or step == 0 else 0
-        run.save(step, on_durable=partial(record.is_durable, step))
+        action = chance.choice(("go on", "go on", "again", "fail"))
+        step = run.step if action == "again" and run.step else run.step + 10
+        record.fails_after = chance.randint(1, OPERATIONS_OF_A_SAVE) if action == "fail" else -1
+        with contextlib.suppress(CheckpointError):
+            run.save(step)
 
 
 def _wrong(root: Path, durable: int) -> list[str]:
     if found := untrustworthy(root):
         return found
-    step = loaded_step(root) or 0
+    step = loaded_step(root)
     return [] if step >= durable else [f"loaded step {step} although step {durable} was durable"]
 
 

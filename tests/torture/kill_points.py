@@ -4,7 +4,7 @@ Every operation of the file system is a point at which the process dies by SIGKI
 write. Then the newest checkpoint must be the one that was being saved or the one before, everything that looks finished
 must be valid to the last byte, and the next life must save, prune and leave nothing unfinished behind.
 
-    python -m tests.torture.kill_points [--saves 8]
+    python -m tests.torture.kill_points [--saves 6]
 """
 
 from __future__ import annotations
@@ -26,34 +26,57 @@ from tests.torture.watched_files import Countdown, WatchedFiles, die
 INTERVAL = 10
 
 
-def kill_at_each_operation(*, saves: int, directory: Path) -> Outcome:
-    """Kill each save of a run at each of its operations, and the second save of its last step.
+def kill_at_each_operation(*, saves: int, directory: Path) -> tuple[Outcome, Outcome]:
+    """Kill each of the first saves of a run, and each once more when its step is saved a second time.
+
+    Returns:
+        What came of the first saves of each step, the kills within pruning among them; what came of the second ones.
+    """
+    both = [
+        [kill_in_a_save(number, again=again, directory=directory) for number in range(again, saves)]
+        for again in (False, True)
+    ]
+    first, second = [
+        Outcome(
+            done=sum(each.done for each in outcomes),
+            unit="kills",
+            notes=f"at each operation of {len(outcomes)} saves",
+            failures=tuple(failure for each in outcomes for failure in each.failures),
+        )
+        for outcomes in both
+    ]
+    return first, second
+
+
+def kill_in_a_save(number: int, *, again: bool = False, directory: Path) -> Outcome:
+    """Kill one save of a run at each of its operations.
 
     Args:
-        saves: how many saves the run makes; from the third on each prunes.
-        directory: an empty one.
+        number: how many steps were saved before; from 2 on older ones are removed.
+        again: save the last of these steps once more, instead of the next.
+        directory: where to make others.
     """
-    done, failures = 0, []
-    steps = [INTERVAL * (number + 1) for number in range(saves)]
-    for number, step in [*enumerate(steps), (saves, steps[-1])]:
-        before, prepared = steps[:number], directory / f"before-{number}"
-        prepared.mkdir()
-        for earlier in before:
-            StoredRun(prepared).save(earlier)
-        points = _save_in_a_child(_copy(prepared, directory / f"{number}-whole"), step, kill_at=None)
-        for point in range(points):
-            root = _copy(prepared, directory / f"{number}-{point}")
-            _save_in_a_child(root, step, kill_at=point)
-            failures += [f"save {number}, killed at {point}: {text}" for text in _aftermath(root, before, step)]
-            shutil.rmtree(root)
-            done += 1
-    return Outcome(done=done, unit="kills", notes=f"in {saves + 1} saves", failures=tuple(failures))
+    before = [INTERVAL * (index + 1) for index in range(number)]
+    step = INTERVAL * number if again else INTERVAL * (number + 1)
+    name = f"save {number}{' again' if again else ''}"
+    prepared = directory / name
+    prepared.mkdir()
+    run = StoredRun(prepared)
+    for earlier in before:
+        run.save(earlier)
+    points, failures = _save_in_a_child(_copy(prepared, directory / f"{name}, whole"), step, kill_at=None), []
+    for point in range(points):
+        root = _copy(prepared, directory / f"{name}, {point}")
+        _save_in_a_child(root, step, kill_at=point)
+        failures += [f"{name}, killed at {point}: {text}" for text in _aftermath(root, before, step)]
+        shutil.rmtree(root)
+    return Outcome(done=points, unit="kills", failures=tuple(failures))
 
 
 def _aftermath(root: Path, before: list[int], step: int) -> list[str]:
     """Say what is wrong with what a kill left, and with the next life."""
     failures = untrustworthy(root)
-    allowed = {step, before[-1] if before else None}
+    allowed = {step, before[-1] if before else 0}
     if (found := loaded_step(root)) not in allowed:
         failures.append(f"loaded step {found}, not one of {allowed}")
     again, later = StoredRun(root, life=2), [step, step + INTERVAL]
@@ -99,13 +122,13 @@ def _save_in_a_child(root: Path, step: int, *, kill_at: int | None) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--saves", type=int, default=8)
+    parser.add_argument("--saves", type=int, default=6)
     arguments = parser.parse_args()
     logging.getLogger("smddp").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as directory:
-        outcome = kill_at_each_operation(saves=arguments.saves, directory=Path(directory))
-    print(outcome)
-    sys.exit(bool(outcome.failures))
+        outcomes = kill_at_each_operation(saves=arguments.saves, directory=Path(directory))
+    print(*outcomes, sep="\n")
+    sys.exit(any(outcome.failures for outcome in outcomes))
 
 
 if __name__ == "__main__":

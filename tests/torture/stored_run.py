@@ -1,6 +1,6 @@
-"""A run that does with a directory what a Checkpointer does, in one thread, and says what it may rely on.
+"""A small run that saves through a Checkpointer into a directory, over a file system that may be watched or may fail.
 
-Every tensor of a state is a function of the step and of the life that saved it: mixed or old bytes are seen.
+All of its state is a function of the step and of the life that saved it, so that mixed or old bytes are seen.
 """
 
 from __future__ import annotations
@@ -11,52 +11,69 @@ from typing import Any
 
 import torch
 
-from smddp.checkpoint.manifest import Manifest
-from smddp.checkpoint.reader import list_checkpoints, read_newest
-from smddp.checkpoint.retention import Pruner, Retention
+from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
+from smddp.checkpoint.reader import read_newest
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
-from tests.smddp.checkpoint.by_hand import RUN, write_checkpoint
 
 KEEP = Retention(last=2, best=1, metric="score", every=40)
+
+
+class Part:
+    """A part of the state: all of it follows from a number."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.number = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        values = torch.full((self.size,), float(self.number), dtype=torch.float64)
+        return {"number": self.number, "weight": values, "moments": [-values, values[:3].clone()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+        assert repr(state) == repr(self.state_dict()), f"the state of {self.number} is of two saves"
 
 
 class StoredRun:
     """One life of a run."""
 
-    def __init__(self, root: Path, *, life: int = 0, files: FileSystem | None = None, keep: Retention = KEEP) -> None:
-        """Begin a life.
+    def __init__(
+        self,
+        root: Path,
+        *,
+        life: int = 0,
+        files: FileSystem | None = None,
+        on_durable: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """Begin a life where the newest checkpoint is.
 
         Args:
             root: where the checkpoints are.
-            life: the number of the life, by which its attempts differ from those of others.
+            life: the number of the life.
             files: the file system.
-            keep: which checkpoints stay.
+            on_durable: told the step of each checkpoint as soon as it is durable.
         """
         self.store = DirectoryStore(root, files=files)
-        self._pruner = Pruner(self.store, keep)
         self._life = life
-        self._saves = 0
+        self._on_durable = on_durable
+        self._parts = {"model": Part(60), "optimizer": Part(40)}
+        self._checkpointer = Checkpointer(root, self._parts, keep=KEEP, arrival=self)
+        self._checkpointer._store = self.store
+        found = self._checkpointer.load()
+        self.step = 0 if found is None else found.step
 
-    def save(self, step: int, *, on_durable: Callable[[], None] = lambda: None) -> None:
-        """Save a step, in place of what stands there, and prune."""
-        self._saves += 1
-        attempt = 1000 * self._life + self._saves
-        standing = self.store.read_manifest(step)
-        write_checkpoint(
-            self.store, step, state_of(step, self._life), attempt=attempt, writers=2, metrics={"score": score_of(step)}
-        )
-        on_durable()
-        if standing is not None:
-            self.store.discard(step, Manifest.from_json(standing).directory)
-        self._pruner.prune(step)
+    def save(self, step: int) -> None:
+        """Save, and return when it is durable and what need not stay is removed."""
+        for part in self._parts.values():
+            part.number = 1000 * step + self._life
+        self._checkpointer.save(step, metrics={"score": score_of(step)})
+        self._checkpointer.wait()
+        self.step = step
 
-    def give_up(self, step: int) -> None:
-        """Begin to save a step, fail, and take the attempt back."""
-        self._saves += 1
-        directory = f"{RUN}-{1000 * self._life + self._saves:04}"
-        self.store.write(step, directory, "state.json", [memoryview(b"{}")])
-        self.store.discard(step, directory)
+    def expect(self, step: int, manifest: bytes) -> None:
+        """What the Checkpointer calls when a step is durable."""
+        self._on_durable(step)
 
 
 def score_of(step: int) -> float:
@@ -64,26 +81,18 @@ def score_of(step: int) -> float:
     return -abs(step - 20.0)
 
 
-def state_of(step: int, life: int) -> dict[str, Any]:
-    """Give the state at a step."""
-    number = 1000.0 * step + life
-    return {
-        "model": {"weight": torch.full((60,), number), "bias": torch.full((3,), number)},
-        "optimizer": {"step": step, "moments": [torch.full((60,), -number)]},
-    }
-
-
-def loaded_step(root: Path) -> int | None:
-    """Load the newest checkpoint, check that it is of one piece, and give its step."""
+def loaded_step(root: Path) -> int:
+    """Load the newest checkpoint, see that it is of one piece, and give its step; 0 if there is none."""
     loaded = read_newest(DirectoryStore(root))
     if loaded is None:
-        return None
-    step = loaded.manifest.step
-    number = float(loaded.tensors["model"]["weight"][0])
-    expected = state_of(step, int(number - 1000 * step))
-    for part in expected:
-        assert repr(loaded.unflatten(part)) == repr(expected[part]), f"{part} of step {step} is of two saves"
-    return step
+        return 0
+    parts = {"model": Part(60), "optimizer": Part(40)}
+    for name, part in parts.items():
+        part.load_state_dict(loaded.unflatten(name))
+    numbers = {part.number for part in parts.values()}
+    assert {number // 1000 for number in numbers} == {loaded.manifest.step}
+    assert len(numbers) == 1, "its parts are of two lives"
+    return loaded.manifest.step
 
 
 def untrustworthy(root: Path) -> list[str]:

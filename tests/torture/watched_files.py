@@ -35,27 +35,27 @@ class WatchedFiles(FileSystem):
             before: called with each operation; may raise. Of a write it may give a number: so many bytes are written,
                 and it is called again with the rest.
         """
-        self._before = before
+        self.before = before
         self._paths: dict[int, Path] = {}
 
     def make_directory(self, path: Path) -> None:
-        self._before(Operation(kind="make_directory", path=path))
+        self.before(Operation(kind="make_directory", path=path))
         super().make_directory(path)
 
     def create(self, path: Path) -> int:
-        self._before(Operation(kind="create", path=path))
+        self.before(Operation(kind="create", path=path))
         descriptor = super().create(path)
         self._paths[descriptor] = path
         return descriptor
 
     def write(self, descriptor: int, content: memoryview) -> None:
         while content:
-            count = self._before(Operation(kind="write", path=self._paths[descriptor], content=bytes(content)))
+            count = self.before(Operation(kind="write", path=self._paths[descriptor], content=bytes(content)))
             super().write(descriptor, content[:count])
             content = content[len(content) if count is None else count :]
 
     def sync(self, descriptor: int) -> None:
-        self._before(Operation(kind="sync", path=self._paths[descriptor]))
+        self.before(Operation(kind="sync", path=self._paths[descriptor]))
         super().sync(descriptor)
 
     def close(self, descriptor: int) -> None:
@@ -63,23 +63,23 @@ class WatchedFiles(FileSystem):
         super().close(descriptor)
 
     def sync_directory(self, path: Path) -> None:
-        self._before(Operation(kind="sync_directory", path=path))
+        self.before(Operation(kind="sync_directory", path=path))
         super().sync_directory(path)
 
     def link(self, source: Path, target: Path) -> None:
-        self._before(Operation(kind="link", path=source, target=target))
+        self.before(Operation(kind="link", path=source, target=target))
         super().link(source, target)
 
     def replace(self, source: Path, target: Path) -> None:
-        self._before(Operation(kind="replace", path=source, target=target))
+        self.before(Operation(kind="replace", path=source, target=target))
         super().replace(source, target)
 
     def unlink(self, path: Path) -> None:
-        self._before(Operation(kind="unlink", path=path))
+        self.before(Operation(kind="unlink", path=path))
         super().unlink(path)
 
     def rmdir(self, path: Path) -> None:
-        self._before(Operation(kind="rmdir", path=path))
+        self.before(Operation(kind="rmdir", path=path))
         super().rmdir(path)
 
 
@@ -127,6 +127,11 @@ class FullDisk:
         self._countdown = Countdown(point, self._fill)
         self._fail = fail(number)
         self.is_full = False
+
+    @property
+    def points(self) -> int:
+        """How many there were."""
+        return self._countdown.points
 
     def __call__(self, operation: Operation) -> int | None:
         count = self._countdown(operation)
