@@ -21,7 +21,7 @@ import torch
 from checkpointing.contenders import CONTENDERS, Contender
 from checkpointing.state import State, blank_like, copy, make_state, size_of, tensors_of, write_raw
 
-ROUNDS = 3
+ROUNDS = 4
 """How often one process measures each thing but the first save, the memory and the loop."""
 
 LOOPS = 5
@@ -64,7 +64,7 @@ def _against_yardsticks(contender: Contender, state: State, raw: Path, *, first_
     for step in range(first_step, first_step + ROUNDS):
         seconds["memcpy 1 thread"].append(_timed(copy, state, buffers, 1))
         seconds["memcpy"].append(_timed(copy, state, buffers, threads))
-        os.sync()
+        _settle()
         seconds["raw write"].append(_timed(write_raw, state, raw))
         raw.unlink()
         stall, durable = _save(contender, step=step)
@@ -72,6 +72,7 @@ def _against_yardsticks(contender: Contender, state: State, raw: Path, *, first_
         seconds["durable"].append(durable)
         contender.forget(step - 1)
         contender.prepare_load()
+        _settle()
         started = time.perf_counter()
         loaded = contender.load(step)
         seconds["load"].append(time.perf_counter() - started)
@@ -104,7 +105,7 @@ def _load_code(make: type[Contender], directory: Path) -> None:
 
 def _save(contender: Contender, *, step: int) -> tuple[float, float]:
     """Give the seconds that `save` took, and those until all was durable."""
-    os.sync()
+    _settle()
     started = time.perf_counter()
     contender.save(step)
     returned = time.perf_counter()
@@ -112,9 +113,15 @@ def _save(contender: Contender, *, step: int) -> tuple[float, float]:
     return returned - started, time.perf_counter() - started
 
 
+def _settle() -> None:
+    """Let what came before be over: the disk still frees what was removed, and OpenMP's threads spin for a while."""
+    os.sync()
+    time.sleep(0.2)
+
+
 def _beside_a_loop(contender: Contender, *, step: int) -> tuple[float, float, float]:
     """Give steps a second of a loop alone, those beside a save after its stall, and there the worst gap in seconds."""
-    os.sync()
+    _settle()
     before, _ = _launch_loop(_for_seconds(_QUIET_SECONDS))
     if contender.asynchronous:
         contender.save(step)
@@ -125,7 +132,7 @@ def _beside_a_loop(contender: Contender, *, step: int) -> tuple[float, float, fl
         thread.start()
         rate, gap = _launch_loop(thread.is_alive)
         thread.join()
-    os.sync()
+    _settle()
     after, _ = _launch_loop(_for_seconds(_QUIET_SECONDS))
     return (before + after) / 2, rate, gap
 
