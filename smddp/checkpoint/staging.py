@@ -54,7 +54,8 @@ class Staging:
     def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Take the memory for these files and touch it, so that the copy finds it ready; may run beside training."""
         self._arrange(files)
-        np.frombuffer(self._memory, dtype=np.uint8)[::_PAGE] = 0  # lets go of the GIL
+        if len(self._memory) > 0:  # a rank that writes nothing has none
+            np.frombuffer(self._memory, dtype=np.uint8)[::_PAGE] = 0  # lets go of the GIL
 
     def copy(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> list[StagedFile]:
         """Copy tensors as they are now; they may be changed as soon as this returns.
