@@ -35,11 +35,15 @@ def run_alone(form: Form, count: int, seed: int) -> tuple[Outcome, ...]:
     return tuple(Outcome(done=0, unit=form.option, failures=(f"{error!r}",)) for _ in form.promises)
 
 
+def names(form: Form) -> set[str]:
+    return {name for names in form.promises for name in names.split(", ")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = sorted({name for form in FORMS for name in form.promises}, key=lambda name: int(name[1:]))
+    known = sorted(set().union(*map(names, FORMS)), key=lambda name: int(name[1:]))
     parser.add_argument("promises", nargs="*", metavar="R1", help=f"which ones, of {', '.join(known)}; all")
     parser.add_argument("--seed", type=int, default=0)
     for form in FORMS:
@@ -52,7 +56,7 @@ def main() -> None:
     print("| | what is done | how often | seconds | result | |\n|---|---|---|---|---|---|", flush=True)
     failures = []
     for form in FORMS:
-        if arguments.promises and not set(arguments.promises) & set(form.promises):
+        if arguments.promises and not names(form) & set(arguments.promises):
             continue
         started = time.monotonic()
         outcomes = run_alone(form, getattr(arguments, form.option.replace("-", "_")), arguments.seed)

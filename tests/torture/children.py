@@ -91,6 +91,11 @@ def kill(children: Sequence[Child]) -> list[int | None]:
     return wait(children)
 
 
+def last_words(directory: Path, logs: str) -> str:
+    """Give the end of each of some logs, a pattern of their names."""
+    return "\n".join(f"{path.name}: {path.read_text().strip()[-2000:]}" for path in sorted(directory.glob(logs)))
+
+
 def torchrun_environ(rank: int, world_size: int, port: int) -> dict[str, str]:
     """What a launcher tells a rank, for ranks on one host."""
     if world_size == 1:

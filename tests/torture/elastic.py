@@ -25,7 +25,7 @@ from torch import nn
 import smddp
 from smddp.job import Job
 from smddp.stopping import RESUMABLE
-from tests.torture.children import Child, be_a_parent, fork, free_port, kill, torchrun_environ, wait
+from tests.torture.children import Child, be_a_parent, fork, free_port, kill, last_words, torchrun_environ, wait
 from tests.torture.journal import Journal, read_journal
 from tests.torture.outcome import Outcome
 
@@ -126,15 +126,16 @@ class InterruptedJob:
             codes = kill(children) if interrupted else wait(children)
             goes_on = codes != [0] * world_size
             if goes_on and not interrupted:
-                self._tally.elastic.append(f"{self._told()}: ended with {codes}")
+                self._tally.elastic.append(self._told(f"ended with {codes}"))
             if goes_on and stops and codes != [RESUMABLE] * world_size:
-                self._tally.stopping.append(f"{self._told()}: stopped with {codes}, not with {RESUMABLE}")
+                self._tally.stopping.append(self._told(f"stopped with {codes}, not with {RESUMABLE}"))
             interruptions -= interrupted
             self._tally.interruptions += interrupted
             newest = self._count_samples(world_size, must_begin_at)
             must_begin_at = newest if stops else None
         self._tally.epochs += self._epochs
-        self._check_epochs()
+        if not goes_on:
+            self._check_epochs()
 
     def _start(self, world_size: int) -> list[Child]:
         self._lives += 1
@@ -172,9 +173,9 @@ class InterruptedJob:
         begun = {int(journal[0][1]) for journal in journals}
         newest = resumed = max(begun)
         if len(begun) > 1 or len(self._samples) < resumed:
-            self._tally.elastic.append(f"{self._told()}: began at {begun} after {len(self._samples)} steps")
+            self._tally.elastic.append(self._told(f"began at {begun} after {len(self._samples)} steps"))
         if must_begin_at not in (None, resumed):
-            self._tally.stopping.append(f"{self._told()}: began at {resumed} after a stop at {must_begin_at}")
+            self._tally.stopping.append(self._told(f"began at {resumed} after a stop at {must_begin_at}"))
         self._samples = {step: samples for step, samples in self._samples.items() if step <= resumed}
         for journal in journals:
             for _, number, samples in journal[1:]:
@@ -187,14 +188,17 @@ class InterruptedJob:
             steps = range(epoch * STEPS_AN_EPOCH + 1, (epoch + 1) * STEPS_AN_EPOCH + 1)
             taken = Counter(sample for step in steps for sample in self._samples.get(step, []))
             if wrong := {sample: taken[sample] for sample in range(SAMPLES) if taken[sample] != 1}:
-                self._tally.elastic.append(f"{self._told()}: samples of epoch {epoch} and how often: {wrong}")
+                some = dict(list(wrong.items())[:9])
+                self._tally.elastic.append(
+                    self._told(f"in epoch {epoch} {len(wrong)} samples came not once, but: {some}")
+                )
 
     def _journal(self, rank: int) -> list[list[str]]:
         return read_journal(self._directory / f"journal-{self._lives}-{rank}")
 
-    def _told(self) -> str:
-        logs = [path.read_text().strip()[-2000:] for path in sorted(self._directory.glob(f"log-{self._lives}-*"))]
-        return f"{self._directory.name}, life {self._lives}, which said {logs}"
+    def _told(self, what: str) -> str:
+        words = last_words(self._directory, f"log-{self._lives}-*")
+        return f"{self._directory.name}, life {self._lives}: {what}\n{words}"
 
 
 def main() -> None:
@@ -205,7 +209,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         outcomes = change_ranks(interruptions=arguments.interruptions, seed=arguments.seed, directory=Path(directory))
     print(*outcomes, sep="\n")
-    sys.exit(any(outcome.failures for outcome in outcomes))
+    sys.exit("\n".join(failure for outcome in outcomes for failure in outcome.failures))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Form:
     """One long form."""
 
     promises: tuple[str, ...]
-    """What it is about; there is an outcome for each."""
+    """What each of its outcomes is about."""
     title: str
     option: str
     """What its count is called on the command line."""
@@ -50,16 +50,40 @@ def kill_two_ranks(count: int, seed: int, directory: Path) -> tuple[Outcome, ...
     return (kill_at_random(kills=count, seed=seed, directory=directory, ranks=2),)
 
 
+def kill_at_each_operation(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.kill_points import kill_at_each_operation
+
+    return kill_at_each_operation(saves=count, directory=directory)
+
+
 def damage(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
     from tests.torture.damage import damage_at_random
 
     return (damage_at_random(count=count, seed=seed, directory=directory),)
 
 
-def s3_faults(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+def lose_power(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.crash import lose_power
+
+    return (lose_power(disks=count, seed=seed, directory=directory),)
+
+
+def fail_at_each_operation(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.disk_faults import fail_at_each_operation
+
+    return (fail_at_each_operation(saves=count, directory=directory),)
+
+
+def s3_faults(count: int, seed: int, _directory: Path) -> tuple[Outcome, ...]:
     from tests.torture.s3_faults import s3_faults
 
     return (s3_faults(count, seed),)
+
+
+def two_writers(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.two_writers import two_writers
+
+    return (two_writers(meetings=count, seed=seed, directory=directory),)
 
 
 def change_ranks(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
@@ -99,14 +123,46 @@ class TestsPass:
         return (Outcome(done=passed, unit="tests", failures=tuple(failures)),)
 
 
+_CHECKPOINT = "tests/smddp/checkpoint"
+
 FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
-    Form(promises=("R1",), title="SIGKILL, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
+    Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
+    Form(
+        promises=("R2, R10", "R2, R10"),
+        title="SIGKILL at each operation of a save and of pruning",
+        option="killed-saves",
+        count=6,
+        run=kill_at_each_operation,
+    ),
     Form(promises=("R3",), title="damage to any byte", option="damages", count=5000, run=damage),
-    Form(promises=("R6",), title="S3 fails", option="s3-faults", count=300, run=s3_faults),
+    Form(promises=("R4",), title="power lost after any operation", option="crashes", count=5000, run=lose_power),
+    Form(
+        promises=("R5",),
+        title="the disk fails at each operation",
+        option="failed-saves",
+        count=4,
+        run=fail_at_each_operation,
+    ),
+    Form(promises=("R6",), title="S3 fails at any request", option="s3-faults", count=300, run=s3_faults),
+    Form(
+        promises=("R7",),
+        title="one rank of several fails",
+        option="rank-failures",
+        count=3,
+        run=TestsPass((f"{_CHECKPOINT}/test_ranks.py",)),
+    ),
+    Form(promises=("R8",), title="two writers of one step", option="meetings", count=200, run=two_writers),
+    Form(
+        promises=("R8",),
+        title="two writers of 25 steps in S3",
+        option="s3-meetings",
+        count=4,
+        run=TestsPass((f"{_CHECKPOINT}/stores/test_s3.py::test_of_two_writers_one_commits_each_step",)),
+    ),
     Form(
         promises=("R9", "R12"),
-        title="other numbers of ranks, and SIGTERM",
+        title="other numbers of ranks, SIGTERM and SIGKILL",
         option="interruptions",
         count=200,
         run=change_ranks,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smddp.checkpoint import list_checkpoints
-from tests.torture.children import Child, be_a_parent, fork, free_port, kill, torchrun_environ, wait
+from tests.torture.children import Child, be_a_parent, fork, free_port, kill, last_words, torchrun_environ, wait
 from tests.torture.journal import read_journal
 from tests.torture.life import STEPS, live
 from tests.torture.outcome import Outcome
@@ -49,7 +49,9 @@ def kill_at_random(*, kills: int, seed: int, directory: Path, ranks: int = 1) ->
     undisturbed.mkdir()
     codes = wait(_start(undisturbed, ranks))
     if any(codes):
-        return Outcome(done=0, unit="kills", failures=(_told(undisturbed, f"undisturbed, it ended with {codes}"),))
+        return Outcome(
+            done=0, unit="kills", failures=(f"undisturbed, it ended with {codes}\n{last_words(undisturbed, 'log-*')}",)
+        )
     expected = [Expected(journal(undisturbed, rank)) for rank in range(ranks)]
 
     tally = Tally()
@@ -90,7 +92,7 @@ def _disturb(run: Path, kills: int, tally: Tally, chance: random.Random, ranks: 
     else:
         children = _start(run, ranks)
     if any(codes := wait(children)):
-        tally.failures.append(_told(run, f"{run.name} ended with {codes}"))
+        tally.failures.append(f"{run.name} ended with {codes}\n{last_words(run, 'log-*')}")
     if wrong := [info for info in list_checkpoints(run / "checkpoints") if not info.valid]:
         tally.failures.append(f"{run.name} left {wrong}")
 
@@ -104,11 +106,6 @@ def _await_birth(run: Path, began: int, children: list[Child]) -> None:
 def _start(run: Path, ranks: int) -> list[Child]:
     port = free_port() if ranks > 1 else 0
     return [fork(lambda: live(run), run / f"log-{rank}", torchrun_environ(rank, ranks, port)) for rank in range(ranks)]
-
-
-def _told(run: Path, what: str) -> str:
-    logs = [path.read_text().strip() for path in sorted(run.glob("log-*"))]
-    return f"{what}: {' | '.join(log[-2000:] for log in logs)}"
 
 
 def journal(run: Path, rank: int) -> list[list[str]]:
@@ -166,7 +163,7 @@ def main() -> None:
             kills=arguments.kills, seed=arguments.seed, ranks=arguments.ranks, directory=Path(directory)
         )
     print(outcome)
-    sys.exit(bool(outcome.failures))
+    sys.exit("\n".join(outcome.failures))
 
 
 if __name__ == "__main__":
