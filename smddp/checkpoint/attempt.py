@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smddp.checkpoint.capture import Captured
+from smddp.errors import CheckpointError
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -23,7 +24,7 @@ class Attempt:
     metrics: Mapping[str, float]
     captured: Captured | None
     """The state, as this rank took it."""
-    failure: Exception | None
+    failure: CheckpointError | None
     """Why this rank could not take its state, if it could not."""
 
     @property

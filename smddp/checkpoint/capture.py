@@ -13,6 +13,7 @@ from smddp.checkpoint.restoring import RANKS, RNG, Stateful
 from smddp.checkpoint.sharing import share
 from smddp.checkpoint.staging import StagedFile, Staging
 from smddp.checkpoint.tree import flatten
+from smddp.errors import CheckpointError
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -23,14 +24,14 @@ class Captured:
 
     skeletons: Mapping[str, Any]
     """All but the tensors of the replicated state, by part; empty on a rank that writes nothing of it."""
-    tensors: Mapping[str, Sequence[str]]
-    """The names of its tensors, by part."""
+    sizes: Mapping[str, Mapping[str, int]]
+    """Bytes of its tensors, by part and name; empty too."""
     files: Sequence[StagedFile]
     """What this rank writes of it."""
     own_skeleton: Any
     """This rank's own state without the tensors."""
-    own_tensors: bytes
-    """The tensors of this rank's own state, a safetensors file; their names begin with the rank's number."""
+    own_file: StagedFile
+    """The tensors of this rank's own state; their names begin with the rank's number."""
 
 
 class Capture:
@@ -61,46 +62,58 @@ class Capture:
         Raises:
             CheckpointError: something in the state cannot be saved; says what and where.
         """
-        skeletons, tensors = self._flatten()
-        own: dict[str, Any] = {RNG: rng.capture()} | {name: part.state_dict() for name, part in self._per_rank.items()}
-        own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
-        files = self._staging.copy(self._files(tensors))
-        (own_file,) = self._own_staging.copy({RANKS: own_tensors})
-        self._own_staging.await_copies()
-        return Captured(
-            skeletons=skeletons,
-            tensors={part: list(each) for part, each in tensors.items()},
-            files=files,
-            own_skeleton=own_skeleton[str(self._rank)],
-            own_tensors=bytes(own_file.content),
-        )
+        try:
+            return self._take()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"could not take the state: {type(error).__name__}: {error}") from error
 
     def await_copies(self) -> None:
         """Return once the state that was taken last has come from the GPUs."""
         self._staging.await_copies()
+        self._own_staging.await_copies()
 
     def preparation(self) -> Callable[[], None]:
         """Give what takes the memory for a state like the present one; it may be called beside training."""
         _, tensors = self._flatten()
         files = {
             file: {name: tensor.detach() for name, tensor in each.items()}
-            for file, each in self._files(tensors).items()
+            for file, each in self._files(tensors, _sizes(tensors)).items()
         }
         return lambda: self._staging.prepare(files)
 
-    def _flatten(self) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    def _take(self) -> Captured:
+        skeletons, tensors = self._flatten()
+        sizes = _sizes(tensors)
+        own: dict[str, Any] = {RNG: rng.capture()} | {name: part.state_dict() for name, part in self._per_rank.items()}
+        own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
+        files = self._staging.copy(self._files(tensors, sizes))
+        (own_file,) = self._own_staging.copy({RANKS: own_tensors})
+        return Captured(
+            skeletons=skeletons,
+            sizes=sizes,
+            files=files,
+            own_skeleton=own_skeleton[str(self._rank)],
+            own_file=own_file,
+        )
+
+    def _flatten(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
         """Take the replicated state apart, on a rank that writes some of it."""
         skeletons: dict[str, Any] = {}
-        tensors: dict[str, dict[str, torch.Tensor]] = {}
+        tensors: dict[str, Tensors] = {}
         if self._rank in self._writers:
             for name, part in self._state.items():
                 skeletons[name], tensors[name] = flatten(part.state_dict(), path=name)
         return skeletons, tensors
 
-    def _files(self, tensors: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    def _files(self, tensors: Mapping[str, Tensors], sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Tensors]:
         """Give the tensors that this rank writes, by file."""
         if self._rank not in self._writers:
             return {}
-        sizes = {part: {name: tensor.nbytes for name, tensor in each.items()} for part, each in tensors.items()}
         shares = share(sizes, len(self._writers))[self._writers.index(self._rank)]
         return {each.name: {name: tensors[each.part][name] for name in each.tensors} for each in shares}
+
+
+def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:
+    return {part: {name: tensor.nbytes for name, tensor in each.items()} for part, each in tensors.items()}

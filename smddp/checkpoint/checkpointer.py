@@ -227,6 +227,11 @@ class Checkpointer:
                     *(error, self._failures, self._tolerate_failures),
                 )
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way, or the warming up: whether the next save would have to wait."""
+        return self._saver.under_way is not None
+
     def wait(self, timeout: float | None = None) -> SaveReport | None:
         """Wait until the last save is durable, and its outcome known to every rank.
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from smddp.checkpoint import digests
 from smddp.checkpoint.attempt import Attempt
 from smddp.checkpoint.manifest import FileRecord, Manifest, NewerFormatError
 from smddp.checkpoint.memory import tensor_at
-from smddp.checkpoint.names import DIGESTS_NAME, STATE_NAME, TENSORS_SUFFIX, part_of
+from smddp.checkpoint.names import DIGESTS_NAME, STATE_NAME, TENSORS_SUFFIX
 from smddp.checkpoint.reader import inspect
 from smddp.checkpoint.reports import Report
 from smddp.checkpoint.restoring import RANKS
@@ -29,7 +28,7 @@ from smddp.checkpoint.retention import Pruner, Retention
 from smddp.checkpoint.staging import Staging
 from smddp.checkpoint.stores.store import Store
 from smddp.checkpoint.tensors import Layout, header_size
-from smddp.checkpoint.writer import WrittenFile, write
+from smddp.checkpoint.writer import write
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class Committer:
         step, directory = attempt.step, attempt.directory
         written = {name: file for report in reports for name, file in report.files.items()}
         assert attempt.captured is not None
-        _check_complete(attempt.captured.tensors, written)
+        _check_same(reports)
         self._check_visible(attempt, reports)
         skeletons = [report.skeleton for report in reports]
         tensors = _tensors_of(reports)
@@ -177,16 +176,14 @@ class Committer:
                     )
 
 
-def _check_complete(tensors: Mapping[str, Collection[str]], written: Mapping[str, WrittenFile]) -> None:
-    """See that every tensor of rank 0's state was written by exactly one rank."""
-    expected = {(part, name) for part, names in tensors.items() for name in names}
-    found = Counter((part_of(file), name) for file, each in written.items() for name in each.digests.tensors)
-    wrong = sorted(expected.symmetric_difference(found) | {key for key, count in found.items() if count > 1})
-    if wrong:
-        raise CheckpointError(
-            f"the ranks have different states: {'.'.join(wrong[0])}, and {len(wrong) - 1} other tensors, are not there "
-            "on all of them; what differs from rank to rank is to be given as per_rank"
-        )
+def _check_same(reports: Sequence[Report]) -> None:
+    """See that the ranks divided the same state: else tensors of it are missing, or there twice."""
+    for rank, report in enumerate(reports):
+        if report.fingerprint not in ("", reports[0].fingerprint):
+            raise CheckpointError(
+                f"the state of rank {rank} has not the same tensors as that of rank 0; what differs from rank to rank "
+                "is to be given as per_rank"
+            )
 
 
 def _tensors_of(reports: Sequence[Report]) -> dict[str, torch.Tensor]:

@@ -6,12 +6,15 @@ anywhere becomes a failure everywhere, and nobody waits for ever.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from xxhash import xxh3_128_hexdigest
+
 from smddp.checkpoint.attempt import Attempt
-from smddp.checkpoint.capture import Capture
+from smddp.checkpoint.capture import Capture, Captured
 from smddp.checkpoint.commit import Committer
 from smddp.checkpoint.reports import Failure, Outcome, Report
 from smddp.checkpoint.stores.store import Store
@@ -72,10 +75,11 @@ class Participant:
             position: see `Attempt`.
             metrics: see `Attempt`.
         """
-        captured, failure = None, None
+        captured: Captured | None = None
+        failure: CheckpointError | None = None
         try:
             captured = self._capture.take()
-        except Exception as error:  # not swallowed: it is the failure of the whole save
+        except CheckpointError as error:
             failure = error
         return Attempt(
             run=self.team.run,
@@ -93,7 +97,7 @@ class Participant:
         return self._capture.preparation()
 
     def warm_up(self, prepare: Callable[[], None]) -> None:
-        """Take the memory for saving, and see that the place can be written to.
+        """Take the memory for saving, and see, on rank 0, that the place can be written to.
 
         Args:
             prepare: what takes the memory.
@@ -101,7 +105,7 @@ class Participant:
         Raises:
             StoreError: it cannot be written to.
         """
-        if self._rank in self.team.writers:
+        if self._rank == 0:
             self._store.check_writable()
         prepare()
 
@@ -162,8 +166,9 @@ class Participant:
         self._capture.await_copies()
         return Report(
             files=write(self._store, attempt.step, attempt.directory, attempt.captured.files),
+            fingerprint=_fingerprint(attempt.captured.sizes),
             skeleton=attempt.captured.own_skeleton,
-            tensors=attempt.captured.own_tensors,
+            tensors=bytes(attempt.captured.own_file.content),
         )
 
     def _announce(self, attempt: Attempt, outcome: Outcome, cancelled: threading.Event) -> None:
@@ -182,3 +187,7 @@ class Participant:
 
     def _cause(self, failure: Failure, cause: Exception | None) -> Exception | None:
         return cause if failure.rank == self._rank else PeerFailedError(f"rank {failure.rank} failed")
+
+
+def _fingerprint(sizes: Mapping[str, Mapping[str, int]]) -> str:
+    return xxh3_128_hexdigest(json.dumps(sizes, sort_keys=True).encode()) if sizes else ""

@@ -54,6 +54,8 @@ class Report:
 
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
     """What it wrote, durably, by the file's name."""
+    fingerprint: str = ""
+    """A digest of the names and sizes of the replicated state's tensors; empty on a rank that wrote nothing of it."""
     skeleton: Any = None
     """Its own state without the tensors, as `smddp.checkpoint.tree` has it."""
     tensors: bytes = b""
@@ -67,6 +69,7 @@ class Report:
             "files": {
                 name: [file.size, file.digests.header, dict(file.digests.tensors)] for name, file in self.files.items()
             },
+            "fingerprint": self.fingerprint,
             "skeleton": self.skeleton,
             "tensors": base64.b64encode(self.tensors).decode(),
             "failure": None if self.failure is None else asdict(self.failure),
@@ -82,6 +85,7 @@ class Report:
                 name: WrittenFile(size=size, digests=FileDigests(header=header, tensors=tensors))
                 for name, (size, header, tensors) in content["files"].items()
             },
+            fingerprint=content["fingerprint"],
             skeleton=content["skeleton"],
             tensors=base64.b64decode(content["tensors"]),
             failure=None if content["failure"] is None else Failure(**content["failure"]),

@@ -1,9 +1,12 @@
-"""Several ranks save and load one checkpoint, and fail together or not at all: this file, run by two processes."""
+"""Several ranks save and load one checkpoint, and fail together or not at all: this file, run by several processes."""
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +18,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from smddp.checkpoint import Checkpointer, rng
+import smddp
+from smddp.checkpoint import Checkpointer, list_checkpoints, rng
 from smddp.checkpoint.ranks import Ranks
+from smddp.checkpoint.sharing import WHOLE_BELOW
+from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.distributed import is_communication_error
 from smddp.errors import CheckpointError
 
@@ -39,21 +45,12 @@ class Part:
         self.state = state
 
 
-def message(action: Callable[[], object]) -> str:
-    """The error that an action ends in."""
+def failure(action: Callable[[], object]) -> tuple[str, bool]:
+    """The error that an action ends in, and whether it is another rank's."""
     try:
         action()
     except CheckpointError as error:
-        return str(error)
-    raise AssertionError("no error")
-
-
-def is_an_echo(action: Callable[[], object]) -> bool:
-    """Whether the error that an action ends in is another rank's."""
-    try:
-        action()
-    except CheckpointError as error:
-        return is_communication_error(error)
+        return str(error), is_communication_error(error)
     raise AssertionError("no error")
 
 
@@ -62,7 +59,7 @@ def draws() -> list[float]:
 
 
 def journey(rank: int, directory: Path) -> dict[str, Any]:
-    """What each of two ranks does; each has a directory of its own, and only rank 0's is used."""
+    """What each of two ranks does that met in a file; each has a directory of its own, and only rank 0's is used."""
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
     told: dict[str, Any] = {}
     mine = directory / f"host-{rank}"
@@ -73,8 +70,10 @@ def journey(rank: int, directory: Path) -> dict[str, Any]:
     random.seed(rank)
     np.random.seed(rank)
     torch.manual_seed(rank)
-    told["path"] = checkpointer.save(1, metrics={"loss": 0.5})
+    checkpointer.save(1, metrics={"loss": 0.5})
     told["drawn after saving"] = draws()
+    part.state["weight"].fill_(7)  # what is saved has been copied
+    told["size"] = getattr(checkpointer.wait(), "size", None)
 
     part.state, other.state = None, None
     manifest = checkpointer.load()
@@ -83,42 +82,125 @@ def journey(rank: int, directory: Path) -> dict[str, Any]:
     told["state"] = (part.state["weight"].tolist(), part.state["step"], other.state)
     told["drawn after loading"] = draws()
 
-    part.fails = rank == 0  # only rank 0 asks for the state
-    told["save fails"] = message(lambda: checkpointer.save(2))
-    told["save is an echo"] = is_an_echo(lambda: checkpointer.save(2))
-    part.fails = rank == 1
-    told["load fails"] = message(checkpointer.load)
-    told["load is an echo"] = is_an_echo(checkpointer.load)
+    def save_durably(step: int) -> None:
+        checkpointer.save(step)
+        checkpointer.wait()
+
+    for failing in range(2):
+        part.fails = rank == failing
+        told[f"taking the state fails on {failing}"] = failure(lambda: save_durably(2))
+        told[f"load fails on {failing}"] = failure(checkpointer.load)
     part.fails = False
     if rank == 0:
-        (mine / "step-000000000001" / "part.safetensors").write_bytes(b"damaged")
+        next(mine.glob("step-000000000001/*/part.safetensors")).write_bytes(b"damaged")
     dist.barrier()
-    told["all damaged"] = message(checkpointer.load)
-    told["saved again"] = checkpointer.save(1)
+    told["all damaged"] = failure(checkpointer.load)
+    save_durably(1)
     told["step again"] = getattr(checkpointer.load(), "step", None)
+    checkpointer.close()
     dist.destroy_process_group()
     return told
+
+
+def share_the_work(rank: int, directory: Path) -> dict[str, Any]:
+    """What each of three ranks does that joined in the usual way: large states, and a disk that fails on one rank."""
+    smddp.join()
+    told: dict[str, Any] = {}
+    generator = torch.Generator().manual_seed(0)
+    state = {f"layer.{index}": torch.randn(WHOLE_BELOW // 4, generator=generator) for index in range(7)}
+    model, small = Part(dict(state)), Part({"step": torch.tensor(3)})
+    checkpointer = Checkpointer(directory / "checkpoints", {"model": model, "small": small}, tolerate_failures=1)
+    assert checkpointer.load() is None
+    checkpointer.warm_up()
+    checkpointer.save(1)
+    told["report"] = checkpointer.wait()
+
+    real_write = FileSystem.write
+    for step, failing in enumerate(range(3), start=2):
+        if rank == failing:
+            FileSystem.write = full  # type: ignore[method-assign]
+        for attempt in range(2):  # the first is tolerated
+            checkpointer.save(10 * step + attempt)
+            if attempt == 0:
+                while checkpointer.busy:
+                    pass
+                checkpointer.check()
+        told[f"the disk fails on {failing}"] = failure(checkpointer.wait)
+        FileSystem.write = real_write  # type: ignore[method-assign]
+        dist.barrier()
+        checkpointer.save(1)
+        checkpointer.wait()
+    if rank == 1:
+        model.state["another"] = torch.zeros(3)
+    told["different states"] = failure(lambda: (checkpointer.save(50), checkpointer.wait()))
+    model.state = None
+    manifest = checkpointer.load()
+    assert manifest is not None
+    told["loaded"] = (manifest.step, all(torch.equal(model.state[name], state[name]) for name in state))
+    checkpointer.close()
+    smddp.leave()
+    return told
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def go_on(rank: int, directory: Path) -> dict[str, Any]:
+    """What each rank of a life of a run does, whatever their number: load, change what is its own, save."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    smddp.join()
+    loader, model = Part({"read": 1000 * world_size + rank}), Part({"weight": torch.zeros(WHOLE_BELOW)})
+    with Checkpointer(
+        directory.parent / "checkpoints", {"model": model}, per_rank={"loader": loader}, share="all"
+    ) as checkpointer:
+        manifest = checkpointer.load()
+        step = 0 if manifest is None else manifest.step
+        told = {"loader": loader.state, "model": float(model.state["weight"].mean()), "drawn": draws()}
+        loader.state = {"read": 10 * (step + 1) + rank}
+        model.state["weight"] += 1
+        checkpointer.save(step + 1)
+    smddp.leave()
+    return told
+
+
+def run_ranks(scenario: Callable[..., Any], world_size: int, directory: Path) -> list[dict[str, Any]]:
+    """Let as many processes play a scenario; give what each tells."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world_size):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        if scenario is journey:
+            place = {}
+        command = [sys.executable, __file__, scenario.__name__, str(rank), str(directory)]
+        environ = {**os.environ, **{name: str(value) for name, value in place.items()}}
+        ranks.append(subprocess.Popen(command, env=environ))
+    try:
+        assert [rank.wait(timeout=100) for rank in ranks] == [0] * world_size
+    finally:
+        for process in ranks:
+            process.kill()
+    return [pickle.loads((directory / f"told-{rank}").read_bytes()) for rank in range(world_size)]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     directory = tmp_path_factory.mktemp("two-ranks")
-    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), directory]) for rank in range(2)]
-    try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return directory, [pickle.loads((directory / f"told-{rank}").read_bytes()) for rank in range(2)]
+    return directory, run_ranks(journey, 2, directory)
 
 
 def test_both_ranks_start_without_a_checkpoint(told: Any) -> None:
     assert [each["nothing there"] for each in told[1]] == [None, None]
 
 
-def test_rank_0_writes_and_no_other_rank_needs_the_directory(told: Any) -> None:
+def test_small_state_is_written_by_rank_0_and_no_other_rank_needs_the_directory(told: Any) -> None:
     directory, results = told
-    assert [each["path"] for each in results] == [directory / "host-0" / "step-000000000001"] * 2
+    (info,) = list_checkpoints(directory / "host-0")
+    assert info.valid
+    assert {each["size"] for each in results} == {info.manifest.size}
     assert not (directory / "host-1").exists()
 
 
@@ -135,31 +217,70 @@ def test_every_rank_goes_on_with_its_own_random_numbers(told: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "text"),
+    ("name", "text", "rank"),
     [
-        ("save fails", "RuntimeError: the state is out of reach"),
-        ("load fails", "rank 1: the checkpoint of step 1 does not fit this run's part: RuntimeError"),
-        ("all damaged", "none is valid (step-000000000001: part.safetensors has 7 bytes instead of"),
+        ("load fails on 0", "rank 0: the checkpoint of step 1 does not fit this run's part: RuntimeError", 0),
+        ("load fails on 1", "rank 1: the checkpoint of step 1 does not fit this run's part: RuntimeError", 1),
+        ("all damaged", "none is valid (step-000000000001: part.safetensors has 7 bytes instead of", 0),
     ],
 )
-def test_an_error_on_one_rank_is_the_same_error_on_every_rank(failure: str, text: str, told: Any) -> None:
-    first, second = (each[failure] for each in told[1])
-    assert first == second
-    assert text in first
+def test_an_error_on_one_rank_is_the_same_error_on_every_rank_and_an_echo_on_the_others(
+    name: str, text: str, rank: int, told: Any
+) -> None:
+    texts, echoes = zip(*(each[name] for each in told[1]), strict=True)
+    assert len(set(texts)) == 1
+    assert text in texts[0]
+    assert [not echo for echo in echoes] == [each == rank for each in range(2)]
 
 
-def test_only_the_rank_with_the_cause_tells_of_it_as_its_own(told: Any) -> None:
-    assert [each["save is an echo"] for each in told[1]] == [False, True]
-    assert [each["load is an echo"] for each in told[1]] == [True, False]
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_cannot_take_its_state_raises_at_once_and_the_others_learn_of_it(failing: int, told: Any) -> None:
+    text, is_echo = told[1][failing][f"taking the state fails on {failing}"]
+    assert text == "could not take the state: RuntimeError: the state is out of reach"
+    assert not is_echo
+    text, is_echo = told[1][1 - failing][f"taking the state fails on {failing}"]
+    assert f"rank {failing}: could not take the state: RuntimeError: the state is out of reach; earlier" in text
+    assert is_echo
 
 
 def test_after_the_errors_all_ranks_go_on_together(told: Any) -> None:
     assert [each["step again"] for each in told[1]] == [1, 1]
 
 
-def test_more_ranks_than_before_get_random_numbers_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ranks_share_the_work_and_the_failure_of_one(tmp_path: Path) -> None:
+    results = run_ranks(share_the_work, 3, tmp_path)
+    (info,) = list_checkpoints(tmp_path / "checkpoints")
+    assert info.valid
+    shared = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+    small = ["ranks.safetensors", "small.safetensors", "state.json", "digests.json"]
+    assert sorted(info.manifest.files) == sorted(shared + small)
+    sizes = [info.manifest.files[name].size for name in shared]
+    assert max(sizes) - min(sizes) < 1.1 * WHOLE_BELOW
+    assert [each["loaded"] for each in results] == [(1, True)] * 3
+    for failing in range(3):
+        texts, echoes = zip(*(each[f"the disk fails on {failing}"] for each in results), strict=True)
+        assert len(set(texts)) == 1
+        assert f"rank {failing}: cannot write" in texts[0]
+        assert "No space left on device" in texts[0]
+        assert [not echo for echo in echoes] == [each == failing for each in range(3)]
+    assert all("the state of rank 1 has not the same tensors" in each["different states"][0] for each in results)
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-000000000001"]
+
+
+def test_any_number_of_ranks_goes_on_and_each_has_its_own_state_back(tmp_path: Path) -> None:
+    lives = []
+    for world_size in (2, 1, 3):
+        directory = tmp_path / f"{len(lives)}"
+        directory.mkdir()
+        lives.append(run_ranks(go_on, world_size, directory))
+    loaders = [[each["loader"]["read"] for each in life] for life in lives]
+    assert loaders == [[2000, 2001], [10], [20, 3001, 3002]]
+    assert [[each["model"] for each in life] for life in lives] == [[0, 0], [1], [2, 2, 2]]
+    three = [each["drawn"] for each in lives[2]]
+    assert len({tuple(each) for each in three}) == 3
+
+
+def test_more_ranks_than_before_get_random_numbers_of_their_own() -> None:
     torch.manual_seed(0)
     states = [rng.capture()]
     drawn = []
@@ -172,13 +293,25 @@ def test_more_ranks_than_before_get_random_numbers_of_their_own(
     assert drawn[0] == (rng.restore(states, rank=0), draws())[1]
 
 
-def test_a_process_group_without_the_cpu_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
-    with pytest.raises(CheckpointError, match=r"'cuda:nccl'.*cpu:gloo,cuda:nccl"):
-        Ranks.current()
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [("cpu:gloo,cuda:nccl", "cpu"), ("gloo", "cpu"), ("mpi", "cpu"), ("nccl", "cuda:3"), ("cuda:nccl", "cuda:3")],
+)
+def test_ranks_without_a_backend_for_the_cpu_talk_through_the_gpu(
+    backend: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "is_initialized": True,
+        "get_backend_config": backend,
+        "get_rank": 1,
+        "get_world_size": 2,
+    }.items():
+        monkeypatch.setattr(dist, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert Ranks.current() == Ranks(rank=1, world_size=2, device=torch.device(device))
 
 
 if __name__ == "__main__":
-    this_rank, shared = int(sys.argv[1]), Path(sys.argv[2])
-    (shared / f"told-{this_rank}").write_bytes(pickle.dumps(journey(this_rank, shared)))
+    logging.basicConfig(level=logging.INFO, format=f"rank {sys.argv[2]}: %(message)s")
+    this_rank, shared = int(sys.argv[2]), Path(sys.argv[3])
+    (shared / f"told-{this_rank}").write_bytes(pickle.dumps(globals()[sys.argv[1]](this_rank, shared)))
