@@ -180,7 +180,8 @@ def _on_cpu(value: Any, seen: dict[tuple[object, ...], torch.Tensor]) -> Any:
         return seen[view]
     if isinstance(value, dict):
         copied = copy.copy(value)  # with its type, and a state dict's versions of its layers
-        copied.update({key: _on_cpu(each, seen) for key, each in value.items()})
+        for key, each in value.items():
+            copied[key] = _on_cpu(each, seen)
         return copied
     if type(value) in (list, tuple):
         return type(value)(_on_cpu(each, seen) for each in value)

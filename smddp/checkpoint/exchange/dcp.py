@@ -152,7 +152,7 @@ def _read_value(directory: Path, name: str, described: Any, pieces: _Pieces) -> 
 
 def _read_piece(directory: Path, piece: Any) -> Any:
     name = piece.relative_path
-    if PurePosixPath(name).name != name:
+    if PurePosixPath(name).name != name or name == "..":
         raise ValueError(f"{name!r} is not a file in the directory")
     if getattr(piece, "transform_descriptors", None):
         raise ValueError(f"{name} is compressed, or transformed in another way")

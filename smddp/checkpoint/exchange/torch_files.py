@@ -31,7 +31,7 @@ WEIGHTS_NAMES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pt
 _SAFE_IN_THE_OLD_FORMAT = Version("2.6")
 """Before it, torch ran code from files in its format of before 1.6 even with weights_only (CVE-2025-32434)."""
 
-_UNSAFE = re.compile(r"Unsupported (?:global|class|operand)[^:]*: (?:GLOBAL )?(\S+)")
+_UNSAFE = re.compile(r"GLOBAL (\S+)")  # in what torch says of it
 
 
 def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
