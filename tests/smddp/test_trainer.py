@@ -1,5 +1,6 @@
+import dataclasses
 import itertools
-import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from smddp import CheckpointPolicy, Retention
+from smddp.checkpoint import Manifest, list_checkpoints
 from smddp.data import ElasticSampler
 from smddp.distributed import agreement, leave
 from smddp.job import Job
@@ -247,14 +249,98 @@ def test_metric_lines_tell_step_epoch_loss_and_rate(job: Job, caplog: pytest.Log
     assert logged == "step=5 epoch=0 accuracy=0.5 count=3"
 
 
-def test_logged_metrics_go_into_the_checkpoint(job: Job) -> None:
-    run = Run(job)
-    for _ in run.trainer.epochs(1):
+def manifests(job: Job) -> dict[int, Manifest]:
+    """All checkpoints, each of which must be whole."""
+    found = list_checkpoints(job.checkpoint_dir)
+    assert [info.reason for info in found if not info.valid] == []
+    return {info.step: info.manifest for info in found if info.manifest is not None}
+
+
+def train_and_log(run: Run, accuracies: list[float], evaluate: Callable[[], None] = lambda: None) -> None:
+    for epoch in run.trainer.epochs(len(accuracies)):
         for batch in run.trainer.batches(run.loader):
             run.trainer.step(loss_of(run.trainer.model, batch))
-        run.trainer.log(accuracy=0.5)
-    (manifest,) = job.checkpoint_dir.glob("step-*/manifest.json")
-    assert json.loads(manifest.read_text())["metrics"] == {"accuracy": 0.5}
+        evaluate()
+        run.trainer.log(accuracy=accuracies[epoch])
+
+
+def test_metrics_are_those_of_the_very_step(job: Job) -> None:
+    train_and_log(Run(job, checkpoints=CheckpointPolicy(every=2, keep=Retention(last=100))), [0.5, 0.7])
+    metrics = {step: manifest.metrics for step, manifest in manifests(job).items()}
+    assert metrics == {2: {}, 4: {}, 5: {"accuracy": 0.5}, 6: {}, 8: {}, 10: {"accuracy": 0.7}}
+
+
+def test_metrics_logged_one_by_one_at_one_step_are_all_kept(job: Job) -> None:
+    run = Run(job)
+    train_and_log(run, [0.5], evaluate=lambda: run.trainer.log(loss=1.5))
+    assert manifests(job)[5].metrics == {"loss": 1.5, "accuracy": 0.5}
+
+
+def test_the_epochs_end_replaces_the_checkpoint_that_was_due_before_its_evaluation(job: Job) -> None:
+    before = []
+
+    def evaluate() -> None:
+        run.trainer.sum(1)  # a boundary within the evaluation
+        before.append((run.trainer.steps, len(checkpoints(job))))
+
+    run = Run(job, checkpoints=CheckpointPolicy(every=5, keep=Retention(last=100)))
+    train_and_log(run, [0.5, 0.7], evaluate)
+    found = manifests(job)
+    assert {step: (each.epoch, each.position, each.metrics) for step, each in found.items()} == {
+        5: (1, 0, {"accuracy": 0.5}),
+        10: (2, 0, {"accuracy": 0.7}),
+    }
+    assert [path.name for path in (job.checkpoint_dir / "step-000000000005").iterdir() if path.is_dir()] == [
+        found[5].directory
+    ]
+
+
+def test_a_checkpoint_by_the_clock_within_the_evaluation_spoils_nothing(job: Job) -> None:
+    keep = Retention(last=1, best=1, metric="accuracy")
+    run = Run(job, checkpoints=CheckpointPolicy(seconds=1e-9, keep=keep))
+    train_and_log(run, [0.9, 0.7], evaluate=lambda: [run.trainer.sum(1) for _ in range(3)] and None)
+    assert {step: each.metrics for step, each in manifests(job).items()} == {
+        5: {"accuracy": 0.9},
+        10: {"accuracy": 0.7},
+    }
+
+
+def test_the_best_checkpoint_stays_after_a_resume_too(job: Job) -> None:
+    policy = CheckpointPolicy(keep=Retention(last=1, best=1, metric="accuracy"))
+    train_and_log(Run(job, checkpoints=policy), [0.5, 0.9, 0.7])
+    assert checkpoints(job) == [10, 15]
+    train_and_log(Run(job, checkpoints=policy), [0.5, 0.9, 0.7, 0.8])
+    assert checkpoints(job) == [10, 20]
+    train_and_log(Run(job, checkpoints=policy), [0.5, 0.9, 0.7, 0.8, 0.95])
+    assert checkpoints(job) == [25]
+
+
+def test_a_checkpoint_knows_the_place_in_the_epoch_and_the_hyperparameters(job: Job) -> None:
+    job = dataclasses.replace(job, hyperparameters={"lr": 0.1, "limit": float("inf")})
+    run = Run(job, checkpoints=CheckpointPolicy(every=3, keep=Retention(last=100)))
+    run.train(epochs=1)
+    found = manifests(job)
+    assert (found[3].epoch, found[3].position) == (0, 24)
+    assert found[3].hyperparameters == {"lr": 0.1, "limit": "Infinity"}
+
+
+def test_a_resume_with_other_hyperparameters_is_told(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    Run(dataclasses.replace(job, hyperparameters={"lr": 0.1, "seed": 1})).train(epochs=1)
+    Run(dataclasses.replace(job, hyperparameters={"lr": 0.2, "seed": 1})).train(epochs=2)
+    assert re.search(r"lr\b.* 0\.1\b.* 0\.2\b", caplog.text)
+    assert "seed" not in caplog.text
+
+
+def test_auto_measures_a_save_and_then_saves_no_more_often_than_pays(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="smddp.checkpoint_interval")
+    policy = CheckpointPolicy(every="auto", seconds=1e-9, keep=Retention(last=100))
+    Run(job, checkpoints=policy).train(epochs=4)
+    assert len([line for line in caplog.messages if line.startswith("a checkpoint every ")]) >= 1
+    by_the_clock = [step for step in checkpoints(job) if step % 5]
+    assert 1 in by_the_clock  # seconds holds until something was measured
+    assert by_the_clock[-1] <= 10  # the interval is seconds now, and 20 steps take far less
 
 
 def test_sums_keep_integers_exact_and_give_floats_double_precision(job: Job) -> None:
