@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
+from uuid import uuid4
 
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.s3_client import connect
@@ -29,7 +30,6 @@ PART_SIZE = 5 * 2**20
 BOUND_SECONDS = 60.0
 """How long a save or a load may take at most with the clients of this test, which wait for a second, three times."""
 
-_BUCKET = "checkpoints"
 _RUN = "0123456789ab"
 _LASTING = 1000  # requests: more than a case has
 
@@ -71,7 +71,8 @@ class Torturer:
         self._content = random.Random(0).randbytes(PART_SIZE * 2 + 12345)
         self._s3 = server.client()
         self._server = server
-        self._s3.create_bucket(Bucket=_BUCKET)
+        self._bucket = f"torture-{uuid4().hex}"
+        self._s3.create_bucket(Bucket=self._bucket)
 
     def outcome(self, count: int, seed: int) -> Outcome:
         """Run cases chosen by the seed."""
@@ -143,7 +144,8 @@ class Torturer:
         # A server that answers no more does not let anything be aborted; the next run does it.
         if case.count == _LASTING and error is not None:
             direct.abort_orphans(older_than=timedelta(0))
-        if left := self._s3.list_multipart_uploads(Bucket=_BUCKET, Prefix=_prefix(direct)).get("Uploads"):
+        prefix = str(direct).removeprefix(f"s3://{self._bucket}/") + "/"
+        if left := self._s3.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix).get("Uploads"):
             wrong.append(f"left {len(left)} multipart uploads open")
         direct.remove(step)
         return wrong
@@ -165,7 +167,7 @@ class Torturer:
 
     def _stores(self) -> tuple[S3Store, S3Store]:
         """A store that goes to the server, and one to the same place that goes through the proxy."""
-        uri = f"s3://{_BUCKET}/{next(self._numbers)}"
+        uri = f"s3://{self._bucket}/{next(self._numbers)}"
         return self._store(uri, self._server.endpoint_url), self._store(uri, self._proxy.endpoint_url)
 
     def _store(self, uri: str, endpoint_url: str) -> S3Store:
@@ -200,10 +202,6 @@ def load(store: S3Store, step: int, attempt: str, files: Mapping[str, bytes]) ->
         store.read_into(step, attempt, name, 0, memoryview(content))
         contents[name] = bytes(content)
     return contents
-
-
-def _prefix(store: S3Store) -> str:
-    return str(store).removeprefix(f"s3://{_BUCKET}/") + "/"
 
 
 @contextmanager

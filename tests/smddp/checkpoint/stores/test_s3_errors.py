@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from botocore.exceptions import (
@@ -13,6 +14,7 @@ from botocore.exceptions import (
 )
 
 from smddp.checkpoint.stores.s3 import S3Store
+from smddp.checkpoint.stores.s3_client import connect
 from smddp.checkpoint.stores.s3_errors import store_error
 from smddp.checkpoint.stores.store import StoreError
 
@@ -56,7 +58,7 @@ def test_says_what_to_do(error: Exception, advice: str, transient: bool) -> None
 
 
 @pytest.fixture
-def calls(tmp_path: object) -> list[Callable[[S3Store], object]]:
+def calls() -> list[Callable[[S3Store], object]]:
     attempt = "0123456789ab-0001"
     return [
         lambda store: store.check_writable(),
@@ -90,7 +92,7 @@ def test_without_credentials_every_call_says_so(
 
 def test_a_profile_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(StoreError, match="ProfileNotFound.*check the AWS configuration"):
+    with pytest.raises(StoreError, match=r"ProfileNotFound.*check the AWS configuration"):
         S3Store("s3://bucket/runs").steps()
 
 
@@ -100,20 +102,18 @@ def test_a_server_that_is_not_there_is_said_within_seconds(monkeypatch: pytest.M
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{unused.getsockname()[1]}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    from smddp.checkpoint.stores.s3_client import connect
-
     store = S3Store("s3://bucket/runs", connect(attempts=2))
     with pytest.raises(StoreError, match="AWS_ENDPOINT_URL_S3"):
         store.steps()
 
 
 @pytest.mark.seaweedfs
-def test_a_missing_bucket_is_not_made(calls: list[Callable[[S3Store], object]], environ: None, s3: object) -> None:
+def test_a_missing_bucket_is_not_made(calls: list[Callable[[S3Store], object]], environ: None, s3: Any) -> None:
     store = S3Store("s3://no-such-bucket/runs")
     for call in calls[:4] + calls[4:7] + calls[9:]:
         with pytest.raises(StoreError, match="create the bucket"):
             call(store)
-    assert "no-such-bucket" not in {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}  # type: ignore[attr-defined]
+    assert "no-such-bucket" not in {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
 
 
 @pytest.mark.seaweedfs

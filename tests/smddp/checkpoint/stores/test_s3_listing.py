@@ -52,8 +52,8 @@ class Counted(Listing):
         (list(range(0, 1_000_000, 100)), 4),
         (list(range(500, 10**9, 100_000)), 4),
         (list(range(0, 10_000_000, 100)), 14),
-        (list(range(1000)) + [LARGEST_STEP], MOST_REQUESTS),
-        (list(range(1000)) + [2**39], MOST_REQUESTS),
+        ([*range(1000), LARGEST_STEP], MOST_REQUESTS),
+        ([*range(1000), 2**39], MOST_REQUESTS),
         (list(range(0, 10**12, 10**8)), 4),
     ],
 )

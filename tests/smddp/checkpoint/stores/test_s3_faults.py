@@ -1,0 +1,44 @@
+"""R6, in short: a sample of faults at a sample of requests. `tests.torture.s3_faults` does any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.torture.fault_proxy import Fault, FaultProxy
+from tests.torture.s3_faults import Case, Torturer
+from tests.torture.s3_server import Server
+
+pytestmark = pytest.mark.seaweedfs
+
+
+@pytest.fixture
+def torturer(server: Server, proxy: FaultProxy) -> Iterator[Torturer]:
+    return Torturer(server, proxy)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_save_comes_through_or_fails_in_time_and_leaves_nothing(torturer: Torturer, fault: Fault) -> None:
+    position = list(Fault).index(fault)
+    case = Case(is_save=True, replaces=position % 2 == 0, fault=fault, first=17 - 2 * position, count=1)
+    error, wrong = torturer.run(case)
+    assert wrong == []
+    assert (error is None) == (fault is not Fault.EXPIRED)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_load_comes_through_or_fails_in_time(torturer: Torturer, fault: Fault) -> None:
+    case = Case(is_save=False, replaces=False, fault=fault, first=list(Fault).index(fault), count=1)
+    error, wrong = torturer.run(case)
+    assert wrong == []
+    assert (error is None) == (fault is not Fault.EXPIRED)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("fault", [Fault.INTERNAL_ERROR, Fault.SLOW_DOWN, Fault.SILENCE, Fault.REFUSED, Fault.EXPIRED])
+def test_a_server_that_fails_for_good_is_an_error_in_time(torturer: Torturer, fault: Fault, first: int) -> None:
+    error, wrong = torturer.run(Case(is_save=True, replaces=True, fault=fault, first=first, count=1000))
+    assert wrong == []
+    assert error is not None
+    assert error.transient is (fault is not Fault.EXPIRED)
