@@ -188,6 +188,8 @@ def _look_for(location: str, *, single: bool = True) -> tuple[Store, Iterator[in
 
     place, step = place_and_step(location)
     store = open_store(place)
+    if Path(place).is_file():
+        raise no_checkpoint_in(store)
     if step is None:
         steps = store.newest_first()
         first = next(steps, None)

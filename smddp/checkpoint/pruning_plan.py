@@ -61,8 +61,8 @@ def plan_pruning(store: Store, keep: Retention) -> PruningPlan:
     }
     if keep.metric is not None and all(value is None for value in values.values()):
         known = sorted({name for info in infos if info.manifest is not None for name in info.manifest.metrics})
-        has = ", ".join(known) or "there are no metrics"
-        raise CheckpointError(f"no checkpoint in {store} has a value of {keep.metric!r}, only of: {has}")
+        has = f"only of {', '.join(known)}" if known else "nor of another"
+        raise CheckpointError(f"no checkpoint in {store} has a value of {keep.metric!r}, {has}")
     staying = which_stay(values, keep) | {info.step for info in infos if info.status == "newer"}
     return PruningPlan(
         newest=newest,

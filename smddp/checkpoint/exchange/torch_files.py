@@ -48,6 +48,8 @@ def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
     is_zip = zipfile.is_zipfile(file)
     if isinstance(file, io.BytesIO):
         file.seek(0)
+    if not is_zip and not _begins_like_a_pickle(file):
+        raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged")
     if not is_zip and Version(torch.__version__) < _SAFE_IN_THE_OLD_FORMAT:
         raise CheckpointError(
             f"{origin} is no file that torch.save wrote since torch 1.6, and torch {torch.__version__} cannot read "
@@ -64,9 +66,7 @@ def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
         raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged") from error
     except (RuntimeError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        raise CheckpointError(
-            f"{origin} is not a file of weights that torch.save wrote, or it is damaged: {reason}"
-        ) from error
+        raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged: {reason}") from error
 
 
 def read_safetensors_file(path: Path, origin: str) -> dict[str, torch.Tensor]:
@@ -125,3 +125,11 @@ def _read_archive(path: Path, origin: str) -> Any:
             return read_weights_file(extracted, f"{name} in {origin}")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CheckpointError(f"{origin} is not a model.tar.gz, or it is damaged: {error}") from error
+
+
+def _begins_like_a_pickle(file: Path | io.BytesIO) -> bool:
+    """Whether it may be in torch's format of before 1.6."""
+    if isinstance(file, io.BytesIO):
+        return file.getvalue()[:1] == b"\x80"
+    with file.open("rb") as opened:
+        return opened.read(1) == b"\x80"
