@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smddp.checkpoint import Checkpointer as Checkpointer
     from smddp.checkpoint.retention import Retention as Retention
+    from smddp.checkpoint.weights import load_weights as load_weights
     from smddp.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
     from smddp.cluster import Cluster as Cluster
     from smddp.data import ElasticSampler as ElasticSampler
@@ -34,6 +35,7 @@ _HOMES = {
     "Trainer": "smddp.trainer",
     "join": "smddp.distributed",
     "leave": "smddp.distributed",
+    "load_weights": "smddp.checkpoint.weights",
     "run": "smddp.running",
 }
 

@@ -77,7 +77,7 @@ def as_age(seconds: float) -> str:
 @contextlib.contextmanager
 def progress(count: int) -> Iterator[Callable[[str], None]]:
     """Give a function that prints a line about each of so many things once it is done, with a bar on a terminal."""
-    console = Console(stderr=True)
+    console = Console()
     if not console.is_terminal:
         yield _write_line
         return
@@ -93,7 +93,7 @@ def progress(count: int) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=count)
 
         def advance(line: str) -> None:
-            bar.console.print(Text(line))
+            bar.console.print(Text(line), soft_wrap=True)
             bar.advance(task)
 
         yield advance

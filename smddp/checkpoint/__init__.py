@@ -14,9 +14,25 @@ it, whose files are never changed once the manifest names them:
 What is not named in a valid manifest does not exist. No file is a pickle, and reading one runs no code.
 """
 
+from smddp.checkpoint.best import find_best
 from smddp.checkpoint.checkpointer import Checkpointer, SaveReport
+from smddp.checkpoint.exchange import export, import_checkpoint
 from smddp.checkpoint.manifest import Manifest
 from smddp.checkpoint.reader import CheckpointInfo, list_checkpoints
 from smddp.checkpoint.retention import Retention
+from smddp.checkpoint.weights import WeightsError, WeightsReport, load_weights
 
-__all__ = ["CheckpointInfo", "Checkpointer", "Manifest", "Retention", "SaveReport", "list_checkpoints"]
+__all__ = [
+    "CheckpointInfo",
+    "Checkpointer",
+    "Manifest",
+    "Retention",
+    "SaveReport",
+    "WeightsError",
+    "WeightsReport",
+    "export",
+    "find_best",
+    "import_checkpoint",
+    "list_checkpoints",
+    "load_weights",
+]
