@@ -40,6 +40,8 @@ class _Expected:
     count: int
     """Of all its files."""
     is_late: bool = False
+    trouble: str = ""
+    """Why it could not be looked for, or not be uploaded, the last time."""
 
     @property
     def seconds(self) -> float:
@@ -102,7 +104,7 @@ class Arrival:
         settled = threading.Event()
 
         def work() -> None:
-            if self._quietly(partial(self._bring, newest, patience=min(timeout / 3, _MOST_PATIENCE))):
+            if self._quietly(newest, partial(self._bring, newest, patience=min(timeout / 3, _MOST_PATIENCE))):
                 settled.set()
 
         # S3 may take longer to refuse than there is time: then the thread is left behind.
@@ -128,7 +130,7 @@ class Arrival:
             with self._lock:
                 pending = list(self._expected.values())
             for expected in pending:
-                has_arrived = self._quietly(partial(self._has_arrived, expected))
+                has_arrived = self._quietly(expected, partial(self._has_arrived, expected))
                 if not has_arrived and expected.seconds > self._bound and not self._closing.is_set():
                     self._be_late(expected)
 
@@ -150,19 +152,20 @@ class Arrival:
     def _be_late(self, expected: _Expected) -> None:
         if not expected.is_late:
             expected.is_late = True
+            remedy = "uploading it from here" if self._takes_over else 'smddp can: CheckpointPolicy(sync="upload")'
             logger.warning(
-                "%s. If this machine is lost now, so is the checkpoint. Check that the job's role may write there "
-                "(s3:PutObject, s3:ListBucket) and that checkpoint_s3_uri is right%s",
+                "%s. If this machine is lost now, so is the checkpoint. The platform has not copied it; see whether "
+                "the job's role may write there (s3:PutObject, s3:ListBucket); %s",
                 self._lateness(expected),
-                "; uploading it from here" if self._takes_over else ", or let smddp upload it with take_over=True",
+                remedy,
             )
-        if self._takes_over and self._quietly(partial(self._upload, expected)):
-            logger.info("uploaded %s after %.0f s", self._target.path(expected.step), expected.seconds)
+        if self._takes_over:
+            self._quietly(expected, partial(self._upload, expected))
 
     def _bring(self, expected: _Expected, *, patience: float) -> bool:
         until = time.monotonic() + patience
         while time.monotonic() < until:
-            if self._quietly(partial(self._has_arrived, expected)):
+            if self._quietly(expected, partial(self._has_arrived, expected)):
                 return True
             time.sleep(min(1.0, patience / 10))
         return self._upload(expected)
@@ -177,16 +180,19 @@ class Arrival:
                 del self._expected[expected.step]
 
     def _lateness(self, expected: _Expected) -> str:
+        trouble = f" ({expected.trouble})" if expected.trouble else ""
         return (
             f"{self._target.path(expected.step)} has not arrived {expected.seconds:.0f} s after it was saved in "
-            f"{self._source}: {len(expected.missing)} of its {expected.count} files are not there"
+            f"{self._source}: {len(expected.missing)} of its {expected.count} files are not there{trouble}"
         )
 
-    def _quietly(self, ask: Callable[[], bool]) -> bool:
+    def _quietly(self, expected: _Expected, ask: Callable[[], bool]) -> bool:
         """Ask S3; that it fails is no reason to stop training, and one to say so once in a while."""
+        expected.trouble = ""
         try:
             return ask()
         except (CheckpointError, OSError) as error:
+            expected.trouble = str(error)
             if time.monotonic() - self._trouble_said > self._bound:
                 self._trouble_said = time.monotonic()
                 logger.warning("could not see whether the checkpoints of %s arrive in S3: %s", self._source, error)
