@@ -280,8 +280,8 @@ class Checkpointer:
         """Close; when an exception is under way, give a save under way ten seconds and do not raise another."""
         if error is None:
             self.close()
-        elif not self._saver.give_up():
-            logger.warning("a save under way was given up")
+        elif (name := self._saver.give_up()) is not None:
+            logger.warning("%s was given up", name)
 
     def _begin(self) -> Participant:
         """Find the other ranks, once; collective."""

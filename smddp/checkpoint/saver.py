@@ -15,10 +15,12 @@ from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
-_Result = TypeVar("_Result")
-
 GRACE_SECONDS = 10.0
 """How long a process that ends without `Saver.wait` waits for what is under way."""
+
+_LAST_SECONDS = 1.0
+
+_Result = TypeVar("_Result")
 
 
 class Saver(Generic[_Result]):
@@ -69,13 +71,16 @@ class Saver(Generic[_Result]):
         self._task = None
         return task.outcome()
 
-    def give_up(self) -> bool:
+    def give_up(self) -> str | None:
         """Give what is under way ten seconds to end, then tell it to give up.
 
         Returns:
-            Whether it ended.
+            The name of what did not end by itself.
         """
-        return self._task is None or self._task.give_up(time.monotonic() + GRACE_SECONDS)
+        if self._task is None or self._task.wait(GRACE_SECONDS):
+            return None
+        self._task.cancel()
+        return self._task.name
 
 
 class _Task(Generic[_Result]):
@@ -108,11 +113,10 @@ class _Task(Generic[_Result]):
             raise self.error
         return self._result
 
-    def give_up(self, deadline: float) -> bool:
-        if self.wait(max(0.0, deadline - time.monotonic())):
-            return True
+    def cancel(self) -> bool:
+        """Tell it to give up; whether it does at once."""
         self._cancelled.set()
-        return self.wait(1.0)
+        return self.wait(_LAST_SECONDS)
 
     def _run(self) -> None:
         assert self._action is not None
@@ -142,7 +146,7 @@ def _leave_in_order() -> None:
             "the process ends while %s is being written: waiting up to %g s; call close() to wait as long as it takes",
             *(task.name, GRACE_SECONDS),
         )
-        if not task.give_up(deadline):
+        if not task.wait(max(0.0, deadline - time.monotonic())) and not task.cancel():
             logger.error("%s was not finished: the process ends without it", task.name)
         elif task.error is not None:
             logger.error("%s failed while the process ended: %s", task.name, task.error)

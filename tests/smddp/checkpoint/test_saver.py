@@ -72,8 +72,11 @@ def test_it_tells_what_is_under_way_to_give_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("smddp.checkpoint.saver.GRACE_SECONDS", 0.1)
     saver: Saver[str] = Saver()
     saver.submit(lambda cancelled: "given up" if cancelled.wait(30) else "went on", name="patient")
-    assert saver.give_up()
+    assert saver.give_up() == "patient"
     assert saver.take() == "given up"
+    saver.submit(lambda _: "done", name="quick")
+    assert saver.give_up() is None
+    assert saver.take() == "done"
 
 
 def test_a_child_that_was_forked_meanwhile_goes_its_own_way() -> None:

@@ -1,0 +1,266 @@
+"""Training goes on while a checkpoint is saved, never two are at once, and what goes wrong is heard of."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from smddp.checkpoint import Checkpointer, list_checkpoints
+from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.errors import CheckpointError
+
+NewRun = Callable[..., Any]
+
+
+class SlowDisk:
+    """Each write waits until it may go on; counts how many saves are under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go_on = threading.Event()
+        self.reached = threading.Event()
+        self.attempts_under_way: set[str] = set()
+        self.most_under_way = 0
+        real_write, real_commit = DirectoryStore.write, DirectoryStore.commit
+
+        def write(store: DirectoryStore, step: int, directory: str, *rest: Any) -> None:
+            self.attempts_under_way.add(directory)
+            self.most_under_way = max(self.most_under_way, len(self.attempts_under_way))
+            self.reached.set()
+            assert self.may_go_on.wait(60)
+            real_write(store, step, directory, *rest)
+
+        def commit(store: DirectoryStore, step: int, directory: str, *rest: Any, **options: Any) -> None:
+            real_commit(store, step, directory, *rest, **options)
+            self.attempts_under_way.remove(directory)
+
+        monkeypatch.setattr(DirectoryStore, "write", write)
+        monkeypatch.setattr(DirectoryStore, "commit", commit)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.may_go_on.set()
+
+
+def test_save_returns_while_the_disk_still_works(new_run: NewRun, slow_disk: SlowDisk) -> None:
+    run = new_run()
+    run.begin_save(1)
+    assert slow_disk.reached.wait(60)
+    assert run.checkpointer.busy
+    assert run.checkpointer.wait(0.01) is None
+    assert run.checkpointer.last_report is None
+    run.checkpointer.check()
+    slow_disk.may_go_on.set()
+    report = run.checkpointer.wait()
+    assert report.step == 1
+    assert report.stall_seconds < report.durable_seconds
+    assert report is run.checkpointer.last_report
+    assert not run.checkpointer.busy
+
+
+def test_training_goes_on_with_other_values_than_are_saved(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    model = torch.nn.BatchNorm1d(1000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        model(torch.rand(8, 1000)).square().sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+    train()
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    momentum = optimizer.state[model.weight]["momentum_buffer"].clone()
+    checkpointer = Checkpointer(tmp_path, {"model": model, "optimizer": optimizer})
+    checkpointer.save(1)
+    train()
+    drawn = torch.rand(3)
+    slow_disk.may_go_on.set()
+    checkpointer.close()
+
+    Checkpointer(tmp_path, {"model": model, "optimizer": optimizer}).load()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name])
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], momentum)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    torch.rand(8, 1000)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_save_waits_for_the_one_before_and_says_that_it_did(
+    new_run: NewRun, slow_disk: SlowDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run()
+    run.begin_save(1)
+    assert slow_disk.reached.wait(60)
+    threading.Timer(0.3, slow_disk.may_go_on.set).start()
+    run.begin_save(2)
+    report = run.checkpointer.wait()
+    assert slow_disk.most_under_way == 1
+    assert report.step == 2
+    assert report.waited_seconds > 0.2
+    assert "s for the checkpoint of step 1: the interval is shorter than a save takes" in caplog.text
+    run.save(3)
+    assert run.checkpointer.last_report.waited_seconds < 0.2
+    assert [info.step for info in list_checkpoints(run.directory) if info.valid] == [1, 2, 3]
+
+
+def fail(*_: object, **__: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def until_idle(checkpointer: Checkpointer) -> None:
+    while checkpointer.busy:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("where", ["check", "wait", "close", "next save", "load"])
+def test_a_failure_is_raised_at_the_next_occasion_and_only_once(
+    where: str, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run()
+    run.save(1)
+    monkeypatch.setattr(DirectoryStore, "write", fail)
+    run.begin_save(2)
+    until_idle(run.checkpointer)
+    monkeypatch.undo()
+    occasions: dict[str, Callable[[], object]] = {
+        "check": run.checkpointer.check,
+        "wait": run.checkpointer.wait,
+        "close": run.checkpointer.close,
+        "next save": lambda: run.begin_save(3),
+        "load": run.load,
+    }
+    with pytest.raises(CheckpointError, match=r"could not save .*step-000000000002: OSError: .*Input/output") as raised:
+        occasions[where]()
+    assert isinstance(raised.value.__cause__, OSError)
+    run.checkpointer.check()
+    assert run.load() == 1
+    run.save(4)
+    assert run.load() == 4
+
+
+def test_the_first_few_failures_of_the_environment_are_tolerated_and_logged(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run(tolerate_failures=2)
+
+    def save(step: int) -> None:
+        run.begin_save(step)
+        until_idle(run.checkpointer)
+        run.checkpointer.check()
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectoryStore, "write", fail)
+            save(1)
+            save(2)
+        save(3)  # counting begins anew
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [f"failure {number} of 2 in a row" in record.getMessage() for record in errors for number in (1, 2)] == [
+        *(True, False, False, True),
+        *(True, False, False, True),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "write", fail)
+        save(4)
+        save(5)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            save(6)
+
+
+def test_what_is_no_failure_of_the_environment_is_never_tolerated(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    run = new_run(tolerate_failures=5)
+    monkeypatch.setattr(DirectoryStore, "write", defect)
+    run.begin_save(1)
+    until_idle(run.checkpointer)
+    with pytest.raises(CheckpointError, match="ZeroDivisionError: a defect"):
+        run.checkpointer.check()
+
+
+def test_waiting_for_a_checkpoint_that_failed_raises_even_if_failures_are_tolerated(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(tolerate_failures=5)
+    run.save(1)
+    monkeypatch.setattr(DirectoryStore, "write", fail)
+    run.begin_save(2)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        run.checkpointer.wait()
+    assert run.checkpointer.wait() is None  # the last one is not durable
+    assert run.checkpointer.last_report.step == 1
+
+
+def test_leaving_the_with_block_makes_the_last_save_durable(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    threading.Timer(0.2, slow_disk.may_go_on.set).start()
+    with Checkpointer(tmp_path, {}) as checkpointer:
+        checkpointer.save(1)
+    assert [info.valid for info in list_checkpoints(tmp_path)] == [True]
+
+
+def test_leaving_it_by_an_exception_keeps_the_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: SlowDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("smddp.checkpoint.saver.GRACE_SECONDS", 0.1)
+    with pytest.raises(KeyError, match="mine"), Checkpointer(tmp_path, {}) as checkpointer:
+        checkpointer.save(1)
+        raise KeyError("mine")
+    assert "the checkpoint of step 1 was given up" in caplog.text
+
+
+def test_warming_up_leaves_nothing_to_take_for_the_first_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(300, 300)
+    checkpointer = Checkpointer(tmp_path, {"model": model})
+    with caplog.at_level(logging.DEBUG, logger="smddp.checkpoint.staging"):
+        checkpointer.warm_up()
+        until_idle(checkpointer)
+        assert "taking 0.4 MB" in caplog.text
+        caplog.clear()
+        checkpointer.save(1)
+        assert "taking 0.4 MB" not in caplog.text
+    checkpointer.close()
+    assert [info.valid for info in list_checkpoints(tmp_path)] == [True]
+
+
+def test_waiting_for_the_warming_up_is_no_back_pressure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(DirectoryStore, "check_writable", lambda _: go.wait(60))
+    checkpointer = Checkpointer(tmp_path, {})
+    checkpointer.warm_up()
+    threading.Timer(0.2, go.set).start()
+    checkpointer.save(1)
+    checkpointer.close()
+    assert checkpointer.last_report is not None
+    assert "the interval is shorter" not in caplog.text
+
+
+def test_each_checkpoint_is_announced_once_it_is_durable(tmp_path: Path) -> None:
+    class Watch:
+        def __init__(self) -> None:
+            self.expected: list[tuple[int, bytes]] = []
+
+        def expect(self, step: int, manifest: bytes) -> None:
+            assert (tmp_path / f"step-{step:012}" / "manifest.json").read_bytes() == manifest
+            self.expected.append((step, manifest))
+
+    watch = Watch()
+    with Checkpointer(tmp_path, {}, arrival=watch) as checkpointer:
+        checkpointer.save(1)
+        checkpointer.save(2)
+    assert [step for step, _ in watch.expected] == [1, 2]
