@@ -24,7 +24,7 @@ from smddp.stopping import Stopped, stop_signal
 
 logger = logging.getLogger(__name__)
 
-STOP_SECONDS = 100.0
+STOP_SECONDS = 90.0
 """How long after SIGTERM the last checkpoint must be durable. SageMaker sends SIGKILL after 120 s, and what is to be
 said of a checkpoint that is not takes time too."""
 

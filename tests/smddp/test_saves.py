@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from smddp.checkpoint import list_checkpoints
+from tests.torture.s3_server import Server, s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -106,15 +107,18 @@ class Running:
     def log(self) -> str:
         return "".join(self._log)
 
+    def steps_in(self, place: Path | str) -> list[int]:
+        found = list_checkpoints(place)
+        assert [info.reason for info in found if not info.valid] == []
+        return [info.step for info in found]
+
     @property
     def failure(self) -> str:
         return (self.run_dir / "output" / "failure").read_text()
 
     @property
     def steps(self) -> list[int]:
-        found = list_checkpoints(self.run_dir / "checkpoints")
-        assert [info.reason for info in found if not info.valid] == []
-        return [info.step for info in found]
+        return self.steps_in(self.run_dir / "checkpoints")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -273,3 +277,49 @@ def main(job: smddp.Job):
     assert "smddp.checkpoint.stores.store.StoreError" in job.failure or "CheckpointError" in job.failure
     assert "a step was taken" not in job.log
     assert job.log.count("CheckpointError: ") >= 2  # on every rank
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with s3_server(tmp_path_factory.mktemp("seaweedfs")) as server:
+        yield server
+
+
+@pytest.mark.seaweedfs
+def test_where_checkpoints_go_to_s3_a_stop_ends_there_and_a_resume_begins_there(
+    start: Start, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.client().create_bucket(Bucket="runs")
+    for name, value in server.environ().items():
+        monkeypatch.setenv(name, value)
+    body = "def main(job: smddp.Job):\n    for _ in train(job, steps=100, every=10): say('a step')"
+    job = start(body, SMDDP_CHECKPOINT_S3_URI="s3://runs/7")
+    job.wait_for("saved s3://runs/7/step-000000000010")
+    job.stop()
+    assert job.end() == 75, job.log
+    stopped = re.search(r"stopped at step (\d+), in epoch 0: the checkpoint is s3://runs/7/step-(\d{12})", job.log)
+    assert stopped is not None, job.log
+    assert int(stopped[1]) == int(stopped[2]) == job.steps_in("s3://runs/7")[-1]
+    assert not (job.run_dir / "checkpoints").exists()
+    written = server.client().list_objects_v2(Bucket="runs", Prefix=f"7/step-{stopped[2]}")["Contents"]
+    assert any("model-00002-of-00002" in item["Key"] for item in written)  # every rank writes to S3
+
+    again = start(body, SMDDP_CHECKPOINT_S3_URI="s3://runs/7")
+    assert again.end() == 0, again.log
+    assert f"resumed at step {stopped[1]}, in epoch 0" in again.log
+    assert again.steps_in("s3://runs/7")[-1] == 100
+
+
+@pytest.mark.seaweedfs
+def test_a_bucket_that_is_missing_is_an_error_at_the_start(
+    start: Start, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in server.environ().items():
+        monkeypatch.setenv(name, value)
+    job = start(
+        "def main(job: smddp.Job):\n    for _ in train(job): say('a step was ' + 'taken')",
+        SMDDP_CHECKPOINT_S3_URI="s3://no-such-bucket/7",
+    )
+    assert job.end() == 1, job.log
+    assert "no-such-bucket" in job.failure
+    assert "a step was taken" not in job.log
