@@ -26,7 +26,9 @@ from smddp.errors import CheckpointError
 WAIT_SECONDS = 1800.0
 """How long a rank that has written its own files waits for the others."""
 
-_FAREWELL_SECONDS = 10.0
+FAREWELL_SECONDS = 10.0
+"""How long rank 0, which may serve the store, waits until the others have heard how it went."""
+
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 
 
@@ -165,7 +167,7 @@ class Reports:
         with _in_contact():
             store.set(self._key(save, "outcome"), outcome.to_json())
             store.add(heard, 0)
-            if _poll(lambda: store.add(heard, 0) == self._world_size - 1, _FAREWELL_SECONDS, cancelled):
+            if _poll(lambda: store.add(heard, 0) == self._world_size - 1, FAREWELL_SECONDS, cancelled):
                 for name in ["outcome", "heard", *(f"report/{rank}" for rank in range(1, self._world_size))]:
                     store.delete_key(self._key(save, name))
 
