@@ -195,11 +195,9 @@ class Saves:
         """Ends: after success once all is durable, with an exception once ten seconds are over."""
         if error is None:
             self.finish()
-        if error is None and self._arrival is not None:
-            self._arrival.settle(_ARRIVAL_SECONDS)
         self._checkpointer.__exit__(kind, error, traceback)
-        if self._arrival is not None:
-            self._arrival.close()
+        if self._arrival is not None and (error is not None or not self._arrival.settle(_ARRIVAL_SECONDS)):
+            self._arrival.close()  # says what did not arrive; once the newest did, nobody asks for those before
 
     def _begin(self, moment: Moment, position: int | None, metrics: Mapping[str, float]) -> None:
         step, epoch = moment
