@@ -8,6 +8,7 @@ import logging
 import random
 import shutil
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 import xxhash
 
 from smddp.checkpoint import rng
+from smddp.checkpoint.manifest import FileRecord
 from smddp.checkpoint.reader import inspect, list_checkpoints, read_checkpoint, read_newest
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.directory import DirectoryStore
@@ -289,6 +291,40 @@ def test_one_that_is_saved_again_while_it_is_read_is_read_again(store: Store, tm
 
     loaded = read_checkpoint(Replaced(tmp_path / "checkpoints"), 1)
     assert_same(loaded.unflatten("model"), state_of(7)["model"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda known: known.clear(), "digests.json does not have the digests of model.safetensors"),
+        (lambda known: known["model.safetensors"].update(header="0" * 32), "digests.json does not have the digests"),
+        (lambda known: known["model.safetensors"]["tensors"].popitem(), "digests.json does not have the digests of"),
+        (
+            lambda known: known["model.safetensors"].update(tensors=renamed(known)),
+            "digests.json does not have the tensors",
+        ),
+    ],
+)
+def test_digests_that_do_not_fit_the_files_are_damage(
+    store: Store, change: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    """What only a hand could do: each file is as the manifest says."""
+    manifest = write_checkpoint(store, 1, {"model": {"a": torch.ones(4), "b": torch.zeros(4)}})
+    path = attempt(store, 1) / "digests.json"
+    known = json.loads(path.read_bytes())
+    change(known)
+    data = json.dumps(known).encode()
+    path.write_bytes(data)
+    record = FileRecord(size=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
+    changed = replace(manifest, files={**manifest.files, "digests.json": record})
+    (Path(store.path(1)) / "manifest.json").write_bytes(changed.to_json())
+    assert inspect(store, 1).reason.startswith(reason)
+    with pytest.raises(CheckpointError, match=reason):
+        read_checkpoint(store, 1)
+
+
+def renamed(known: dict[str, Any]) -> dict[str, str]:
+    return dict(zip(["a", "c"], known["model.safetensors"]["tensors"].values(), strict=True))
 
 
 def test_two_files_of_a_part_may_not_hold_the_same_tensor(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

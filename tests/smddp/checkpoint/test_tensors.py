@@ -121,6 +121,7 @@ def test_any_names_dtypes_and_shapes_are_laid_out_so_that_they_are_found_again(
 
 def file_with(header: object, values: bytes = b"") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + values
 
 
@@ -177,11 +178,20 @@ EIGHT = b"12345678"
         file_with({"a": 5}),
         file_with(b'{"a":%(t)s,"a":%(t)s}' % {b"t": json.dumps(tensor()).encode()}, EIGHT),
         file_with({"a": tensor(dtype="U8", shape=[1], end=1), "b": tensor(shape=[1], start=1, end=5)}, b"12345"),
+        file_with({"a": tensor(shape=[1], end=4), "b": tensor(shape=[2], start=8, end=16)}, b"123456789012"),
     ],
 )
 def test_refuses_what_is_no_such_file(content: bytes) -> None:
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         layout_in(content)
+
+
+def test_takes_what_is_just_right() -> None:
+    """What the files above are one step away from."""
+    content = file_with(
+        {"a": tensor(shape=[1], end=4), "b": tensor(shape=[1, 1], start=4), "c": tensor(shape=[0], end=0)}
+    )
+    assert [entry.name for entry in layout_in(content + EIGHT).entries] == ["c", "a", "b"]
 
 
 def test_a_header_longer_than_the_file_or_than_any_is_not_even_read() -> None:
