@@ -83,7 +83,8 @@ class Committer:
         except CheckpointError as error:
             logger.warning("replacing the checkpoint %s: %s", path, error)
             return content
-        if manifest.run != attempt.run and manifest != self.loaded:
+        is_loaded = self.loaded is not None and manifest.files == self.loaded.files
+        if manifest.run != attempt.run and not is_loaded:
             found = inspect(self._store, attempt.step)
             if found.valid:
                 raise CheckpointError(
