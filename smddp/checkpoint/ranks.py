@@ -39,8 +39,7 @@ class Ranks:
         """Look at the process group as it is now."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(rank=0, world_size=1)
-        backend = str(dist.get_backend_config())
-        carries_cpu = "cpu:" in backend or backend in ("gloo", "mpi")
+        carries_cpu = "cpu:" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
         device = CPU if carries_cpu else torch.device("cuda", torch.cuda.current_device())
         return cls(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
 

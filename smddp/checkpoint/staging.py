@@ -75,7 +75,7 @@ class Staging:
                 tensor = tensors[entry.name]
                 # On the stream that training uses: so the copy comes after what computed the tensor, and what training
                 # does to it next comes after the copy, without the CPU having to wait.
-                view.copy_(tensor, non_blocking=True)
+                view.copy_(tensor, non_blocking=tensor.is_cuda)
                 if tensor.is_cuda:
                     devices.add(tensor.device)
         self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
@@ -84,7 +84,8 @@ class Staging:
     def await_copies(self) -> None:
         """Return once everything has come from the GPUs."""
         for event in self._copied:
-            event.synchronize()
+            with torch.cuda.device(event.device):  # a thread that never said so would open the first GPU
+                event.synchronize()
 
     def _arrange(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Give each file its place in the memory, and each tensor its own; nothing to do if all is as the last time."""
@@ -97,25 +98,27 @@ class Staging:
             starts.append(end)
             end += -(-layout.size // _ALIGNMENT) * _ALIGNMENT
         self._signatures, self._files, self._views = {}, [], []
-        self._reserve(end, pinned=any(tensor.is_cuda for each in files.values() for tensor in each.values()))
+        on_gpu = (tensor.device for each in files.values() for tensor in each.values() if tensor.is_cuda)
+        self._reserve(end, gpu=next(on_gpu, None))
         for (name, layout), start in zip(layouts.items(), starts, strict=True):
             content = self._memory[start : start + layout.size]
             self._files.append(StagedFile(name=name, layout=layout, content=content))
             self._views.append([tensor_at(content, entry.start, entry.dtype, entry.shape) for entry in layout.entries])
         self._signatures = signatures
 
-    def _reserve(self, size: int, *, pinned: bool) -> None:
-        """Have at least so many bytes."""
-        if size <= len(self._memory) and (self._pinned is not None or not pinned):
+    def _reserve(self, size: int, *, gpu: torch.device | None) -> None:
+        """Have at least so many bytes, pinned if a GPU copies to them."""
+        if size <= len(self._memory) and (self._pinned is not None or gpu is None):
             return
         logger.debug(
             "taking %.1f MB of %s memory to save from, instead of %.1f MB",
-            *(size / 1e6, "pinned" if pinned else "plain", len(self._memory) / 1e6),
+            *(size / 1e6, "plain" if gpu is None else "pinned", len(self._memory) / 1e6),
         )
         self._memory, self._pinned = memoryview(b""), None  # give back first: never more than the state at once
         self._memory = allocate(size)
-        if pinned:
-            self._pinned = _pin(self._memory)
+        if gpu is not None:
+            with torch.cuda.device(gpu):
+                self._pinned = _pin(self._memory)
 
 
 def _signature(tensors: Mapping[str, torch.Tensor]) -> Signature:

@@ -295,7 +295,7 @@ def test_more_ranks_than_before_get_random_numbers_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "device"),
-    [("cpu:gloo,cuda:nccl", "cpu"), ("gloo", "cpu"), ("mpi", "cpu"), ("nccl", "cuda:3"), ("cuda:nccl", "cuda:3")],
+    [("cpu:gloo,cuda:nccl", "cpu"), ("cpu:mpi,cuda:mpi", "cpu"), ("cuda:nccl", "cuda:3"), ("cuda:smddp", "cuda:3")],
 )
 def test_ranks_without_a_backend_for_the_cpu_talk_through_the_gpu(
     backend: str, device: str, monkeypatch: pytest.MonkeyPatch
