@@ -52,7 +52,7 @@ def kill_in_a_save(number: int, *, again: bool = False, directory: Path) -> Outc
     """Kill one save of a run at each of its operations.
 
     Args:
-        number: how many steps were saved before; from 2 on older ones are removed.
+        number: how many steps were saved before. The third save, for which it is 2, removes the first checkpoint.
         again: save the last of these steps once more, instead of the next.
         directory: where to make others.
     """
