@@ -51,7 +51,7 @@ PLACES = Place(), Place(locks=False), Place(links=False), Place(damaged=True)
 
 
 class MeetingFiles(FileSystem):
-    """A file system in which a writer waits for the other before it commits, and which may lack something."""
+    """A file system in which a writer waits for the other just before it commits, and which may lack something."""
 
     def __init__(self, place: Place, meeting: Barrier, seconds: float) -> None:
         self._place = place
@@ -59,20 +59,29 @@ class MeetingFiles(FileSystem):
         self._seconds = seconds
 
     def sync_directory(self, path: Path) -> None:
-        if path.name.startswith(RUN):  # the first that a commit flushes
-            self._meeting.wait(60)
-            time.sleep(self._seconds)
+        if self._place.locks and path.name.startswith(RUN):  # the first that a commit flushes
+            self._meet()
         super().sync_directory(path)
 
     def link(self, source: Path, target: Path) -> None:
         if not self._place.links:
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(target))
+        if not self._place.locks:
+            self._meet()
         super().link(source, target)
+
+    def replace(self, source: Path, target: Path) -> None:
+        time.sleep(0.01)  # in which the other, if it is not locked out, sees what stood there before
+        super().replace(source, target)
 
     @contextlib.contextmanager
     def lock(self, path: Path) -> Iterator[None]:
         with super().lock(path) if self._place.locks else contextlib.nullcontext():
             yield
+
+    def _meet(self) -> None:
+        self._meeting.wait(60)
+        time.sleep(self._seconds)
 
 
 def two_writers(*, meetings: int, seed: int, directory: Path) -> Outcome:
