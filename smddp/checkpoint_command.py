@@ -76,7 +76,7 @@ def verify(location: _Location) -> None:
             for step in reversed(chosen):
                 info = inspect(store, step)
                 counts[info.status] = counts.get(info.status, 0) + 1
-                advance(describe(info))
+                advance(describe(info, verified=True))
     typer.echo(", ".join(f"{count} {status}" for status, count in sorted(counts.items(), reverse=True)))
     if counts.keys() & {"damaged", "newer"} or "valid" not in counts:
         raise typer.Exit(1)
@@ -104,7 +104,7 @@ def prune(
         next(steps, None)
         plan = plan_pruning(store, keep)
         for info in plan.go:
-            typer.echo(f"{'would remove' if dry_run else 'to remove:'} {describe(info, verified=False)}")
+            typer.echo(f"{'would remove' if dry_run else 'to remove'}: {describe(info, verified=False)}")
         typer.echo(f"{len(plan.go)} go ({as_size(plan.size)}), {len(plan.stay)} stay")
         if dry_run or not plan.go:
             return

@@ -34,7 +34,7 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
         verified: whether every byte was.
     """
     names = sorted({name for info in infos if info.manifest is not None for name in info.manifest.metrics})
-    table = Table(title=str(store), title_justify="left")
+    table = Table()
     for column in ("step", "epoch", "age", "size", *names[:_MOST_METRICS]):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
@@ -47,15 +47,17 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
             age = as_age((now - manifest.saved_at).total_seconds())
             cells = [str(manifest.epoch), age, as_size(manifest.size), *metrics[:_MOST_METRICS]]
         table.add_row(str(info.step), *cells, _state(info, verified=verified))
+    _write_line(str(store))
     _print(table)
     if more := names[_MOST_METRICS:]:
-        sys.stdout.write(f"There are more metrics: {', '.join(more)}\n")
+        _write_line(f"There are more metrics: {', '.join(more)}")
 
 
-def describe(info: CheckpointInfo, *, verified: bool = True) -> str:
-    """Give one line about a checkpoint."""
+def describe(info: CheckpointInfo, *, verified: bool) -> str:
+    """Give one line about a checkpoint; that it is valid only if every byte was verified."""
     size = "" if info.manifest is None else f", {as_size(info.manifest.size)}"
-    return f"step {info.step}{size}: {_state(info, verified=verified)}"
+    state = f": {_state(info, verified=verified)}" if verified or not info.valid else ""
+    return f"step {info.step}{size}{state}"
 
 
 def as_size(size: int) -> str:

@@ -153,7 +153,7 @@ def test_verify_of_interrupted_saves_alone_ends_with_1(run: Run, tmp_path: Path)
 def test_prune_shows_what_would_go_and_removes_nothing_in_a_dry_run(run: Run, place: Path) -> None:
     code, shown, _ = run("prune", place, "--keep-last", 1, "--dry-run")
     assert code == 0
-    assert shown.splitlines()[0].startswith("would remove step 10, ")
+    assert shown.splitlines()[0].startswith("would remove: step 10, ")
     assert "2 go (" in shown
     assert left(place) == [10, 20, 30, 40, 50]
 
