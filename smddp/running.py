@@ -88,6 +88,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
             report = failure.describe(error, membership.cluster)
             lost_contact = is_communication_error(error)
             if not lost_contact:
+                _record(job.output_dir, report)  # at once: what follows may be cut short
                 saves.__exit__(type(error), error, error.__traceback__)  # the others still wait: they save, too
             _record(job.output_dir, first_failure.settle(report, lost_contact=lost_contact))
             first_failure.await_readers()

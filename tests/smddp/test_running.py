@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from smddp import Job, failure
+from smddp import Job, failure, saves
 from smddp.distributed import current_membership, leave
+from smddp.errors import CheckpointError
 from smddp.running import run
 from smddp.stopping import Stopped, stop_signal
 
@@ -52,6 +53,17 @@ def test_main_gets_its_hyperparameters_and_the_job(monkeypatch: pytest.MonkeyPat
     assert code_of(main) == 0
     assert given == [(Config(epochs=7), tmp_path / "run" / "model", True)]
     assert current_membership() is None
+
+
+def test_the_job_knows_all_hyperparameters_defaults_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "7"])
+    given = []
+
+    def main(job: Job, config: Config) -> None:
+        given.append(job.hyperparameters)
+
+    assert code_of(main) == 0
+    assert given == [{"epochs": 7, "lr": 0.1}]
 
 
 def test_main_may_want_less() -> None:
@@ -139,6 +151,55 @@ def test_sys_exit_keeps_its_code(code: object, ends_with: int, fails: bool, fail
 
     assert code_of(main) == ends_with
     assert failure_file.exists() is fails
+
+
+class Save:
+    """What a trainer began to save; it notes how it was ended."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.ended_with: list[type[BaseException] | None] = []
+        self._failure = failure
+
+    def begin(self) -> None:
+        assert saves._ends_with is not None
+        saves._ends_with.push(self._end)
+
+    def _end(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.ended_with.append(kind)
+        if self._failure is not None:
+            raise self._failure
+
+
+@pytest.mark.parametrize(("ending", "code"), [(None, 0), (SystemExit(0), 0), (Stopped(), 75)])
+def test_a_good_end_waits_for_what_is_being_saved(ending: BaseException | None, code: int) -> None:
+    save = Save()
+
+    def main() -> None:
+        save.begin()
+        if ending is not None:
+            raise ending
+
+    assert code_of(main) == code
+    assert save.ended_with == [None]
+
+
+def test_it_is_no_good_end_if_the_last_checkpoint_fails(failure_file: Path) -> None:
+    save = Save(CheckpointError("the disk is full"))
+    assert code_of(save.begin) == 1
+    assert save.ended_with == [None]
+    assert failure_file.read_text().startswith("smddp.errors.CheckpointError: the disk is full")
+
+
+def test_a_failure_ends_what_is_being_saved_and_is_the_one_reported(failure_file: Path) -> None:
+    save = Save()
+
+    def main() -> None:
+        save.begin()
+        raise ValueError("label 12")
+
+    assert code_of(main) == 1
+    assert save.ended_with == [ValueError]
+    assert failure_file.read_text().startswith("ValueError: label 12")
 
 
 def test_ctrl_c_is_no_failure(failure_file: Path) -> None:
