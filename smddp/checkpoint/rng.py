@@ -24,7 +24,7 @@ def capture() -> dict[str, Any]:
         "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # else none was drawn there
+        "cuda": torch.cuda.get_rng_state_all() if _uses_gpus() else [],
     }
 
 
@@ -52,6 +52,11 @@ def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
         )
     for device, cuda in enumerate(state["cuda"][:devices]):
         torch.cuda.set_rng_state(cuda, device)
+
+
+def _uses_gpus() -> bool:
+    """Whether a number can have been drawn on a GPU. To ask for the GPUs themselves takes as long as all the rest."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _seed(state: dict[str, Any], rank: int) -> None:
