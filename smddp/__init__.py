@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smddp.checkpoint import Checkpointer as Checkpointer
-    from smddp.checkpoint.retention import Retention as Retention
+    from smddp.checkpoint import Retention as Retention
     from smddp.checkpoint.weights import load_weights as load_weights
     from smddp.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
     from smddp.cluster import Cluster as Cluster
@@ -31,7 +31,7 @@ _HOMES = {
     "ElasticSampler": "smddp.data",
     "Job": "smddp.job",
     "Precision": "smddp.precision",
-    "Retention": "smddp.checkpoint.retention",
+    "Retention": "smddp.checkpoint",
     "Trainer": "smddp.trainer",
     "join": "smddp.distributed",
     "leave": "smddp.distributed",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from smddp.checkpoint.retention import Retention
+from smddp.checkpoint import Retention
 from smddp.job import Job
 
 
@@ -18,7 +18,9 @@ class CheckpointPolicy:
     """When a trainer saves, and what becomes of it. Each epoch ends with a checkpoint anyway, and so does a stop.
 
     Example:
-        >>> CheckpointPolicy(every=1000, keep=Retention(last=2, best=1, metric="accuracy"))
+        >>> policy = CheckpointPolicy(every=1000, keep=Retention(last=2, best=1, metric="accuracy"))
+        >>> policy.seconds  # or every five minutes, whichever is due first
+        300.0
     """
 
     every: int | Literal["auto"] | None = None

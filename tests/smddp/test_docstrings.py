@@ -11,6 +11,8 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
+        "smddp.checkpoint_interval",
+        "smddp.checkpoint_policy",
         "smddp.cluster.cluster",
         "smddp.hyperparameters.command_line",
         "smddp.hyperparameters.decode",
