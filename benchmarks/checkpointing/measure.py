@@ -5,11 +5,11 @@ python -m checkpointing.measure "DCP save" 200 /a/directory      (in benchmarks/
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 import warnings
@@ -24,13 +24,11 @@ from checkpointing.state import State, blank_like, copy, make_state, size_of, te
 ROUNDS = 4
 """How often one process measures each thing but the first save, the memory and the loop."""
 
-LOOPS = 5
-"""How often it saves beside a loop."""
 
 _QUIET_SECONDS = 0.4  # of the loop alone, before and after a save
 
 
-def measure(name: str, megabytes: float, directory: Path) -> dict[str, Any]:
+def measure(name: str, megabytes: float, directory: Path, *, loops: int) -> dict[str, Any]:
     """Give lists of seconds, rates and bytes by what was measured."""
     make = CONTENDERS[name]
     _load_code(make, directory / "code")
@@ -50,7 +48,7 @@ def measure(name: str, megabytes: float, directory: Path) -> dict[str, Any]:
     }
     contender.forget(1)
     found |= _against_yardsticks(contender, state, directory / "raw", first_step=3)
-    found |= _beside_loops(contender, first_step=3 + ROUNDS)
+    found |= _beside_loops(contender, first_step=3 + ROUNDS, count=loops)
     contender.close()
     return found
 
@@ -82,9 +80,9 @@ def _against_yardsticks(contender: Contender, state: State, raw: Path, *, first_
     return seconds
 
 
-def _beside_loops(contender: Contender, *, first_step: int) -> dict[str, list[float]]:
+def _beside_loops(contender: Contender, *, first_step: int, count: int) -> dict[str, list[float]]:
     measured: dict[str, list[float]] = {kind: [] for kind in ("quiet loop", "loop", "gap")}
-    for step in range(first_step, first_step + LOOPS):
+    for step in range(first_step, first_step + count):
         quiet, rate, gap = _beside_a_loop(contender, step=step)
         measured["quiet loop"].append(quiet)
         measured["loop"].append(rate)
@@ -184,7 +182,17 @@ def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=CONTENDERS)
+    parser.add_argument("megabytes", type=float)
+    parser.add_argument("directory", type=Path, help="an empty one")
+    parser.add_argument("--loops", type=int, default=5, help="how often to save beside a loop")
+    arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
-    print(json.dumps(measure(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]))))
+    print(json.dumps(measure(arguments.name, arguments.megabytes, arguments.directory, loops=arguments.loops)))
+
+
+if __name__ == "__main__":
+    main()

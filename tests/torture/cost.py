@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,10 +19,23 @@ LARGEST_SLOWDOWN = 0.05
 _BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def measure(directory: Path, *, megabytes: int) -> dict[str, Any]:
-    """Measure smddp once, in a process and an empty directory of its own."""
-    command = [sys.executable, "-m", "checkpointing.measure", "smddp", str(megabytes), str(directory)]
-    child = subprocess.run(command, cwd=_BENCHMARKS, stdout=subprocess.PIPE, text=True, check=True)
+def measure(directory: Path, *, megabytes: int, loops: int = 5, threads: int | None = None) -> dict[str, Any]:
+    """Measure smddp once, in a process and an empty directory of its own.
+
+    Args:
+        directory: that.
+        megabytes: of the state.
+        loops: how often to save beside a loop.
+        threads: what torch may compute with; None leaves it to torch.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", "checkpointing.measure", "smddp", str(megabytes), str(directory), f"--loops={loops}"],
+        cwd=_BENCHMARKS,
+        env=os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return found
 

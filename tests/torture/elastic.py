@@ -209,7 +209,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         outcomes = change_ranks(interruptions=arguments.interruptions, seed=arguments.seed, directory=Path(directory))
     print(*outcomes, sep="\n")
-    sys.exit("\n".join(failure for outcome in outcomes for failure in outcome.failures))
+    sys.exit("\n".join(failure for outcome in outcomes for failure in outcome.failures) or 0)
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def main() -> None:
             kills=arguments.kills, seed=arguments.seed, ranks=arguments.ranks, directory=Path(directory)
         )
     print(outcome)
-    sys.exit("\n".join(outcome.failures))
+    sys.exit("\n".join(outcome.failures) or 0)
 
 
 if __name__ == "__main__":

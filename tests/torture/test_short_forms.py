@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.cost import measure, stall
+from tests.torture.cost import LARGEST_STALL, measure, stall
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +42,7 @@ def test_stopped_and_killed_at_other_numbers_of_ranks_a_job_takes_every_sample_o
 
 @pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
-    found = measure(tmp_path, megabytes=100)
-    assert stall(found) < 2.4  # twice the long form's bound: here the machine is shared with all the other tests
+    # The machine is shared with all the other tests: one thread, which waits for no other, and twice the bound.
+    found = measure(tmp_path, megabytes=100, loops=0, threads=1)
+    assert stall(found) < 2 * LARGEST_STALL
     assert max(found["memory"]) < 1.1 * found["state"]
