@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,12 +52,14 @@ def list_(
 ) -> None:
     """Show what each checkpoint is: step, epoch, age, size, metrics, and whether it is valid."""
     from smddp.checkpoint.reader import inspect
+    from smddp.checkpoint.stores.parallel import in_parallel
     from smddp.checkpoint_table import show
 
     with _one_line_errors():
         store, steps = _look_for(location)
         shown = list(islice(steps, None if every else 20))
-        infos = [inspect(store, step, deep=verify) for step in shown]
+        looks = [partial(inspect, store, step, deep=verify) for step in shown]
+        infos = in_parallel(looks, threads=1 if verify else 16)  # in S3 a look is a few requests
         show(store, infos, verified=verify)
         if next(steps, None) is not None:
             typer.echo("These are the newest; --all shows the older ones, too.")
@@ -215,5 +218,7 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except SmddpError as error:
         raise CheckpointError(" ".join(str(error).split("\n"))) from error
+    except BrokenPipeError:
+        raise  # `smddp checkpoints ls | head` is no mistake
     except (OSError, ValueError) as error:
         raise CheckpointError(str(error)) from error

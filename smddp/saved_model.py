@@ -124,9 +124,9 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write(temporary)
-            _sync(temporary)
+            flush(temporary)
             temporary.replace(path)
-            _sync(path.parent)
+            flush(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
@@ -149,7 +149,8 @@ def _os_error(error: BaseException) -> OSError | None:
     return cause
 
 
-def _sync(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Makes the bytes of a file durable, or the names in a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

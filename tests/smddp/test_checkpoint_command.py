@@ -337,3 +337,17 @@ def test_help_loads_neither_torch_nor_boto3() -> None:
         "assert not {'torch', 'boto3', 'numpy'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+
+
+def test_a_reader_that_has_enough_is_no_mistake(place: Path) -> None:
+    shown = subprocess.run(
+        f"set -o pipefail; {Path(sys.executable).with_name('smddp')} checkpoints ls {place} | head -1",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert shown.stdout == f"{place}\n"
+    assert shown.stderr == ""

@@ -65,7 +65,10 @@ def read_dcp(directory: Path, wanted: Callable[[str], bool] = lambda _: True) ->
 
 
 class _Record:
-    """Stands for any of DCP's records: has the fields that were saved."""
+    """Stands for any of DCP's records: has the fields that were saved.
+
+    A pickle may set attributes of a class that it names, but not of one with a `__setstate__`.
+    """
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         self.__dict__.update(fields)
@@ -91,8 +94,11 @@ class _Properties(_Record):
         self.dtype = fields[0]
 
 
-def _nothing(*_: object) -> None:
-    """Stand for what says nothing of the values."""
+class _Ignored(_Record):
+    """Stands for what says nothing of the values."""
+
+    def __init__(self, *_: object) -> None:
+        pass
 
 
 _METADATA, _FILESYSTEM = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
@@ -104,12 +110,12 @@ _KNOWN: dict[tuple[str, str], Any] = {
     (_METADATA, "ChunkStorageMetadata"): _Record,
     (_METADATA, "TensorProperties"): _Properties,
     (_METADATA, "MetadataIndex"): _Index,
-    (_METADATA, "_MEM_FORMAT_ENCODING"): _nothing,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): _Ignored,
     (_FILESYSTEM, "_StorageInfo"): _Record,
     ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): _nothing,
-    ("pathlib", "PosixPath"): PurePosixPath,
-    ("pathlib._local", "PosixPath"): PurePosixPath,
+    ("torch.serialization", "_get_layout"): _Ignored,
+    ("pathlib", "PosixPath"): _Ignored,
+    ("pathlib._local", "PosixPath"): _Ignored,
     ("collections", "OrderedDict"): OrderedDict,
 }
 
@@ -125,9 +131,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(
                 f"its {METADATA_NAME} names {module}.{name}, which could run code; DCP writes no such thing"
             )
-        known = _KNOWN[module, name]
-        # A class of its own: a pickle may set attributes of what it names.
-        return type(name, (known,), {}) if isinstance(known, type) and issubclass(known, _Record) else known
+        return _KNOWN[module, name]
 
 
 def _read_value(directory: Path, name: str, described: Any, pieces: _Pieces) -> Any:

@@ -14,7 +14,7 @@ import torch
 from smddp.checkpoint.exchange.sources import find_source
 from smddp.checkpoint.manifest import Manifest
 from smddp.errors import CheckpointError
-from smddp.saved_model import write_safetensors, write_torch, write_weights
+from smddp.saved_model import flush, write_safetensors, write_torch, write_weights
 
 Format = Literal["model", "safetensors", "torch", "dcp"]
 FORMATS: tuple[Format, ...] = ("model", "safetensors", "torch", "dcp")
@@ -111,7 +111,9 @@ def _write_dcp(state: dict[str, Any], path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is one process, which is meant
             save(state, storage_writer=FileSystemWriter(temporary, sync_files=True), no_dist=True)
+        flush(temporary)
         temporary.rename(path)
+        flush(path.parent)
     except (OSError, CheckpointException) as error:
         raise CheckpointError(
             f"could not write {path}: {error}; free some space, or let this user write there"

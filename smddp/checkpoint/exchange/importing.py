@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
+
 from smddp.checkpoint.checkpointer import Checkpointer
 from smddp.checkpoint.exchange.sources import find_source
 from smddp.checkpoint.names import is_part_name
@@ -44,7 +46,7 @@ def import_checkpoint(
     ``model_state_dict`` and ``state_dict``, ``optimizer_state_dict`` and the like are known too. Its numbers and texts
     beside the parts, an epoch for instance, are left out with a warning. It is not trusted: no code in it is run.
 
-    For one process: ranks wait for it.
+    For one process, before any process group: of many ranks only one may do it.
 
     Args:
         source: a file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a directory
@@ -62,6 +64,8 @@ def import_checkpoint(
         ValueError: the step, the epoch or the destination is not possible.
         OSError: the source cannot be read.
     """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise CheckpointError("import a checkpoint in one process, before the ranks of a training are joined")
     found = find_source(source)
     if found.kind == "checkpoint":
         raise CheckpointError(f"{source} is a checkpoint already: copy its directory")

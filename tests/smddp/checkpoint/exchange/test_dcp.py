@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from smddp.checkpoint.exchange import dcp as dcp_reader
 from smddp.checkpoint.exchange.dcp import read_dcp
 from smddp.errors import CheckpointError
 
@@ -138,18 +139,14 @@ def test_a_value_that_would_run_code_is_refused(directory: Path, tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_metadata_cannot_change_what_reads_the_next_one(directory: Path) -> None:
-    save({"a": torch.ones(1)}, directory)
-    good = (directory / ".metadata").read_bytes()
-    home = "torch.distributed.checkpoint.metadata"
-    # Sets an attribute of the class itself: opcodes GLOBAL, NONE, EMPTY_DICT with an entry, TUPLE2, BUILD.
-    evil = f"c{home}\nMetadata\nN}}Vstate_dict_metadata\nNs\x86b.".encode("latin-1")
-    (directory / ".metadata").write_bytes(evil)
+@pytest.mark.parametrize(("module", "name"), dcp_reader._KNOWN, ids=str)
+def test_metadata_cannot_change_the_classes_that_it_names(directory: Path, module: str, name: str) -> None:
+    directory.mkdir()
+    # Sets an attribute of the class itself: the opcodes GLOBAL, NONE, EMPTY_DICT with an entry, TUPLE2 and BUILD.
+    (directory / ".metadata").write_bytes(f"c{module}\n{name}\nN}}Vchanged\nNs\x86b.".encode("latin-1"))
     with pytest.raises(CheckpointError):
         read_dcp(directory)
-    (directory / ".metadata").write_bytes(good)
-    assert equal(read_dcp(directory), {"a": torch.ones(1)})
-    assert not hasattr(dcp.Metadata, "state_dict_metadata")
+    assert not hasattr(dcp_reader._KNOWN[module, name], "changed")
 
 
 def _metadata(directory: Path) -> Any:

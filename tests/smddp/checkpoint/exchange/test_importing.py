@@ -153,3 +153,11 @@ def test_bad_input_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises((CheckpointError, OSError)):
         import_checkpoint(tmp_path / "old.pt", tmp_path / "file")
+
+
+def test_ranks_do_not_import_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(Training().state(), tmp_path / "old.pt")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(CheckpointError, match="in one process"):
+        import_checkpoint(tmp_path / "old.pt", tmp_path / "run")
