@@ -66,6 +66,14 @@ class Body:
         self._position += len(joined)
         return bytes(joined)
 
+    def readinto(self, memory: memoryview) -> int:
+        """Fill memory with the next bytes, as far as there are any: for the CRT, which signs where it is installed."""
+        start = self._position
+        piece = self.read(len(memory))[: len(memory)]
+        memory[: len(piece)] = piece
+        self._position = start + len(piece)
+        return len(piece)
+
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a position, as files do."""
         self._position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self)}[whence] + offset

@@ -15,9 +15,10 @@ from typing import Any
 import boto3
 import moto
 import pytest
+from botocore.exceptions import ClientError
 
 from smddp.checkpoint.stores.s3 import S3Store
-from smddp.checkpoint.stores.store import AlreadyCommittedError, open_store
+from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError, open_store
 from smddp.errors import CheckpointError
 from tests.torture.fault_proxy import Fault, FaultProxy
 from tests.torture.s3_server import Server
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.seaweedfs
 
 FIRST, SECOND = "0123456789ab-0001", "0123456789ab-0002"
 STEP = "runs/7/step-000000000003"
+PART_SIZE = 5 * 2**20
 LARGE = random.Random(0).randbytes(12 * 2**20 + 345)  # three parts
 
 
@@ -255,17 +257,18 @@ def test_orphans_are_aborted_with_the_first_commit_and_only_ours_that_are_old(
 ) -> None:
     for key in (
         f"{STEP}/{SECOND}/model.safetensors",
+        f"{STEP}/notes.bin",
         "runs/7/other/model.safetensors",
         "runs/77/step-000000000003/model.safetensors",
     ):
         begin_upload(s3, bucket, key)
     store.commit(3, FIRST, manifest_of(FIRST), replacing=None)
-    assert open_uploads(s3, bucket) == 3
+    assert open_uploads(s3, bucket) == 4
     in_two_hours = datetime.now(timezone.utc) + timedelta(hours=2)
     monkeypatch.setattr("smddp.checkpoint.stores.s3._now", lambda: in_two_hours)
     later = S3Store(str(store))
     later.commit(4, FIRST, manifest_of(FIRST), replacing=None)
-    assert open_uploads(s3, bucket) == 2
+    assert open_uploads(s3, bucket) == 3
     assert later.abort_orphans() == 0
 
 
@@ -287,6 +290,27 @@ def test_a_fork_makes_a_connection_of_its_own(store: S3Store) -> None:
     assert read(store, FIRST, "model.safetensors", 0, len(LARGE)) == LARGE
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert store.read_manifest(4) == manifest_of(FIRST)
+
+
+def test_a_completion_that_the_server_does_not_know_any_more_was_one(
+    s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete, is_done = s3.complete_multipart_upload, True
+
+    def forget(**upload: Any) -> None:
+        if is_done:
+            complete(**upload)
+        raise ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
+
+    monkeypatch.setattr(s3, "complete_multipart_upload", forget)
+    store = S3Store(f"s3://{bucket}/runs", s3, part_size=PART_SIZE)
+    store.write(3, FIRST, "model.safetensors", [memoryview(LARGE)])
+    assert read(store, FIRST, "model.safetensors", 0, len(LARGE)) == LARGE
+    is_done = False
+    with pytest.raises(StoreError, match="NoSuchUpload"):
+        store.write(3, SECOND, "model.safetensors", [memoryview(LARGE)])
+    assert store.size(3, SECOND, "model.safetensors") is None
+    assert open_uploads(s3, bucket) == 0
 
 
 def test_a_server_without_conditions_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

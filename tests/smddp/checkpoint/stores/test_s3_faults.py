@@ -27,12 +27,30 @@ def test_a_save_comes_through_or_fails_in_time_and_leaves_nothing(torturer: Tort
     assert (error is None) == (fault is not Fault.EXPIRED)
 
 
+@pytest.mark.parametrize("request_", [0, 4], ids=["begin", "completion"])
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.RESET])
+def test_a_multipart_upload_whose_begin_or_completion_is_not_answered_leaves_no_other_open(
+    torturer: Torturer, fault: Fault, request_: int
+) -> None:
+    error, wrong = torturer.run(Case(is_save=True, replaces=False, fault=fault, first=request_, count=1))
+    assert (error, wrong) == (None, [])
+
+
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_load_comes_through_or_fails_in_time(torturer: Torturer, fault: Fault) -> None:
     case = Case(is_save=False, replaces=False, fault=fault, first=list(Fault).index(fault), count=1)
     error, wrong = torturer.run(case)
     assert wrong == []
     assert (error is None) == (fault is not Fault.EXPIRED)
+
+
+@pytest.mark.parametrize("request_", [1, 3, 4], ids=["manifest", "part", "next part"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_answer_that_ends_too_early_is_asked_for_from_there_on(
+    torturer: Torturer, request_: int, count: int
+) -> None:
+    case = Case(is_save=False, replaces=False, fault=Fault.TRUNCATED, first=request_, count=count)
+    assert torturer.run(case) == (None, [])
 
 
 @pytest.mark.parametrize("first", [0, 5])

@@ -123,6 +123,8 @@ def test_a_real_server_pages_in_the_same_way(s3: Any, bucket: str, monkeypatch: 
     newest = listing.newest_first()
     assert next(newest) == 397
     assert listing.requests <= 12
+    assert listing.page(7) == Page(steps=list(range(10, 38, 3)), is_last=False)
+    assert listing.page(394) == Page(steps=[397], is_last=True)
     assert list(newest) == list(range(394, 0, -3))
     assert listing.steps() == list(range(1, 400, 3))
 
