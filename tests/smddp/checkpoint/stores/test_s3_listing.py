@@ -108,6 +108,7 @@ def test_more_checkpoints_than_a_page(in_memory: Any, prefix: str) -> None:
     newest = listing.newest_first()
     assert [next(newest), next(newest)] == [110_000, 109_900]
     assert listing.requests <= 3
+    assert listing.page(109_900) == Page(steps=[110_000], is_last=True)
     assert list(newest) == list(range(109_800, 0, -100))
     assert S3Store(f"s3://bucket/{prefix}", in_memory).steps() == list(range(100, 110_001, 100))
 
