@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from smddp.checkpoint.memory import allocate, tensor_at
+from smddp.checkpoint.parallel_copy import Span, copy_spans
 from smddp.checkpoint.tensors import Layout
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Staging:
         self._memory = memoryview(b"")
         self._pinned: torch.Tensor | None = None
         self._files: list[StagedFile] = []
-        self._views: list[list[torch.Tensor]] = []
+        self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, place, its address and bytes
         self._signatures: dict[str, Signature] = {}
         self._copied: list[torch.cuda.Event] = []
 
@@ -67,17 +68,22 @@ class Staging:
             The files in the same order.
         """
         self._arrange(files)
-        devices = set()
+        devices: set[torch.device] = set()
+        spans: list[Span] = []
         for staged, views in zip(self._files, self._views, strict=True):
             tensors = files[staged.name]
             staged.content[: len(staged.layout.header)] = staged.layout.header
-            for entry, view in zip(staged.layout.entries, views, strict=True):
-                tensor = tensors[entry.name]
+            for name, view, address, size in views:
+                tensor = tensors[name]
+                if _is_plain(tensor):
+                    spans.append(Span(address, tensor.data_ptr(), size))
+                    continue
                 # On the stream that training uses: so the copy comes after what computed the tensor, and what training
                 # does to it next comes after the copy, without the CPU having to wait.
                 view.copy_(tensor, non_blocking=tensor.is_cuda)
                 if tensor.is_cuda:
                     devices.add(tensor.device)
+        copy_spans(spans)
         self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
         return list(self._files)
 
@@ -103,7 +109,13 @@ class Staging:
         for (name, layout), start in zip(layouts.items(), starts, strict=True):
             content = self._memory[start : start + layout.size]
             self._files.append(StagedFile(name=name, layout=layout, content=content))
-            self._views.append([tensor_at(content, entry.start, entry.dtype, entry.shape) for entry in layout.entries])
+            views = [tensor_at(content, entry.start, entry.dtype, entry.shape) for entry in layout.entries]
+            self._views.append(
+                [
+                    (entry.name, view, view.data_ptr(), entry.size)
+                    for entry, view in zip(layout.entries, views, strict=True)
+                ]
+            )
         self._signatures = signatures
 
     def _reserve(self, size: int, *, gpu: torch.device | None) -> None:
@@ -119,6 +131,11 @@ class Staging:
         if gpu is not None:
             with torch.cuda.device(gpu):
                 self._pinned = _pin(self._memory)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its values lie in the CPU's memory as they are to be written."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
