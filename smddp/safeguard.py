@@ -195,8 +195,7 @@ class Safeguard:
         if self._agreement.decide(step, failed=failure is not None).failed:
             failure = failure or PeerFailedError("another rank could not save it")
             raise CheckpointError(
-                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; the newest that can "
-                f"is {saves.newest_durable()}: run the job again, and it goes on from there"
+                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; {saves.last_resort()}"
             ) from failure
         if self._is_main:
             there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"

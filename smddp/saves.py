@@ -165,10 +165,10 @@ class Saves:
         """Where a checkpoint of this moment is, for people."""
         return self._place.path(moment[0])
 
-    def newest_durable(self) -> str:
-        """Which checkpoint a run would go on from, for people."""
+    def last_resort(self) -> str:
+        """What the next attempt goes on from if the newest save failed, for people."""
         step = self._loaded[0] if self.last_report is None else self.last_report.step
-        return self._place.path(step) if step else "none"
+        return f"the next attempt goes on from {self._place.path(step)}" if step else "the next attempt begins anew"
 
     def finish(self) -> None:
         """Waits until the newest save is durable, or says that it is not.
@@ -182,9 +182,7 @@ class Saves:
             if not (error.environmental and self._is_patient):
                 raise
             if self._speaks:
-                logger.error(
-                    "%s; training ends without it, and the newest checkpoint is %s", error, self.newest_durable()
-                )
+                logger.error("%s; training ends without it, and %s", error, self.last_resort())
 
     def __enter__(self) -> Saves:
         return self

@@ -11,8 +11,9 @@ from torch import nn
 import smddp.saves
 from smddp import CheckpointPolicy, safeguard
 from smddp.checkpoint import list_checkpoints
+from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
-from smddp.distributed import join, leave
+from smddp.distributed import Membership, join, leave
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.safeguard import Safeguard
@@ -113,6 +114,15 @@ def test_nobody_is_watched_where_nothing_is_copied(job: Job) -> None:
     assert agents == []
 
 
+def test_a_place_that_may_not_be_written_to_is_found_before_training(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: DirectoryStore) -> None:
+        raise StoreError(f"{self} is read-only")
+
+    monkeypatch.setattr(DirectoryStore, "check_writable", refuse)
+    with pytest.raises(CheckpointError, match="run/checkpoints is read-only"):
+        guard(job)
+
+
 def test_a_stop_saves_again_what_has_just_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     write = DirectoryStore.write
     broken = [True]
@@ -183,7 +193,7 @@ def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_s
     guarded.finish()
     (said,) = [line for line in caplog.messages if "training ends without it" in line]
     assert "I/O error" in said
-    assert said.endswith("the newest checkpoint is " + str(job.checkpoint_dir / "step-000000000001"))
+    assert said.endswith("and the next attempt goes on from " + str(job.checkpoint_dir / "step-000000000001"))
 
 
 def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +205,6 @@ def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytes
     assert [found.step for found in list_checkpoints(job.checkpoint_dir)] == [1]
 
 
-def join_again() -> object:
+def join_again() -> Membership:
     leave()
     return join()

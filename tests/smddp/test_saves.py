@@ -242,7 +242,7 @@ def test_a_stop_whose_checkpoint_fails_is_no_resumable_end(start: Start) -> None
     job.stop()
     assert job.end() == 1, job.log
     assert re.search(r"told to stop at step \d+, and its checkpoint cannot be relied on: .*No space left", job.failure)
-    assert re.search(r"the newest that can\s+is \S+/step-000000000010: run the job again", job.failure), job.failure
+    assert re.search(r"the next attempt goes on from \S+/step-000000000010 ", job.failure), job.failure
     assert job.steps == [10]
 
 
@@ -259,7 +259,7 @@ def main(job: smddp.Job):
     job.stop()
     assert job.end() == 1, job.log
     assert time.monotonic() - asked < 40
-    assert "it was not durable after 3 s; the newest that can is none" in job.failure
+    assert "it was not durable after 3 s; the next attempt begins anew" in job.failure
     assert job.steps == []
 
 
