@@ -14,8 +14,9 @@ it, whose files are never changed once the manifest names them:
 What is not named in a valid manifest does not exist. No file is a pickle, and reading one runs no code.
 """
 
+from smddp.checkpoint.attempt import SaveReport
 from smddp.checkpoint.best import find_best
-from smddp.checkpoint.checkpointer import Checkpointer, SaveReport
+from smddp.checkpoint.checkpointer import Checkpointer
 from smddp.checkpoint.exchange import export, import_checkpoint
 from smddp.checkpoint.manifest import Manifest
 from smddp.checkpoint.reader import CheckpointInfo, list_checkpoints

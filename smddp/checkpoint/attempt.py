@@ -1,4 +1,4 @@
-"""One try to save, as one rank has it in memory: what its background thread is given."""
+"""One try to save, as one rank has it in memory: what its background thread is given, and what it took."""
 
 from __future__ import annotations
 
@@ -31,3 +31,18 @@ class Attempt:
     def directory(self) -> str:
         """Where its files are, beside the manifest."""
         return f"{self.run}-{self.number:04}"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SaveReport:
+    """What a save took."""
+
+    step: int
+    stall_seconds: float
+    """How long training stood still while its state was copied."""
+    waited_seconds: float
+    """How long it stood still before, because the save before had not ended."""
+    durable_seconds: float
+    """How long it was, from the beginning of the copy, until the checkpoint could not be lost any more."""
+    size: int
+    """Bytes of the checkpoint, over all ranks."""

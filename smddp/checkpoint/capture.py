@@ -111,8 +111,17 @@ class Capture:
         """Give the tensors that this rank writes, by file."""
         if self._rank not in self._writers:
             return {}
-        shares = share(sizes, len(self._writers))[self._writers.index(self._rank)]
+        shares = share(sizes, len(self._writers), of_first=self._buffers())[self._writers.index(self._rank)]
         return {each.name: {name: tensors[each.part][name] for name in each.tensors} for each in shares}
+
+    def _buffers(self) -> dict[str, set[str]]:
+        """Give the names of the modules' buffers, by part.
+
+        They are not quite the same on all ranks: DistributedDataParallel gives rank 0's to the others before a forward
+        pass, not after it, and the running statistics of BatchNorm differ until then. Those of rank 0 count.
+        """
+        modules = {name: part for name, part in self._state.items() if isinstance(part, torch.nn.Module)}
+        return {part: {name for name, _ in module.named_buffers()} for part, module in modules.items()}
 
 
 def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:

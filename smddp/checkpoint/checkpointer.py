@@ -6,31 +6,30 @@ save is the loop's decision.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 
-from smddp.checkpoint.attempt import Attempt
+from smddp.checkpoint.attempt import Attempt, SaveReport
 from smddp.checkpoint.capture import Capture
 from smddp.checkpoint.commit import Arrival, Committer
+from smddp.checkpoint.hyperparameters import differing, json_values
 from smddp.checkpoint.manifest import LARGEST_STEP, Manifest
-from smddp.checkpoint.names import is_part_name
 from smddp.checkpoint.participant import Participant, SaveFailedError
 from smddp.checkpoint.reader import Loaded, read_newest
-from smddp.checkpoint.restoring import RANKS, RNG, Restoration, Stateful
+from smddp.checkpoint.restoring import RANKS, RNG, Restoration, Stateful, check_parts
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.saver import Saver
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.team import Team
+from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +37,6 @@ _THE_LAST_THREE = Retention()
 _WARMING_UP = "the memory to save from"
 
 _Layouts = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class SaveReport:
-    """What a save took."""
-
-    step: int
-    stall_seconds: float
-    """How long training stood still while its state was copied."""
-    waited_seconds: float
-    """How long it stood still before, because the save before had not ended."""
-    durable_seconds: float
-    """How long it was, from the beginning of the copy, until the checkpoint could not be lost any more."""
-    size: int
-    """Bytes of the checkpoint, over all ranks."""
 
 
 class Checkpointer:
@@ -114,7 +98,7 @@ class Checkpointer:
             TypeError: a part has no state_dict and load_state_dict.
         """
         self._state, self._per_rank = dict(state), dict(per_rank or {})
-        _check_parts(self._state, self._per_rank)
+        check_parts(self._state, self._per_rank)
         if tolerate_failures < 0 or share not in ("node", "all"):
             raise ValueError(
                 f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more, 'node' or 'all'"
@@ -122,7 +106,7 @@ class Checkpointer:
         self._store = open_store(location)
         self._keep = keep
         self._share = share
-        self._hyperparameters = _json_values(hyperparameters or {})
+        self._hyperparameters = json_values(hyperparameters or {})
         self._tolerate_failures = tolerate_failures
         self._arrival = arrival
         self._saver: Saver[SaveReport | None] = Saver()
@@ -130,6 +114,7 @@ class Checkpointer:
         self._saves = 0
         self._failures = 0
         self._durable = 0
+        self._is_closed = False
         self.last_report: SaveReport | None = None
 
     def load(self) -> Manifest | None:
@@ -199,14 +184,20 @@ class Checkpointer:
         numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
         participant = self._begin()
         self._saves += 1
-        waited = self._await_turn()
+        failure: CheckpointError | None = None
+        started = time.perf_counter()
+        try:
+            self._await_turn()
+        except CheckpointError as error:  # raised below: the other ranks, who may know already, count on this save
+            failure = error
+        waited = time.perf_counter() - started
         started = time.perf_counter()
         attempt = participant.take(self._saves, step=int(step), epoch=int(epoch), position=position, metrics=numbers)
         stalled = time.perf_counter() - started
         save = partial(self._save, participant, attempt, started=started, stalled=stalled, waited=waited)
         self._saver.submit(save, name=f"the checkpoint of step {step}")
-        if attempt.failure is not None:
-            raise attempt.failure
+        if failure := failure or attempt.failure:
+            raise failure
 
     def check(self) -> None:
         """Raise what a save failed with in the background, if one did. To be called at every step.
@@ -229,7 +220,7 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way, or the warming up: whether the next save would have to wait."""
+        """Whether something is under way in the background: whether the next save would have to wait."""
         return self._saver.under_way is not None
 
     def wait(self, timeout: float | None = None) -> SaveReport | None:
@@ -244,24 +235,22 @@ class Checkpointer:
         Raises:
             CheckpointError: it failed, tolerated or not, unless that was raised or logged before.
         """
-        if not self._saver.wait(timeout):
-            return None
-        if self._saver.take() is not None:
+        if self._saver.wait(timeout) and self._saver.take() is not None:
             self._failures = 0
+        # Once it is durable, that is so even if older ones are not removed yet.
         return self.last_report if self._durable == self._saves else None
 
     def warm_up(self) -> None:
-        """Take the memory for saving now, in the background, and see that the place can be written to.
+        """Take the memory for saving now, in the background: so the first save takes no longer than the others.
 
-        So the first save takes no longer than the others, and a directory that cannot be written to is known at the
-        next `check`. To be called once after the first optimizer step, when the optimizer has its state.
+        To be called once after the first optimizer step, when the optimizer has its state.
         """
         participant = self._begin()
         self._await_turn()
-        self._saver.submit(partial(_warm_up, participant, participant.preparation()), name=_WARMING_UP)
+        self._saver.submit(partial(_warm_up, participant.preparation()), name=_WARMING_UP)
 
     def close(self) -> None:
-        """Wait for the save under way, and give the memory back.
+        """Wait for the save under way to end, and give the memory back.
 
         Raises:
             CheckpointError: it failed.
@@ -270,6 +259,7 @@ class Checkpointer:
             self.wait()
         finally:
             self._participant = None
+            self._is_closed = True
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -282,9 +272,20 @@ class Checkpointer:
             self.close()
         elif (name := self._saver.give_up()) is not None:
             logger.warning("%s was given up", name)
+        else:
+            self._log_failure()
+
+    def _log_failure(self) -> None:
+        """Say what the last save failed with, where another exception is to be the one that is raised."""
+        try:
+            self._saver.take()
+        except Exception as failure:  # not swallowed: logged
+            logger.error("%s", failure)
 
     def _begin(self) -> Participant:
         """Find the other ranks, once; collective."""
+        if self._is_closed:
+            raise CheckpointError("this Checkpointer is closed: make another one")
         if self._participant is None:
             team = Team.gather(self._share)
             committer = Committer(
@@ -294,15 +295,14 @@ class Checkpointer:
             self._participant = Participant(self._store, team, committer, capture)
         return self._participant
 
-    def _await_turn(self) -> float:
-        """Wait for what is under way in the background, and give the seconds that it took."""
+    def _await_turn(self) -> None:
+        """Wait for what is under way in the background."""
         name, started = self._saver.under_way, time.perf_counter()
         self._saver.wait()
         waited = time.perf_counter() - started
-        self.check()
         if name not in (None, _WARMING_UP) and self._is_main:
             logger.warning("waited %.1f s for %s: the interval is shorter than a save takes", waited, name)
-        return waited
+        self.check()
 
     def _save(
         self,
@@ -317,23 +317,24 @@ class Checkpointer:
         """Save in the background."""
         try:
             size = participant.save(attempt, cancelled)
+            report = SaveReport(
+                step=attempt.step,
+                stall_seconds=stalled,
+                waited_seconds=waited,
+                durable_seconds=time.perf_counter() - started,
+                size=size,
+            )
+            self.last_report, self._durable = report, attempt.number
         except SaveFailedError:
             if attempt.failure is not None:
                 return None  # `save` raised it already
             raise
-        report = SaveReport(
-            step=attempt.step,
-            stall_seconds=stalled,
-            waited_seconds=waited,
-            durable_seconds=time.perf_counter() - started,
-            size=size,
-        )
-        self.last_report, self._durable = report, attempt.number
         if self._is_main:
             logger.info(
                 "saved %s: %.1f MB in %.2f s, for which training stood still %.3f s",
                 *(self._store.path(report.step), size / 1e6, report.durable_seconds, stalled + waited),
             )
+        participant.tidy(attempt)
         return report
 
     def _read(self, found: list[Loaded]) -> tuple[Manifest, Mapping[str, Any], _Layouts] | None:
@@ -346,7 +347,7 @@ class Checkpointer:
         manifest, seconds = loaded.manifest, time.monotonic() - started
         path = self._store.path(manifest.step)
         logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
-        for name, old, new in _differing(manifest.hyperparameters, self._hyperparameters):
+        for name, old, new in differing(manifest.hyperparameters, self._hyperparameters):
             logger.warning("%s was %s when the checkpoint was saved, and now is %s", name, old, new)
         found.append(loaded)
         layouts = {
@@ -360,41 +361,5 @@ class Checkpointer:
         return self._participant is not None and self._participant.team.ranks.is_main
 
 
-def _warm_up(participant: Participant, prepare: Callable[[], None], _cancelled: threading.Event) -> None:
-    participant.warm_up(prepare)
-
-
-def _check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
-    for name, part in [*state.items(), *per_rank.items()]:
-        if name in (RNG, RANKS) or not is_part_name(name):
-            raise ValueError(
-                f"{name!r} cannot name a part of the state: 1 to 64 letters, digits, '-' and '_' can, but for "
-                f"{RNG!r} and {RANKS!r}, where the ranks' own states are, and names like 'model-00001-of-00002'"
-            )
-        if not isinstance(part, Stateful):
-            raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
-    if both := sorted(set(state) & set(per_rank)):
-        raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
-
-
-def _json_values(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Give them as they will be read again."""
-    try:
-        return dict(json.loads(json.dumps(dict(hyperparameters), allow_nan=False)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"the hyperparameters are not JSON values: {error}; give numbers, texts, None, and lists and dicts of them"
-        ) from error
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Give what is not the same in both: name, old value, new value."""
-    if not old or not new:
-        return []  # somebody did not say
-    told = [{name: json.dumps(value) for name, value in each.items()} for each in (old, new)]
-    names = [*old, *(name for name in new if name not in old)]
-    return [
-        (name, told[0].get(name, "not given"), told[1].get(name, "not given"))
-        for name in names
-        if told[0].get(name) != told[1].get(name)
-    ]
+def _warm_up(prepare: Callable[[], None], _cancelled: threading.Event) -> None:
+    prepare()

@@ -26,7 +26,7 @@ from smddp.checkpoint.reports import Report
 from smddp.checkpoint.restoring import RANKS
 from smddp.checkpoint.retention import Pruner, Retention
 from smddp.checkpoint.staging import Staging
-from smddp.checkpoint.stores.store import Store
+from smddp.checkpoint.stores.store import Store, StoreError
 from smddp.checkpoint.tensors import Layout, header_size
 from smddp.checkpoint.writer import write
 from smddp.errors import CheckpointError
@@ -64,6 +64,8 @@ class Committer:
         self.loaded: Manifest | None = None
         self._arrival = arrival
         self._pruner = Pruner(store, keep)
+        self._replaced: bytes | None = None
+        self._in_doubt: str | None = None
 
     def standing(self, attempt: Attempt) -> bytes | None:
         """Give the manifest that stands where the attempt's shall stand, None if there is none.
@@ -142,22 +144,36 @@ class Committer:
             },
         )
         data = manifest.to_json()
-        self._store.commit(step, directory, data, replacing=replacing)
+        try:
+            self._store.commit(step, directory, data, replacing=replacing)
+        except StoreError as error:
+            self._in_doubt = directory if error.transient else None
+            raise
+        self._replaced = replacing
         if self._arrival is not None:
             self._arrival.expect(step, data)
         return manifest.size
 
-    def tidy(self, attempt: Attempt, *, replaced: bytes | None) -> None:
+    def tidy(self, attempt: Attempt) -> None:
         """Remove what need not stay once an attempt is a checkpoint; what cannot be removed now is tried again."""
-        if replaced is not None:
+        if self._replaced is not None:
             try:
-                self._store.discard(attempt.step, Manifest.from_json(replaced).directory)
+                self._store.discard(attempt.step, Manifest.from_json(self._replaced).directory)
             except (CheckpointError, OSError) as error:
                 logger.info("some files of the former %s stay for now: %s", self._store.path(attempt.step), error)
-        self._pruner.prune(attempt.step)
+        try:
+            self._pruner.prune(attempt.step)
+        except (CheckpointError, OSError) as error:
+            logger.warning("could not look for checkpoints to remove: %s; trying again after the next save", error)
 
     def discard(self, attempt: Attempt) -> None:
-        """Remove what was written of an attempt that failed."""
+        """Remove what was written of an attempt that failed.
+
+        If the commit had no answer, it may yet be done, and its manifest names the files: then they stay until the step
+        is pruned.
+        """
+        if attempt.directory == self._in_doubt:
+            return
         try:
             self._store.discard(attempt.step, attempt.directory)
         except (CheckpointError, OSError) as error:

@@ -14,11 +14,13 @@ import torch
 _HUGE_PAGE = 2 * 2**20  # bytes
 
 
-def allocate(size: int) -> memoryview:
+def allocate(size: int, *, inherited: bool = True) -> memoryview:
     """Take memory, all zeros; it goes back when nothing refers to it any more.
 
     Args:
         size: bytes, at least one.
+        inherited: whether a fork has it, too. One that has makes every page of it copy-on-write: writing to it again
+            takes new memory, and the time to fill it.
 
     Raises:
         MemoryError: there is not so much.
@@ -30,6 +32,8 @@ def allocate(size: int) -> memoryview:
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
+    if not inherited and hasattr(mmap, "MADV_DONTFORK"):
+        pages.madvise(mmap.MADV_DONTFORK)
     return memoryview(pages)
 
 

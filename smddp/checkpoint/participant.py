@@ -96,19 +96,6 @@ class Participant:
         """Give what takes the memory for a state like the present one."""
         return self._capture.preparation()
 
-    def warm_up(self, prepare: Callable[[], None]) -> None:
-        """Take the memory for saving, and see, on rank 0, that the place can be written to.
-
-        Args:
-            prepare: what takes the memory.
-
-        Raises:
-            StoreError: it cannot be written to.
-        """
-        if self._rank == 0:
-            self._store.check_writable()
-        prepare()
-
     def save(self, attempt: Attempt, cancelled: threading.Event) -> int:
         """Do this rank's part.
 
@@ -125,6 +112,11 @@ class Participant:
         """
         return self._lead(attempt, cancelled) if self._rank == 0 else self._follow(attempt, cancelled)
 
+    def tidy(self, attempt: Attempt) -> None:
+        """Remove, on rank 0, what need not stay now that the attempt is a checkpoint."""
+        if self._rank == 0:
+            self.committer.tidy(attempt)
+
     def _follow(self, attempt: Attempt, cancelled: threading.Event) -> int:
         report, cause = Report(), None
         try:
@@ -137,18 +129,18 @@ class Participant:
         return outcome.size
 
     def _lead(self, attempt: Attempt, cancelled: threading.Event) -> int:
-        size, failure, cause, replaced = 0, None, None, None
+        size, failure, cause, standing = 0, None, None, None
         try:
             report = Report()
             try:
-                replaced = self.committer.standing(attempt)
+                standing = self.committer.standing(attempt)
                 report = self._write(attempt)
             except Exception as error:  # not swallowed: the others report first, so that nobody still writes
                 report, cause = Report(failure=Failure.of(error, rank=0)), error
             reports = self.team.reports.collect(attempt.number, report, cancelled)
             failure = next((each.failure for each in reports if each.failure is not None), None)
             if failure is None:
-                size = self.committer.commit(attempt, reports, replacing=replaced)
+                size = self.committer.commit(attempt, reports, replacing=standing)
         except Exception as error:  # not swallowed: raised below, once the others know
             failure, cause = Failure.of(error, rank=0), error
         if failure is not None:
@@ -156,7 +148,6 @@ class Participant:
         self._announce(attempt, Outcome(size=size, failure=failure), cancelled)
         if failure is not None:
             raise self._error(attempt, failure) from self._cause(failure, cause)
-        self.committer.tidy(attempt, replaced=replaced)
         return size
 
     def _write(self, attempt: Attempt) -> Report:

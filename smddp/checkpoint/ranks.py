@@ -83,13 +83,15 @@ class Ranks:
         if self.world_size == 1:
             return
         small: list[torch.Tensor] = []
+        size = 0
         for tensor in tensors:
             content = tensor.detach().reshape(-1).view(torch.uint8)
-            if sum(map(len, small)) + len(content) > _PIECE:
+            if size + len(content) > _PIECE:
                 self._broadcast_together(small)
-                small = []
+                small, size = [], 0
             if len(content) <= _PIECE:
                 small.append(content)
+                size += len(content)
             else:
                 for start in range(0, len(content), _PIECE):
                     self._broadcast_together([content[start : start + _PIECE]])

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint import rng
+from smddp.checkpoint.names import is_part_name
 from smddp.checkpoint.reader import Loaded
 from smddp.errors import CheckpointError
 
@@ -36,6 +37,25 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Go back to what `state_dict` gave."""
+
+
+def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
+    """See that parts can be saved under their names.
+
+    Raises:
+        ValueError: a name is not possible, or there twice.
+        TypeError: a part has no state_dict and load_state_dict.
+    """
+    for name, part in [*state.items(), *per_rank.items()]:
+        if name in (RNG, RANKS) or not is_part_name(name):
+            raise ValueError(
+                f"{name!r} cannot name a part of the state: 1 to 64 letters, digits, '-' and '_' can, but for "
+                f"{RNG!r} and {RANKS!r}, where the ranks' own states are, and names like 'model-00001-of-00002'"
+            )
+        if not isinstance(part, Stateful):
+            raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
+    if both := sorted(set(state) & set(per_rank)):
+        raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
 
 
 class Restoration:

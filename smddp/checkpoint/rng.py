@@ -44,7 +44,7 @@ def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = torch.cuda.device_count() if state["cuda"] and torch.cuda.is_available() else 0
     if devices != len(state["cuda"]):
         logger.warning(
             "the checkpoint has the random state of %d GPUs for rank %d, here are %d: what is drawn on a GPU differs",

@@ -8,13 +8,15 @@ gets more than a fair share and one tensor.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from smddp.checkpoint.names import file_names
 
 WHOLE_BELOW = 2**20
 """Bytes. A smaller part of the state goes to the first writer whole: another file would cost more than it saves."""
+
+_NONE: Mapping[str, Set[str]] = {}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -29,12 +31,15 @@ class Share:
     """The names of its tensors."""
 
 
-def share(parts: Mapping[str, Mapping[str, int]], writers: int) -> list[list[Share]]:
+def share(
+    parts: Mapping[str, Mapping[str, int]], writers: int, *, of_first: Mapping[str, Set[str]] = _NONE
+) -> list[list[Share]]:
     """Divide the state among writers.
 
     Args:
         parts: for each part of the state the bytes of each tensor, by name.
         writers: how many there are, at least 1.
+        of_first: by part the names of tensors that are the first writer's to write: those that it has the true ones of.
 
     Returns:
         For each writer the files that it writes, at most one a part. Every tensor is in exactly one file; a part
@@ -50,7 +55,10 @@ def share(parts: Mapping[str, Mapping[str, int]], writers: int) -> list[list[Sha
             dealt[part][0] = list(sizes)
             first += total
         else:
-            large += [(-size, part, name) for name, size in sizes.items()]
+            firsts = [name for name in sizes if name in of_first.get(part, ())]
+            dealt[part][0] += firsts
+            first += sum(sizes[name] for name in firsts)
+            large += [(-size, part, name) for name, size in sizes.items() if name not in of_first.get(part, ())]
     loads = [(first if writer == 0 else 0, writer) for writer in range(writers)]
     heapq.heapify(loads)
     for negative, part, name in sorted(large):

@@ -44,12 +44,16 @@ def write(store: Store, step: int, directory: str, files: Sequence[StagedFile]) 
     digests: dict[str, FileDigests] = {}
     # A daemon, so that a disk that hangs does not keep the process alive.
     hashing = threading.Thread(target=_hash, args=(files, digests), name="smddp-checkpoint-hash", daemon=True)
-    hashing.start()
+    try:
+        hashing.start()
+    except RuntimeError:  # Python ends, and lets no thread begin any more
+        _hash(files, digests)
     try:
         for file in files:
             store.write(step, directory, file.name, [file.content])
     finally:
-        hashing.join()
+        if hashing.ident is not None:
+            hashing.join()
     return {file.name: WrittenFile(size=file.layout.size, digests=digests[file.name]) for file in files}
 
 

@@ -41,12 +41,22 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, threads: int) -> list[T]:
             except BaseException as error:  # raised below
                 failures.append(error)
 
-    others = [threading.Thread(target=work, name="smddp-s3", daemon=True) for _ in range(min(threads, len(calls)) - 1)]
-    for thread in others:
-        thread.start()
+    others = [
+        threading.Thread(target=work, name="smddp-store", daemon=True) for _ in range(min(threads, len(calls)) - 1)
+    ]
+    started = [thread for thread in others if _starts(thread)]
     work()
-    for thread in others:
+    for thread in started:
         thread.join()
     if failures:
         raise failures[0]
     return [results[index] for index in range(len(calls))]
+
+
+def _starts(thread: threading.Thread) -> bool:
+    """Start a thread, unless Python ends and lets none begin any more: then this thread does all."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True

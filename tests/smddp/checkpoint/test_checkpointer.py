@@ -18,6 +18,7 @@ import torch
 from smddp.checkpoint import Checkpointer, Manifest, list_checkpoints
 from smddp.checkpoint.names import MANIFEST_NAME, STATE_NAME
 from smddp.checkpoint.stores import StoreError
+from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.data import ElasticSampler
 from smddp.errors import CheckpointError
@@ -403,12 +404,43 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> Non
         checkpointer.load()
 
 
-def test_a_directory_that_cannot_be_written_to_is_known_at_the_first_steps(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    checkpointer = Checkpointer(tmp_path / "file", {"model": Holder({})})
-    checkpointer.warm_up()
-    with pytest.raises(CheckpointError, match="cannot write to"):
-        checkpointer.wait()
+def test_a_closed_one_saves_nothing_any_more(new_run: NewRun) -> None:
+    run = new_run()
+    run.save(1)
+    run.checkpointer.close()
+    with pytest.raises(CheckpointError, match="closed: make another"):
+        run.checkpointer.save(2)
+
+
+def test_once_it_is_durable_a_listing_that_fails_does_not_fail_the_save(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run()
+
+    def denied(*_: object) -> list[int]:
+        raise StoreError("503 SlowDown", transient=True)
+
+    monkeypatch.setattr(DirectoryStore, "steps", denied)
+    run.save(1)
+    assert "could not look for checkpoints to remove: 503 SlowDown" in caplog.text
+    assert run.checkpointer.last_report is not None
+
+
+def test_one_that_may_yet_be_committed_keeps_its_files(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run()
+    commit = DirectoryStore.commit
+    late: list[Callable[[], None]] = []
+
+    def time_out(store: DirectoryStore, *arguments: Any, **options: Any) -> None:
+        late.append(lambda: commit(store, *arguments, **options))
+        raise StoreError("no answer in time", transient=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "commit", time_out)
+        with pytest.raises(CheckpointError, match="no answer in time"):
+            run.save(1)
+    late.pop()()  # the server has it after all
+    assert new_run().load() == 1
 
 
 def test_a_prune_that_fails_does_not_fail_the_save(

@@ -81,9 +81,11 @@ class Job:
                 return None
             attempt = self.ranks[rank].take(self.saves, step=step, epoch=0, position=None, metrics={})
             try:
-                return self.ranks[rank].save(attempt, self.cancelled[rank])
+                size = self.ranks[rank].save(attempt, self.cancelled[rank])
             except Exception as error:
                 return error
+            self.ranks[rank].tidy(attempt)
+            return size
 
         with ThreadPoolExecutor(len(self.ranks)) as pool:
             return list(pool.map(save, range(len(self.ranks))))

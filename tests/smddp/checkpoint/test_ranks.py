@@ -164,6 +164,19 @@ def go_on(rank: int, directory: Path) -> dict[str, Any]:
     return told
 
 
+def keep_statistics(rank: int, directory: Path) -> dict[str, Any]:
+    """What each of two ranks does whose BatchNorm has seen other samples since DDP last made its buffers equal."""
+    smddp.join()
+    model = torch.nn.BatchNorm1d(WHOLE_BELOW // 8)
+    model.running_mean.fill_(rank)
+    model.running_var.fill_(rank)
+    with Checkpointer(directory / "checkpoints", {"model": model}) as checkpointer:
+        checkpointer.save(1)
+        checkpointer.load()
+    smddp.leave()
+    return {"mean": model.running_mean.unique().tolist(), "variance": model.running_var.unique().tolist()}
+
+
 def run_ranks(scenario: Callable[..., Any], world_size: int, directory: Path) -> list[dict[str, Any]]:
     """Let as many processes play a scenario; give what each tells."""
     with socket.socket() as free:
@@ -278,6 +291,12 @@ def test_any_number_of_ranks_goes_on_and_each_has_its_own_state_back(tmp_path: P
     assert [[each["model"] for each in life] for life in lives] == [[0, 0], [1], [2, 2, 2]]
     three = [each["drawn"] for each in lives[2]]
     assert len({tuple(each) for each in three}) == 3
+
+
+def test_the_buffers_of_a_shared_model_are_those_of_rank_0(tmp_path: Path) -> None:
+    assert run_ranks(keep_statistics, 2, tmp_path) == [{"mean": [0.0], "variance": [0.0]}] * 2
+    (info,) = list_checkpoints(tmp_path / "checkpoints")
+    assert "model-00002-of-00002.safetensors" in info.manifest.files
 
 
 def test_more_ranks_than_before_get_random_numbers_of_their_own() -> None:

@@ -74,3 +74,10 @@ def test_a_small_part_is_not_divided(size: int, files: int) -> None:
 def test_equal_tensors_are_dealt_out_evenly() -> None:
     shares = share({"model": {f"layer.{index}": WHOLE_BELOW for index in range(12)}}, 4)
     assert [[len(each.tensors) for each in files] for files in shares] == [[3]] * 4
+
+
+def test_what_only_the_first_writer_has_right_it_writes() -> None:
+    sizes = {f"layer.{index}": WHOLE_BELOW for index in range(6)}
+    first, second = share({"model": sizes}, 2, of_first={"model": {"layer.1", "layer.4"}})
+    assert {"layer.1", "layer.4"} <= set(first[0].tensors)
+    assert [len(each[0].tensors) for each in (first, second)] == [3, 3]

@@ -66,7 +66,7 @@ def test_training_may_change_the_tensors_as_soon_as_they_are_copied() -> None:
 def test_the_same_memory_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     real = staging.allocate
-    monkeypatch.setattr(staging, "allocate", lambda size: (taken.append(size), real(size))[1])
+    monkeypatch.setattr(staging, "allocate", lambda size, **options: (taken.append(size), real(size, **options))[1])
     memory = Staging()
     for number in range(4):
         memory.copy({"x.safetensors": {"x": torch.full((1000,), number)}, "y.safetensors": {"y": torch.ones(3)}})
