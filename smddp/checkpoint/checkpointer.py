@@ -34,6 +34,7 @@ from smddp.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _THE_LAST_THREE = Retention()
+_FELT_SECONDS = 0.1  # shorter waiting is not worth a warning
 _WARMING_UP = "the memory to save from"
 
 _Layouts = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
@@ -300,7 +301,7 @@ class Checkpointer:
         name, started = self._saver.under_way, time.perf_counter()
         self._saver.wait()
         waited = time.perf_counter() - started
-        if name not in (None, _WARMING_UP) and self._is_main:
+        if waited > _FELT_SECONDS and name not in (None, _WARMING_UP) and self._is_main:
             logger.warning("waited %.1f s for %s: the interval is shorter than a save takes", waited, name)
         self.check()
 

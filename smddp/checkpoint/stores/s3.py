@@ -21,7 +21,7 @@ from smddp.checkpoint.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.names import is_attempt_name
 from smddp.checkpoint.stores.s3_client import connect
 from smddp.checkpoint.stores.s3_commit import Commits
-from smddp.checkpoint.stores.s3_errors import s3_errors, store_error
+from smddp.checkpoint.stores.s3_errors import refusal, s3_errors, store_error
 from smddp.checkpoint.stores.s3_listing import Listing
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.s3_transfer import CONNECTIONS, PART_SIZE, Transfer
@@ -75,6 +75,7 @@ class S3Store:
         self.read_size = self._part_size = part_size
         self.readers = self._connections = connections
         self._connection: _Connection | None = None
+        self._has_warned_of_uploads = False
         self._orphans_are_aborted = False
 
     def __str__(self) -> str:
@@ -144,14 +145,14 @@ class S3Store:
             return
         self._remove_keys(step, [key for key, attempt in self._keys(step) if attempt == directory], [directory])
         if directory:
-            self._abort_uploads(f"{self._location.step_prefix(step)}{directory}/")
+            self._abort_uploads_if_allowed(f"{self._location.step_prefix(step)}{directory}/")
 
     def remove(self, step: int) -> None:
         """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
         self._remove_keys(step, [self._location.manifest_key(step)], [])
         keys = self._keys(step)
         self._remove_keys(step, [key for key, _ in keys], sorted({attempt for _, attempt in keys}))
-        self._abort_uploads(self._location.step_prefix(step))
+        self._abort_uploads_if_allowed(self._location.step_prefix(step))
 
     def abort_orphans(self, *, older_than: timedelta = ORPHAN_AGE) -> int:
         """Abort the multipart uploads that processes left that were killed: their parts are not seen, but paid for.
@@ -173,10 +174,22 @@ class S3Store:
         try:
             count = self.abort_orphans()
         except StoreError as error:
-            logger.warning("%s; a lifecycle rule of the bucket can do it (AbortIncompleteMultipartUpload)", error)
+            self._warn_of_uploads(error)
             return
         if count:
             logger.info("aborted %d unfinished uploads of earlier processes in %s", count, self)
+
+    def _abort_uploads_if_allowed(self, prefix: str) -> None:
+        """Abort uploads; a role that may not list them keeps nothing else from being done."""
+        try:
+            self._abort_uploads(prefix)
+        except StoreError as error:
+            self._warn_of_uploads(error)
+
+    def _warn_of_uploads(self, error: StoreError) -> None:
+        level = logging.DEBUG if self._has_warned_of_uploads else logging.WARNING
+        self._has_warned_of_uploads = True
+        logger.log(level, "%s; a lifecycle rule of the bucket can do it (AbortIncompleteMultipartUpload)", error)
 
     def _keys(self, step: int) -> list[tuple[str, str]]:
         """List the keys of ours of a step, but for the manifest, each with its attempt."""
@@ -204,10 +217,7 @@ class S3Store:
                     Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
                 )
             for refused in answer.get("Errors", []):
-                raise StoreError(
-                    f"{doing}: {refused.get('Key')}: {refused.get('Code')} ({refused.get('Message')}); "
-                    "allow the role s3:DeleteObject"
-                )
+                raise refusal(f"{doing}: {refused.get('Key')}", refused.get("Code", ""), refused.get("Message", ""))
 
     def _abort_uploads(self, prefix: str, *, begun_before: datetime | None = None) -> int:
         transfer = self._connect().transfer

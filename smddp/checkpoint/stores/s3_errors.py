@@ -85,12 +85,8 @@ def s3_errors(doing: str) -> Iterator[None]:
 def store_error(doing: str, error: Exception) -> StoreError:
     """Say what is wrong, and what to do, in one sentence."""
     if isinstance(error, ClientError):
-        code = code_of(error)
-        kind = _SAME.get(code, code)
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        message = error.response.get("Error", {}).get("Message", "")
-        advice = _ADVICE.get(kind, "see what S3 says")
-        return StoreError(f"{doing}: {code} ({message}); {advice}", transient=kind in _TRANSIENT or status >= 500)
+        return refusal(doing, code_of(error), error.response.get("Error", {}).get("Message", ""), status=status)
     if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
         advice = "give the job a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         return StoreError(f"{doing}: {error}; {advice}", transient=False)
@@ -98,3 +94,10 @@ def store_error(doing: str, error: Exception) -> StoreError:
         advice = "check the network, the VPC's endpoint for S3, and AWS_ENDPOINT_URL_S3 if it is set"
         return StoreError(f"{doing}: {error}; {advice}", transient=True)
     return StoreError(f"{doing}: {type(error).__name__}: {error}; check the AWS configuration", transient=False)
+
+
+def refusal(doing: str, code: str, message: str, *, status: int = 0) -> StoreError:
+    """Say what S3 refused under a code of its own, for a whole request or for one key of it."""
+    kind = _SAME.get(code, code)
+    advice = _ADVICE.get(kind, "see what S3 says")
+    return StoreError(f"{doing}: {code} ({message}); {advice}", transient=kind in _TRANSIENT or status >= 500)

@@ -123,6 +123,7 @@ class Transfer:
 
     def _upload_parts(self, key: str, content: Sequence[memoryview], size: int) -> None:
         part_size = max(self._part_size, -(-size // MOST_PARTS))
+        upload_id = None
         try:
             begun = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, ChecksumAlgorithm="CRC32")
             upload_id, had_retries = begun["UploadId"], begun["ResponseMetadata"]["RetryAttempts"] > 0
@@ -133,7 +134,7 @@ class Transfer:
             parts = in_parallel(calls, threads=self._connections)
             self._complete(key, upload_id, parts, size)
         except BaseException:
-            self._abort_all(key)
+            self._abort_all(key, upload_id)
             raise
         if had_retries:
             self._abort_all(key)  # the upload whose begin was not answered
@@ -182,9 +183,14 @@ class Transfer:
         for page in pages:
             yield from (upload for upload in page.get("Uploads", []) if upload["Key"].startswith(prefix))
 
-    def _abort_all(self, key: str) -> None:
-        """Abort all uploads of a key, for it belongs to one attempt; say so if that is not possible now."""
+    def _abort_all(self, key: str, upload_id: str | None = None) -> None:
+        """Abort all uploads of a key, for it belongs to one attempt; say so if that is not possible now.
+
+        The one that is known first: a role may be allowed to abort, and not to list.
+        """
         try:
+            if upload_id is not None:
+                self.abort(key, upload_id)
             for upload in self.uploads(key):
                 if upload["Key"] == key:
                     self.abort(key, upload["UploadId"])

@@ -332,3 +332,39 @@ def test_a_server_without_conditions_is_said_once(caplog: pytest.LogCaptureFixtu
             with pytest.raises(AlreadyCommittedError):
                 store.commit(4, SECOND, manifest_of(SECOND), replacing=None)
     assert [record.message.count("ignores If-None-Match") for record in caplog.records] == [1]
+
+
+def deny(s3: Any, operation: str) -> None:
+    """Refuse an operation, as S3 does to a role that is not allowed it."""
+
+    def refuse(**_: object) -> None:
+        raise ClientError(
+            {"Error": {"Code": "AccessDenied", "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": 403}}, operation
+        )
+
+    s3.meta.events.register_first(f"before-call.s3.{operation}", refuse)
+
+
+def test_a_role_that_may_not_list_uploads_prunes_all_the_same(
+    server: Server, s3: Any, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited = server.client()
+    deny(limited, "ListMultipartUploads")
+    store = S3Store(f"s3://{bucket}/runs/7", client=limited, part_size=PART_SIZE)
+    for step in (1, 2, 3):
+        save(store, step=step)
+    store.remove(1)
+    store.remove(2)
+    store.discard(3, SECOND)
+    assert store.steps() == [3]
+    assert len([each for each in caplog.records if "AbortIncompleteMultipartUpload" in each.message]) == 1
+
+
+def test_a_role_that_may_not_list_uploads_aborts_its_own(server: Server, s3: Any, bucket: str) -> None:
+    limited = server.client()
+    deny(limited, "ListMultipartUploads")
+    store = S3Store(f"s3://{bucket}/runs/7", client=limited, part_size=PART_SIZE)
+    deny(limited, "CompleteMultipartUpload")
+    with pytest.raises(StoreError, match="AccessDenied"):
+        store.write(3, FIRST, "model.safetensors", [memoryview(LARGE)])
+    assert open_uploads(s3, bucket) == 0
