@@ -36,7 +36,7 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
     names = sorted({name for info in infos if info.manifest is not None for name in info.manifest.metrics})
     table = Table()
     for column in ("step", "epoch", "age", "size", *names[:_MOST_METRICS]):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(Text(_printable(column)), justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
     now = datetime.now(timezone.utc)
     for info in infos:
@@ -46,11 +46,11 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
             metrics = [f"{manifest.metrics[name]:.4g}" if name in manifest.metrics else "" for name in names]
             age = as_age((now - manifest.saved_at).total_seconds())
             cells = [str(manifest.epoch), age, as_size(manifest.size), *metrics[:_MOST_METRICS]]
-        table.add_row(str(info.step), *cells, _state(info, verified=verified))
+        table.add_row(*map(Text, (str(info.step), *cells, _state(info, verified=verified))))
     _write_line(str(store))
     _print(table)
     if more := names[_MOST_METRICS:]:
-        _write_line(f"There are more metrics: {', '.join(more)}")
+        _write_line(f"There are more metrics: {', '.join(map(_printable, more))}")
 
 
 def describe(info: CheckpointInfo, *, verified: bool) -> str:
@@ -104,7 +104,12 @@ def progress(count: int) -> Iterator[Callable[[str], None]]:
 def _state(info: CheckpointInfo, *, verified: bool) -> str:
     if info.valid:
         return "valid" if verified else "not verified"
-    return f"{info.status}: {info.reason}"
+    return _printable(f"{info.status}: {info.reason}")
+
+
+def _printable(text: str) -> str:
+    """Give a text that anybody may have written so that a terminal only shows it."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _write_line(line: str) -> None:

@@ -38,6 +38,8 @@ LARGEST_MANIFEST = 16 * 2**20
 
 LARGEST_STEP = 10**12 - 1
 
+_LARGEST_FILE = 2**63 - 1  # bytes; no file system has larger ones
+
 _NO_DIGEST = "0" * 32
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KEYS_OF_1 = {"step", "epoch", "world_size", "saved_at", "smddp_version", "torch_version", "files", "metrics"}
@@ -60,7 +62,7 @@ class FileRecord:
     `smddp.checkpoint.digests` says. In format 1 always of its bytes."""
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.size), "size", self.size, "a count of bytes")
+        _require(_is_count(self.size) and self.size <= _LARGEST_FILE, "size", self.size, "a count of bytes")
         _require(_is_match(_DIGEST, self.xxh3_128), "xxh3_128", self.xxh3_128, "32 hexadecimal digits")
 
 

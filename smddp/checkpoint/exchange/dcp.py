@@ -143,14 +143,21 @@ def _read_value(directory: Path, name: str, described: Any, pieces: _Pieces) -> 
     if len(places) != len(described.chunks) or sum(map(math.prod, places.values())) != math.prod(shape):
         raise ValueError(f"the pieces of {name!r} do not make up a tensor of {list(shape)}")
     tensor: torch.Tensor | None = None
+    written = torch.zeros(shape if len(places) > 1 else (0,), dtype=torch.bool)
     for start, sizes in places.items():
         piece = _read_piece(directory, pieces[name, start])
         if not isinstance(piece, torch.Tensor) or tuple(piece.shape) != sizes or piece.dtype != dtype:
             raise ValueError(f"a piece of {name!r} is not the tensor that {METADATA_NAME} says")
+        if not all(0 <= first <= end - size for first, size, end in zip(start, sizes, shape, strict=True)):
+            raise ValueError(f"a piece of {name!r} is not within the tensor of {list(shape)}")
         if sizes == shape:
             return piece
         tensor = torch.empty(shape, dtype=dtype) if tensor is None else tensor
-        tensor[tuple(slice(first, first + size) for first, size in zip(start, sizes, strict=True))] = piece
+        place = tuple(slice(first, first + size) for first, size in zip(start, sizes, strict=True))
+        tensor[place] = piece
+        written[place] = True
+    if not written.all():
+        raise ValueError(f"the pieces of {name!r} overlap, and do not make up a tensor of {list(shape)}")
     return torch.empty(shape, dtype=dtype) if tensor is None else tensor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ def export(
     Args:
         source: a place with checkpoints (the newest valid one is taken) or one checkpoint, each a directory or
             ``s3://…``.
-        destination: a file or directory that is not there yet.
+        destination: a file or directory of this machine that is not there yet.
         format: ``model``: a directory with model.safetensors and model.pt, as `Trainer.save_model` writes it;
             ``safetensors`` or ``torch``: one file; ``dcp``: a directory for ``dcp.load``. Default: what the
             destination's suffix says, and ``model`` if it has none.
@@ -55,10 +55,13 @@ def export(
     Raises:
         CheckpointError: there is no such checkpoint or part, it does not go into the format, the destination is there
             already, or it cannot be written.
-        ValueError: the format is none of these.
+        ValueError: the format is none of these, or the destination is a URI.
         OSError: the source cannot be read.
     """
-    path = Path(destination)
+    text = os.fspath(destination)
+    if text.startswith("s3:/") or "://" in text:
+        raise ValueError(f"{text!r} is no path: export to a file or a directory, and copy that there (aws s3 cp)")
+    path = Path(text)
     chosen = _BY_SUFFIX.get(path.suffix.lower()) if format is None else format
     if chosen not in FORMATS:
         raise ValueError(f"no format is known for {str(destination)!r}: give one of {', '.join(FORMATS)}")
@@ -73,13 +76,16 @@ def export(
     state = {part: loaded.unflatten(part) for part in parts}
     first = state[parts[0]]
     if chosen == "model":
-        write_weights(_as_weights(first, parts[0]), path)
+        weights = _as_weights(first, parts[0])
+        _write_directory(path, lambda temporary: write_weights(weights, temporary))
     elif chosen == "safetensors":
         write_safetensors(_only_tensors(_as_weights(first, parts[0]), parts[0]), path)
     elif chosen == "torch":
         write_torch(first if len(parts) == 1 else state, path)
     else:
-        _write_dcp(state, path)
+        for part, value in state.items():
+            _check_keys(value, part)
+        _write_directory(path, lambda temporary: _write_dcp(state, temporary))
     return loaded.manifest
 
 
@@ -97,29 +103,35 @@ def _only_tensors(state: Mapping[str, Any], part: str) -> Mapping[str, torch.Ten
     return state
 
 
-def _write_dcp(state: dict[str, Any], path: Path) -> None:
-    """Save with DCP, in this process alone, under another name; then give the directory its own."""
-    from torch.distributed.checkpoint.api import CheckpointException  # slow to import
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    for part, value in state.items():
-        _check_keys(value, part)
+def _write_directory(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a directory under another name beside it; then give it its own."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is one process, which is meant
-            save(state, storage_writer=FileSystemWriter(temporary, sync_files=True), no_dist=True)
+        write(temporary)
         flush(temporary)
         temporary.rename(path)
         flush(path.parent)
-    except (OSError, CheckpointException) as error:
+    except OSError as error:
         raise CheckpointError(
             f"could not write {path}: {error}; free some space, or let this user write there"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_dcp(state: dict[str, Any], path: Path) -> None:
+    """Save with DCP, in this process alone."""
+    from torch.distributed.checkpoint.api import CheckpointException  # slow to import
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process, which is meant
+        try:
+            save(state, storage_writer=FileSystemWriter(path, sync_files=True), no_dist=True)
+        except CheckpointException as error:
+            raise OSError(f"DCP says: {error}") from error
 
 
 def _check_keys(value: Any, where: str) -> None:

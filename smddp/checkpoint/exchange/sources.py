@@ -15,7 +15,7 @@ from smddp.checkpoint.exchange.parts import is_name_of, parts_of
 from smddp.checkpoint.exchange.torch_files import WEIGHTS_NAMES, read_weights_file
 from smddp.checkpoint.names import MANIFEST_NAME
 from smddp.checkpoint.reader import Loaded, read_checkpoint, read_newest
-from smddp.checkpoint.stores import Store, open_store
+from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.store import step_of
 from smddp.errors import CheckpointError
 
@@ -103,16 +103,20 @@ def find_source(location: str | os.PathLike[str]) -> Source:
     Args:
         location: a place with checkpoints (the newest valid one is meant) or one checkpoint in it, each a directory or
             ``s3://…``; a file that torch.save or safetensors wrote, a SageMaker ``model.tar.gz``, or one of these in
-            S3; a directory with a model; a directory that DCP saved.
+            S3; a directory, or in S3 a prefix, with a model; a directory that DCP saved.
 
     Raises:
-        CheckpointError: there is nothing of the kind.
+        CheckpointError: there is nothing of the kind, or S3 does not say.
         ValueError: it is neither a path nor a URI of S3.
     """
     text = os.fspath(location)
     if text.startswith("s3://") and text.endswith(_FILE_SUFFIXES):
         return Source(kind="object", location=text)
     place, step = place_and_step(text)
+    if step is None and text.startswith("s3://") and next(open_store(text).newest_first(), None) is None:
+        for name in WEIGHTS_NAMES:
+            if _is_object(uri := f"{text.rstrip('/')}/{name}"):
+                return Source(kind="object", location=uri)
     if step is not None or text.startswith("s3://"):
         return Source(kind="checkpoint", location=place, step=step)
     path = Path(text)
@@ -164,8 +168,27 @@ def no_checkpoint_in(store: Store) -> CheckpointError:
     return CheckpointError(f"there is no checkpoint in {text}; {advice}")
 
 
+def _is_object(uri: str) -> bool:
+    """Whether there is an object in S3."""
+    from smddp.checkpoint.stores.s3_client import connect
+    from smddp.checkpoint.stores.s3_errors import is_missing, s3_errors
+    from smddp.checkpoint.stores.s3_location import S3Location
+
+    place = S3Location.parse(uri)
+    try:
+        with s3_errors(f"could not look for {uri}"):
+            connect().head_object(Bucket=place.bucket, Key=place.prefix)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, Exception) and is_missing(error.__cause__):
+            return False
+        raise
+    return True
+
+
 def _download(uri: str, path: Path) -> None:
     """Copy one object of S3 to a file."""
+    from boto3.exceptions import Boto3Error
+
     from smddp.checkpoint.stores.s3_client import connect  # only who reads there needs boto3
     from smddp.checkpoint.stores.s3_errors import is_missing, s3_errors
     from smddp.checkpoint.stores.s3_location import S3Location
@@ -178,3 +201,9 @@ def _download(uri: str, path: Path) -> None:
         if isinstance(error.__cause__, Exception) and is_missing(error.__cause__):
             raise CheckpointError(f"there is no {uri}") from error
         raise
+    except Boto3Error as error:  # the connection broke each time while the object came
+        raise StoreError(
+            f"could not read {uri}: {error}; check the network, the VPC's endpoint for S3, and AWS_ENDPOINT_URL_S3 if "
+            "it is set",
+            transient=True,
+        ) from error

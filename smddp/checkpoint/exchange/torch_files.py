@@ -14,7 +14,6 @@ import re
 import shutil
 import tarfile
 import tempfile
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,9 @@ WEIGHTS_NAMES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pt
 _SAFE_IN_THE_OLD_FORMAT = Version("2.6")
 """Before it, torch ran code from files in its format of before 1.6 even with weights_only (CVE-2025-32434)."""
 
+_ZIP = b"PK\x03\x04"
+"""How a file begins that torch takes for one of its present format; what follows, or the file's end, does not count."""
+
 _UNSAFE = re.compile(r"GLOBAL (\S+)")  # in what torch says of it
 
 
@@ -45,10 +47,9 @@ def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
         CheckpointError: it is no such file, is damaged, or would have to run code.
         OSError: it cannot be read.
     """
-    is_zip = zipfile.is_zipfile(file)
-    if isinstance(file, io.BytesIO):
-        file.seek(0)
-    if not is_zip and not _begins_like_a_pickle(file):
+    beginning = _beginning(file, len(_ZIP))
+    is_zip = beginning == _ZIP
+    if not is_zip and not beginning.startswith(b"\x80"):
         raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged")
     if not is_zip and Version(torch.__version__) < _SAFE_IN_THE_OLD_FORMAT:
         raise CheckpointError(
@@ -97,11 +98,14 @@ def read_weights_file(path: Path, origin: str) -> Any:
         CheckpointError: it is none of them, is damaged, or would have to run code.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
-        beginning = file.read(9)
-    if beginning.startswith(b"\x1f\x8b"):
+    if _beginning(path, 2) == b"\x1f\x8b":
         return _read_archive(path, origin)
-    if path.suffix == ".safetensors" or beginning[8:] == b"{":
+    return _read_unpacked(path, origin)
+
+
+def _read_unpacked(path: Path, origin: str) -> Any:
+    """Read a file that is taken for no archive, however it begins: there is none within an archive."""
+    if path.suffix == ".safetensors" or _beginning(path, 9)[8:] == b"{":
         return read_safetensors_file(path, origin)
     return read_torch_file(path, origin)
 
@@ -117,19 +121,27 @@ def _read_archive(path: Path, origin: str) -> Any:
                     f"{origin} has none of {', '.join(WEIGHTS_NAMES)}, only "
                     f"{', '.join(sorted(files)[:10]) or 'nothing'}"
                 )
-            content = archive.extractfile(files[name])
+            member, free = files[name], shutil.disk_usage(directory).free
+            if member.issparse():
+                raise CheckpointError(f"{name} in {origin} has holes, which no model has: pack it without --sparse")
+            if member.size > free:
+                raise CheckpointError(
+                    f"{name} in {origin} has {member.size} bytes, and {directory} has {free} free: set TMPDIR to a "
+                    "larger disk, or unpack it yourself"
+                )
+            content = archive.extractfile(member)
             assert content is not None
             extracted = Path(directory) / name
             with extracted.open("wb") as file:
                 shutil.copyfileobj(content, file, 2**20)
-            return read_weights_file(extracted, f"{name} in {origin}")
+            return _read_unpacked(extracted, f"{name} in {origin}")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CheckpointError(f"{origin} is not a model.tar.gz, or it is damaged: {error}") from error
 
 
-def _begins_like_a_pickle(file: Path | io.BytesIO) -> bool:
-    """Whether it may be in torch's format of before 1.6."""
+def _beginning(file: Path | io.BytesIO, size: int) -> bytes:
+    """Give the first bytes, which say what a file is."""
     if isinstance(file, io.BytesIO):
-        return file.getvalue()[:1] == b"\x80"
+        return file.getvalue()[:size]
     with file.open("rb") as opened:
-        return opened.read(1) == b"\x80"
+        return opened.read(size)

@@ -20,7 +20,7 @@ from smddp.checkpoint.names import file_names, is_part_name
 from smddp.errors import CheckpointError
 
 DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
-RECORDS = st.builds(FileRecord, size=st.integers(0), xxh3_128=DIGESTS)
+RECORDS = st.builds(FileRecord, size=st.integers(0, 2**63 - 1), xxh3_128=DIGESTS)
 PARTS = st.dictionaries(st.from_regex(r"[A-Za-z0-9_-]{1,50}", fullmatch=True), st.integers(1, 3))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -272,3 +272,9 @@ def test_a_time_in_another_zone_is_the_same_moment() -> None:
     zone = timezone(timedelta(hours=9))
     moved = replace(EXAMPLE, saved_at=EXAMPLE.saved_at.astimezone(zone))
     assert Manifest.from_json(moved.to_json()).saved_at == EXAMPLE.saved_at
+
+
+@pytest.mark.parametrize("size", [-1, 2**63, 10**400, True, 1.0])
+def test_a_size_that_no_file_has_is_refused(size: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"size is .*, not a count of bytes"):
+        FileRecord(size=size, xxh3_128="a" * 32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -210,3 +212,22 @@ def test_metadata_of_another_thing_is_refused(directory: Path) -> None:
         (directory / ".metadata").write_bytes(pickle.dumps(thing))
         with pytest.raises(CheckpointError):
             read_dcp(directory)
+
+
+@pytest.mark.parametrize(
+    ("second", "told"), [(0, "overlap"), (1, "overlap"), (3, "is not within"), (-2, "is not within")]
+)
+def test_pieces_that_overlap_or_lie_outside_are_refused(directory: Path, second: int, told: str) -> None:
+    """They have as many elements as the tensor, and would leave some of it as the memory was."""
+    save({"a": torch.ones(2), "b": torch.ones(2)}, directory)
+    metadata = _metadata(directory)
+    described, chunk = metadata.state_dict_metadata["a"], metadata.state_dict_metadata["b"].chunks[0]
+    described.size = torch.Size([4])
+    other = copy.deepcopy(chunk)
+    object.__setattr__(other, "offsets", torch.Size([second]) if second >= 0 else (second,))
+    described.chunks = [chunk, other] if second else [chunk, chunk]
+    (index, piece), *_ = [(key, each) for key, each in metadata.storage_data.items() if key.fqn == "a"]
+    metadata.storage_data[dataclasses.replace(index, offset=other.offsets)] = piece
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=told if second else "do not make up"):
+        read_dcp(directory)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from smddp import saved_model
 from smddp.checkpoint.exchange import export
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError
@@ -149,3 +150,27 @@ def test_a_state_that_a_safetensors_file_cannot_hold_is_told(tmp_path: Path) -> 
     write_checkpoint(open_store(tmp_path / "run"), 1, {"model": {"a": torch.ones(1), "_extra_state": "text"}})
     with pytest.raises(CheckpointError, match="cannot hold _extra_state of 'model'"):
         export(tmp_path / "run", tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("destination", ["s3://bucket/model", Path("s3://bucket/model"), "gs://bucket/model"])
+def test_a_uri_is_no_destination(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, destination: str | Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is no path: export to a file or a directory, and copy that there"):
+        export(training.place, destination)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_model_directory_whose_second_file_fails_does_not_appear(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise CheckpointError("No space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(saved_model, "write_safetensors", fail)
+        with pytest.raises(CheckpointError, match="No space left"):
+            export(training.place, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    export(training.place, tmp_path / "model")
