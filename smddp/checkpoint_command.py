@@ -51,14 +51,14 @@ def list_(
     verify: Annotated[bool, typer.Option("--verify", help="Verify every byte.")] = False,
 ) -> None:
     """Show what each checkpoint is: step, epoch, age, size, metrics, and whether it is valid."""
-    from smddp.checkpoint.reader import inspect
+    from smddp.checkpoint.reader import inspect_each_alone
     from smddp.checkpoint.stores.parallel import in_parallel
     from smddp.checkpoint_table import show
 
     with _one_line_errors():
         store, steps = _look_for(location)
         shown = list(islice(steps, None if every else 20))
-        looks = [partial(inspect, store, step, deep=verify) for step in shown]
+        looks = [partial(inspect_each_alone, store, step, deep=verify) for step in shown]
         infos = in_parallel(looks, threads=1 if verify else 16)  # in S3 a look is a few requests
         show(store, infos, verified=verify)
         if next(steps, None) is not None:
@@ -67,8 +67,11 @@ def list_(
 
 @app.command()
 def verify(location: _Location) -> None:
-    """Verify every byte of every checkpoint; exit code 1 if one is damaged, or none is valid."""
-    from smddp.checkpoint.reader import inspect
+    """Verify every byte of every checkpoint.
+
+    Exit code 1 if one is damaged, unreadable, or of a newer smddp; or if none is valid.
+    """
+    from smddp.checkpoint.reader import inspect_each_alone
     from smddp.checkpoint_table import describe, progress
 
     counts: dict[str, int] = {}
@@ -77,11 +80,11 @@ def verify(location: _Location) -> None:
         chosen = list(steps)
         with progress(len(chosen)) as advance:
             for step in reversed(chosen):
-                info = inspect(store, step)
+                info = inspect_each_alone(store, step)
                 counts[info.status] = counts.get(info.status, 0) + 1
                 advance(describe(info, verified=True))
     typer.echo(", ".join(f"{count} {status}" for status, count in sorted(counts.items(), reverse=True)))
-    if counts.keys() & {"damaged", "newer"} or "valid" not in counts:
+    if counts.keys() & {"damaged", "newer", "unreadable"} or "valid" not in counts:
         raise typer.Exit(1)
 
 
@@ -137,7 +140,9 @@ def best(
 @app.command()
 def export(
     location: _Location,
-    destination: Annotated[Path, typer.Argument(help="A file or directory that is not there yet.")],
+    destination: Annotated[
+        str, typer.Argument(help="A file or directory that is not there yet; into S3, copy it with aws s3 cp.")
+    ],
     format: Annotated[  # noqa: A002 - the option's name
         _Format | None,
         typer.Option(

@@ -35,9 +35,10 @@ class CheckpointInfo:
 
     step: int
     path: str
-    status: Literal["valid", "incomplete", "damaged", "newer"]
+    status: Literal["valid", "incomplete", "damaged", "newer", "unreadable"]
     """Incomplete: it has no manifest, because its save was interrupted; it never was a checkpoint. Damaged: it was one.
-    Newer: it needs a newer smddp."""
+    Newer: it needs a newer smddp. Unreadable: whoever looked may not read it, so that nobody knows; only
+    `inspect_each_alone` says so, others raise."""
     reason: str
     """Why it is not valid; empty if it is."""
     manifest: Manifest | None
@@ -71,7 +72,7 @@ class Loaded:
             )
         try:
             return unflatten(self.skeletons[part], self.tensors[part])
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{part!r} of the checkpoint of step {self.manifest.step} cannot be put together: "
                 f"{type(error).__name__}: {error}"
@@ -108,6 +109,20 @@ def inspect(store: Store, step: int, *, deep: bool = True) -> CheckpointInfo:
     """
     info, _ = _examine(store, step, VerifiedFiles.verify if deep else VerifiedFiles.check_sizes)
     return info
+
+
+def inspect_each_alone(store: Store, step: int, *, deep: bool = True) -> CheckpointInfo:
+    """Verify one checkpoint of several that somebody wants to see: one that may not be read does not hide the others.
+
+    Raises:
+        StoreError: the store cannot be reached now, and so neither can the others.
+    """
+    try:
+        return inspect(store, step, deep=deep)
+    except (StoreError, OSError) as error:
+        if isinstance(error, StoreError) and error.transient:
+            raise
+        return CheckpointInfo(step=step, path=store.path(step), status="unreadable", reason=str(error), manifest=None)
 
 
 def read_checkpoint(store: Store, step: int, parts: Collection[str] | None = None) -> Loaded:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ from moto import mock_aws
 from torch import nn
 
 from smddp import cli
-from smddp.checkpoint.stores import open_store
+from smddp.checkpoint.stores import StoreError, open_store
+from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.checkpoint.stores.filesystem import FileSystem
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
@@ -238,6 +242,7 @@ BAD = [
     (["export", "empty", "w.pt"], "there is no checkpoint in "),
     (["export", "file", "w.pt"], "is no checkpoint"),
     (["export", "good", "file"], "is there already"),
+    (["export", "good", "s3://bucket/model"], "copy that there (aws s3 cp)"),
     (["export", "good", "w.doc"], "no format is known for "),
     (["export", "good", "file/w.pt"], "could not write "),
     (["export", "good", "w.pt", "--part", "teacher"], "has no teacher, only model, optimizer"),
@@ -351,3 +356,47 @@ def test_a_reader_that_has_enough_is_no_mistake(place: Path) -> None:
     )
     assert shown.stdout == f"{place}\n"
     assert shown.stderr == ""
+
+
+def test_what_a_manifest_calls_its_metrics_is_shown_and_not_obeyed(run: Run, tmp_path: Path) -> None:
+    save(tmp_path, 1, **{"[/x]": 0.5, "[red]loss": 0.25, "\x1b[2J": 1.0})
+    code, shown, _ = run("ls", tmp_path)
+    assert code == 0
+    assert all(name in shown for name in ("[/x]", "[red]loss", r"\x1b[2J"))
+
+
+def test_one_that_may_not_be_read_does_not_hide_the_others(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = FileSystem.status
+
+    def barred(self: FileSystem, path: Path) -> object:
+        if path.parent.name == "step-000000000020":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return status(self, path)
+
+    monkeypatch.setattr(FileSystem, "status", barred)
+    manifest = place / "step-000000000020" / "manifest.json"
+    code, shown, _ = run("ls", place)
+    assert code == 0
+    told = f"unreadable: cannot read {manifest}: Permission denied; let this user read it"
+    assert [row[-1] for row in rows(shown)][2:] == ["not verified", rows(shown)[3][-1], "not verified"]
+    assert rows(shown)[3][-1].startswith(told)
+    (place / "step-000000000040" / "manifest.json").unlink()
+    code, shown, _ = run("verify", place)
+    assert (code, shown.splitlines()[-1]) == (1, "2 valid, 1 unreadable, 2 incomplete")
+
+
+def test_a_store_that_cannot_be_reached_ends_the_command(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: DirectoryStore, step: int) -> None:
+        raise StoreError("the server does not answer", transient=True)
+
+    monkeypatch.setattr(DirectoryStore, "read_manifest", away)
+    assert run("verify", place)[::2] == (2, "smddp: the server does not answer\n")
+
+
+def test_help_of_verify_names_all_that_it_ends_with_1_for(run: Run) -> None:
+    _, shown, _ = run("verify", "--help")
+    assert all(status in shown for status in ("damaged", "unreadable", "newer"))

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from smddp.checkpoint.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.names import MANIFEST_NAME, is_attempt_name
+from smddp.checkpoint.names import MANIFEST_NAME, STATE_NAME, is_attempt_name
+from smddp.checkpoint.stores.directory_errors import telling, telling_if_barred
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.store import (
     PARTIAL_SUFFIX,
@@ -32,19 +33,6 @@ _WRITE_SIZE = 8 * 2**20
 times as long, measured)."""
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
-_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
-_FULL = "free some space there, or keep fewer checkpoints"
-_BARRED = "let this user write there, or save somewhere else"
-_ADVICE = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EACCES: _BARRED,
-    errno.EPERM: _BARRED,
-    errno.EROFS: "make it writable, or save somewhere else",
-    errno.ENOTDIR: "move the file away that is in the place of a directory, or save somewhere else",
-    errno.EIO: "the disk or the way to it fails: see the kernel's log (dmesg)",
-    errno.ENOENT: "something else removed it while it was in use",
-}
 
 
 class DirectoryStore:
@@ -52,7 +40,8 @@ class DirectoryStore:
 
     The files of an attempt are flushed to the disk, then their names; then the manifest gets its name, by an operation
     that fails if somebody else's stands there. Removing goes the other way: the manifest first. So at any moment a
-    manifest has all its files. Symbolic links are not followed within the directory, nor anything removed through them.
+    manifest has all its files. Nothing within the directory is written or removed through a symbolic link; where one is
+    in the place of a file, what it leads to is read, and its digest tells whether that is right.
     """
 
     read_size = 2 * 2**20  # the processor's cache still holds it when it is hashed
@@ -80,14 +69,14 @@ class DirectoryStore:
     def check_writable(self) -> None:
         """Make the directory and write a byte into it. Raises StoreError."""
         probe = self.root / ("writable" + PARTIAL_SUFFIX)
-        with _telling("write to", self.root):
+        with telling("write to", self.root):
             self._make_root()
             self._write(probe, [memoryview(b"?")])
             self._files.unlink(probe)
 
     def steps(self) -> list[int]:
         """Give all steps, oldest first."""
-        with _telling("read", self.root):
+        with telling("read", self.root):
             try:
                 names = self._files.names(self.root)
             except FileNotFoundError:
@@ -102,16 +91,16 @@ class DirectoryStore:
 
     def attempts(self, step: int) -> list[str]:
         """Give the directories of all attempts of a step."""
-        if not self._files.is_directory(self._step(step)):
-            return []
-        with _telling("read", self._step(step)):
+        with telling("read", self._step(step)):
+            if not self._files.is_directory(self._step(step)):
+                return []
             names = self._files.names(self._step(step))
         return sorted(name for name, is_directory in names.items() if is_directory and is_attempt_name(name))
 
     def write(self, step: int, directory: str, name: str, content: Sequence[memoryview]) -> None:
         """Write one file of an attempt and flush its bytes."""
         path = self._step(step) / path_in_step(directory, name)
-        with _telling("write", path):
+        with telling("write", path):
             self._make_root()
             self._make_attempt(path.parent)
             self._write(path, content)
@@ -121,12 +110,19 @@ class DirectoryStore:
         final = self._step(step) / MANIFEST_NAME
         attempt = self._step(step) / directory
         partial = attempt / (MANIFEST_NAME + PARTIAL_SUFFIX)
-        with _telling("write", final):
+        with telling("write", final):
+            if self._files.status(partial) is not None:
+                self._files.unlink(partial)  # after a try that failed, it may be the manifest itself by another name
             self._write(partial, [memoryview(manifest)])
             for path in (attempt, self._step(step), self.root):
                 self._files.sync_directory(path)
             with self._files.lock(self._step(step)):
-                standing = self.read_manifest(step)
+                try:
+                    standing = self.read_manifest(step)
+                except StoreError:
+                    raise
+                except CheckpointError as error:
+                    raise CheckpointError(f"cannot write {final}: {error}") from error
                 if standing not in (replacing, manifest):
                     raise self._already_committed(step)
                 if standing is None:
@@ -141,27 +137,34 @@ class DirectoryStore:
     def read_manifest(self, step: int) -> bytes | None:
         """Give the manifest's bytes; None where there is none."""
         path = self._step(step) / MANIFEST_NAME
-        found = self._files.status(path)
-        if found is None:
-            return None
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_MANIFEST:
-            raise CheckpointError(f"{MANIFEST_NAME} is not a file of at most {LARGEST_MANIFEST} bytes")
-        content = bytearray(found.st_size)
-        try:
-            return bytes(content[: self._files.read_into(path, 0, memoryview(content))])
-        except FileNotFoundError:
-            return None
+        with telling_if_barred(path):
+            found = self._files.status(path)
+            if found is None:
+                return None
+            if not stat.S_ISREG(found.st_mode):
+                raise CheckpointError(f"{MANIFEST_NAME} is not a file, but a directory for instance: move that away")
+            if found.st_size > LARGEST_MANIFEST:
+                raise CheckpointError(f"{MANIFEST_NAME} is not a file of at most {LARGEST_MANIFEST} bytes")
+            content = bytearray(found.st_size)
+            try:
+                return bytes(content[: self._files.read_into(path, 0, memoryview(content))])
+            except FileNotFoundError:
+                return None
 
     def size(self, step: int, directory: str, name: str) -> int | None:
         """Give the size of a file in bytes; None where there is none."""
-        found = self._files.status(self._step(step) / path_in_step(directory, name))
+        path = self._step(step) / path_in_step(directory, name)
+        with telling_if_barred(path):
+            found = self._files.status(path)
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
 
     def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
         """Fill memory with the bytes of a file from an offset on."""
+        path = self._step(step) / path_in_step(directory, name)
         try:
             flat = memory.cast("B") if memory.nbytes else memoryview(b"")
-            count = self._files.read_into(self._step(step) / path_in_step(directory, name), offset, flat)
+            with telling_if_barred(path):
+                count = self._files.read_into(path, offset, flat)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(f"{name} is missing") from error
         if count < memory.nbytes:
@@ -171,14 +174,11 @@ class DirectoryStore:
         """Remove the files of an attempt, unless the manifest names it."""
         assert directory == "" or is_attempt_name(directory), directory
         path = self._step(step)
-        try:
-            standing = self.read_manifest(step)
-        except CheckpointError:
-            standing = None  # whatever it is, it is no manifest
+        standing = self._standing(step)
         if standing is not None and mentions(standing, directory):
             logger.warning("left the files of %s in place: they are the checkpoint", path / directory)
             return
-        with _telling("remove", path / directory):
+        with telling("remove", path / directory):
             if self._files.is_directory(path):
                 self._remove_directory(path / directory)
                 self._remove_if_empty(path)
@@ -186,16 +186,46 @@ class DirectoryStore:
     def remove(self, step: int) -> None:
         """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
         path = self._step(step)
-        with _telling("remove", path):
+        with telling("remove", path):
             if not self._files.is_directory(path):
                 return
+            beside = self._removed_beside(step)
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(path / MANIFEST_NAME)
             self._files.sync_directory(path)
-            for directory in [*self.attempts(step), ""]:
+            for directory in self.attempts(step):
                 self._remove_directory(path / directory)
+            for name in beside:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(path / name)
             if not self._remove_if_empty(path):
                 logger.info("left %s in place: it holds files that are not a checkpoint's", path)
+
+    def _removed_beside(self, step: int) -> list[str]:
+        """Name the files beside the manifest that are removed with it: those of a checkpoint of format 1.
+
+        Somebody may have laid tensors there. They are only taken for ours beside a state.json, which format 2 has not
+        there, and under no manifest of format 2. It is removed last: who is killed meanwhile is understood as well.
+        """
+        files = [name for name, is_directory in self._files.names(self._step(step)).items() if not is_directory]
+        is_format_1 = STATE_NAME in files and ((standing := self._standing(step)) is None or mentions(standing, ""))
+        ours = [
+            name
+            for name in files
+            if name != MANIFEST_NAME
+            and is_ours(name)
+            and (is_format_1 or name == STATE_NAME or name.endswith(PARTIAL_SUFFIX))
+        ]
+        return sorted(ours, key=lambda name: (name == STATE_NAME, name))
+
+    def _standing(self, step: int) -> bytes | None:
+        """Give the manifest's bytes; None also where there is what cannot be one."""
+        try:
+            return self.read_manifest(step)
+        except StoreError:
+            raise
+        except CheckpointError:
+            return None
 
     def _step(self, step: int) -> Path:
         return self.root / step_name(step)
@@ -282,15 +312,3 @@ class DirectoryStore:
                 raise
             return False
         return True
-
-
-@contextlib.contextmanager
-def _telling(action: str, path: Path) -> Iterator[None]:
-    """Say what was tried and what to do when the file system fails."""
-    try:
-        yield
-    except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "earlier checkpoints are as they were")
-        raise StoreError(
-            f"cannot {action} {path}: {error.strerror or error}; {advice}", transient=error.errno in _TRANSIENT
-        ) from error

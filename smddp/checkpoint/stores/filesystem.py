@@ -11,8 +11,12 @@ import fcntl
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+LONGEST_LOCK = 30.0
+"""Seconds that a lock is waited for; who has it needs it for some milliseconds."""
 
 _MODE = 0o666  # less the umask, as open() does it
 # What file systems answer that do not know an operation at all; EBADF: NFS, for the lock of a directory.
@@ -78,17 +82,32 @@ class FileSystem:
 
     @contextlib.contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        """Keep other processes out that lock the same directory, where the file system has locks. A kill frees it."""
+        """Keep other processes out that lock the same directory, where the file system has locks. A kill frees it.
+
+        Raises:
+            BlockingIOError: another process has it, and goes on having it for `LONGEST_LOCK`.
+        """
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._lock(descriptor, path)
             except OSError as error:
                 if error.errno not in _NOT_SUPPORTED:
                     raise
             yield
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int, path: Path) -> None:
+        deadline = time.monotonic() + LONGEST_LOCK
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    held = f"another process has had its lock for {LONGEST_LOCK:.0f} s"
+                    raise BlockingIOError(errno.EWOULDBLOCK, held, str(path)) from error
+            time.sleep(0.01)
 
     def is_directory(self, path: Path) -> bool:
         """Whether a directory is there. A symbolic link to one is none."""

@@ -341,3 +341,11 @@ def test_a_part_that_cannot_be_put_together_is_an_error_that_names_it(store: Sto
         broken = replace(loaded, skeletons={**loaded.skeletons, "model": skeleton})
         with pytest.raises(CheckpointError, match="'model' of the checkpoint of step 1 cannot be put together"):
             broken.unflatten("model")
+
+
+def test_a_state_that_no_flatten_gave_is_told_and_no_attribute_error(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    write_checkpoint(store, 1, {"model": {"a": 1}})
+    loaded = replace(read_checkpoint(store, 1), skeletons={"model": {"$": "dict", "items": [], "metadata": 1}})
+    with pytest.raises(CheckpointError, match="'model' of the checkpoint of step 1 cannot be put together"):
+        loaded.unflatten("model")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smddp.checkpoint.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.stores import AlreadyCommittedError, StoreError
+from smddp.checkpoint.stores import AlreadyCommittedError, StoreError, filesystem
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.errors import CheckpointError
@@ -377,3 +377,97 @@ def test_a_commit_whose_last_flush_failed_may_be_found_and_tried_again(tmp_path:
     failing = False
     store.commit(7, FIRST, manifest_of(FIRST), replacing=None)
     assert read(store, "model.safetensors", 6) == b"123456"
+
+
+def test_a_commit_that_is_tried_again_never_writes_into_the_manifest(tmp_path: Path) -> None:
+    """The first try gave the partial file its second name, and failed before the partial one was removed."""
+    failing = True
+
+    def answer(operation: Operation) -> None:
+        final = tmp_path / STEP / "manifest.json"
+        if failing and operation.kind == "sync_directory" and final.exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(operation.path))
+        if not failing and operation.kind == "write":
+            assert final.read_bytes() == manifest_of(FIRST)
+
+    store = DirectoryStore(tmp_path, files=WatchedFiles(answer))
+    with pytest.raises(StoreError, match="Input/output error"):
+        save(store)
+    assert (tmp_path / STEP / FIRST / "manifest.json.smddp-partial").samefile(tmp_path / STEP / "manifest.json")
+    failing = False
+    store.commit(7, FIRST, manifest_of(FIRST), replacing=None)
+    assert store.read_manifest(7) == manifest_of(FIRST)
+
+
+def test_a_lock_that_somebody_keeps_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "LONGEST_LOCK", 0.2)
+    store = DirectoryStore(tmp_path)
+    store.write(7, FIRST, "state.json", [memoryview(b"{}")])
+    with FileSystem().lock(tmp_path / STEP), pytest.raises(StoreError, match=r"has had its lock.*lsof") as error:
+        store.commit(7, FIRST, manifest_of(FIRST), replacing=None)
+    assert error.value.transient
+    assert store.read_manifest(7) is None
+    store.commit(7, FIRST, manifest_of(FIRST), replacing=None)
+
+
+def test_tensors_that_somebody_laid_beside_a_manifest_stay(tmp_path: Path) -> None:
+    store, adapter = DirectoryStore(tmp_path), tmp_path / STEP / "lora.safetensors"
+    save(store)
+    adapter.touch()
+    store.remove(7)
+    assert tree(tmp_path) == {f"{STEP}/lora.safetensors"}
+    store.remove(7)  # as the next life does whose former one was killed
+    assert adapter.exists()
+
+
+@pytest.mark.parametrize("point", range(6))
+def test_a_removal_of_format_1_that_is_killed_is_finished_by_the_next(tmp_path: Path, point: int) -> None:
+    class Killed(BaseException):
+        pass
+
+    def answer(operation: Operation) -> None:
+        done.append(operation)
+        if len(done) == point + 1:
+            raise Killed
+
+    done: list[Operation] = []
+    (tmp_path / STEP).mkdir()
+    for name in ("manifest.json", "model.safetensors", "tail.safetensors", "state.json"):
+        (tmp_path / STEP / name).write_bytes(b'{"format": 1}')
+    with pytest.raises(Killed):
+        DirectoryStore(tmp_path, files=WatchedFiles(answer)).remove(7)
+    DirectoryStore(tmp_path).remove(7)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_in_the_place_of_the_manifest_is_told_with_what_to_do(tmp_path: Path) -> None:
+    store, manifest = DirectoryStore(tmp_path), tmp_path / STEP / "manifest.json"
+    manifest.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="a directory for instance: move that away"):
+        store.read_manifest(7)
+    with pytest.raises(CheckpointError, match=f"^cannot write {manifest}: .* move that away"):
+        save(store)
+    with pytest.raises(StoreError, match="move the directory away"):
+        store.remove(7)
+
+
+def test_what_this_user_may_not_read_is_told_with_what_to_do(tmp_path: Path) -> None:
+    class Barred(FileSystem):
+        def status(self, path: Path) -> os.stat_result | None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        def read_into(self, path: Path, offset: int, memory: memoryview) -> int:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        def names(self, path: Path) -> dict[str, bool]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    store = DirectoryStore(tmp_path, files=Barred())
+    for look in (
+        lambda: store.read_manifest(7),
+        lambda: store.size(7, FIRST, "state.json"),
+        lambda: read(store, "state.json", 1),
+        store.steps,
+    ):
+        with pytest.raises(StoreError, match=f"^cannot read {tmp_path}.*: Permission denied; let this user read it"):
+            look()
