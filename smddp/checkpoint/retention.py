@@ -10,6 +10,7 @@ from typing import Literal
 
 from smddp.checkpoint.manifest import Manifest, NewerFormatError
 from smddp.checkpoint.stores import Store, StoreError
+from smddp.checkpoint.verified import VerifiedFiles
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -73,21 +74,19 @@ def which_stay(values: Mapping[int, float | None], keep: Retention) -> set[int]:
     return {*last, *lasting, *best}
 
 
-def prune(store: Store, keep: Retention, newest: int) -> list[int]:
-    """Remove once what need not stay: see `Pruner.prune`."""
-    return Pruner(store, keep).prune(newest)
-
-
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Known:
-    """What the manifest of a finished checkpoint says."""
+    """What the manifest of a finished checkpoint says, whose files are all there."""
 
     directory: str
     value: float | None
 
 
 class Pruner:
-    """Removes, save after save, what need not stay. It reads each manifest once, and only those that it must."""
+    """Removes, save after save, what need not stay.
+
+    It reads each manifest, and asks for the sizes of its files, once, and only of those checkpoints that it must.
+    """
 
     def __init__(self, store: Store, keep: Retention) -> None:
         """Begin; nothing is read yet."""
@@ -100,7 +99,7 @@ class Pruner:
         """Remove the checkpoints before the newest that need not stay.
 
         Called once the newest is durable: whatever happens here, it is there. Steps after it are left alone: they are
-        not this run's past. Of those before it, unfinished and unreadable ones are removed and do not count; those that
+        not this run's past. Of those before it, unfinished and damaged ones are removed and do not count; those that
         a newer smddp wrote stay. What cannot be removed now is tried again the next time. A checkpoint that
         `Retention.every` keeps is looked at only while it is among the last ones.
 
@@ -142,10 +141,12 @@ class Pruner:
         return sorted(removed)
 
     def _examine(self, step: int) -> _Known:
-        """Give what is known of a finished checkpoint. Its files are not verified: that takes as long as reading them.
+        """Give what is known of a finished checkpoint.
+
+        Its files are there with their sizes; their bytes are not verified: that takes as long as reading them.
 
         Raises:
-            CheckpointError: there is no manifest that can be trusted.
+            CheckpointError: there is no manifest that can be trusted, or not all of its files.
         """
         if step not in self._known:
             content = self._store.read_manifest(step)
@@ -154,6 +155,7 @@ class Pruner:
             manifest = Manifest.from_json(content)
             if manifest.step != step:
                 raise CheckpointError(f"its manifest is that of step {manifest.step}")
+            VerifiedFiles(self._store, manifest).check_sizes()
             value = None if self._keep.metric is None else manifest.metrics.get(self._keep.metric)
             self._known[step] = _Known(directory=manifest.directory, value=value)
         return self._known[step]

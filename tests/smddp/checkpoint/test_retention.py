@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.checkpoint.reader import list_checkpoints
-from smddp.checkpoint.retention import Pruner, Retention, prune, which_stay
+from smddp.checkpoint.retention import Pruner, Retention, which_stay
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from tests.smddp.checkpoint.by_hand import RUN, write_checkpoint
@@ -108,18 +108,18 @@ def begin(store: DirectoryStore, step: int, *, attempt: int = 1) -> None:
 
 def test_the_last_few_stay(store: CountingStore) -> None:
     save(store, 10, 20, 30, 40)
-    assert prune(store, Retention(last=2), 40) == [10, 20]
+    assert Pruner(store, Retention(last=2)).prune(40) == [10, 20]
     assert store.steps() == [30, 40]
-    assert prune(store, Retention(last=2), 40) == []
+    assert Pruner(store, Retention(last=2)).prune(40) == []
 
 
 def test_the_best_survive_a_resume(store: CountingStore) -> None:
     keep = Retention(last=1, best=2, metric="loss", mode="min")
     for step, loss in (10, 0.5), (20, 0.3), (30, math.nan), (40, 0.4), (50, 0.9):
         save(store, step, loss=loss)
-        prune(store, keep, step)  # a new life after each save
+        Pruner(store, keep).prune(step)  # a new life after each save
     save(store, 60, accuracy=1.0)
-    prune(store, keep, 60)
+    Pruner(store, keep).prune(60)
     assert store.steps() == [20, 40, 60]
 
 
@@ -127,11 +127,11 @@ def test_every_nth_stays_for_ever_and_is_read_only_among_the_last(store: Countin
     save(store, *range(0, 500, 10))
     store.reads.clear()
     keep = Retention(last=2, every=20)
-    prune(store, keep, 490)
+    Pruner(store, keep).prune(490)
     assert store.steps() == [*range(0, 500, 20), 490]
     assert sorted(set(store.reads)) == sorted({480, *range(10, 500, 20)})
     store.reads.clear()
-    prune(store, keep, 490)
+    Pruner(store, keep).prune(490)
     assert sorted(set(store.reads)) == [480, 490]
 
 
@@ -164,7 +164,7 @@ def test_unfinished_and_unreadable_ones_before_the_newest_go_and_do_not_count(st
     Path(store.path(30), "manifest.json").write_bytes(b"damaged")
     Path(store.path(35)).mkdir()
     Path(store.path(35), "manifest.json").write_bytes(Path(store.path(10), "manifest.json").read_bytes())
-    assert prune(store, Retention(last=3), 60) == [10, 25, 30, 35, 50]
+    assert Pruner(store, Retention(last=3)).prune(60) == [10, 25, 30, 35, 50]
     assert store.steps() == [20, 40, 60]
 
 
@@ -172,13 +172,13 @@ def test_an_unfinished_one_that_would_stay_for_ever_goes(store: CountingStore) -
     save(store, 10, 20)
     begin(store, 100)
     save(store, 110, 120)
-    assert prune(store, Retention(last=3, every=100), 120) == [10, 100]
+    assert Pruner(store, Retention(last=3, every=100)).prune(120) == [10, 100]
 
 
 def test_what_comes_after_the_newest_is_left_alone(store: CountingStore) -> None:
     save(store, 10, 20, 30)
     begin(store, 40)
-    assert prune(store, Retention(last=1), 20) == [10]
+    assert Pruner(store, Retention(last=1)).prune(20) == [10]
     assert store.steps() == [20, 30, 40]
 
 
@@ -188,8 +188,8 @@ def test_what_a_newer_smddp_wrote_is_left_alone_and_does_not_count(store: Counti
     newer = path.read_bytes().replace(b'"format": 2', b'"format": 9')
     path.write_bytes(with_its_own_digest(newer))
     assert [info.status for info in list_checkpoints(store.root)] == ["valid", "newer", "valid"]
-    assert prune(store, Retention(last=2), 30) == []
-    assert prune(store, Retention(last=1), 30) == [10]
+    assert Pruner(store, Retention(last=2)).prune(30) == []
+    assert Pruner(store, Retention(last=1)).prune(30) == [10]
     assert store.steps() == [20, 30]
 
 
@@ -206,7 +206,7 @@ def test_nothing_is_removed_while_the_newest_is_not_there(
     save(store, 10, 20, 30)
     begin(store, 40)
     Path(store.path(30), "manifest.json").write_bytes(b"damaged")
-    assert prune(store, Retention(last=1), newest) == []
+    assert Pruner(store, Retention(last=1)).prune(newest) == []
     assert store.steps() == [10, 20, 30, 40]
     assert f"removed no checkpoint, because the newest, {store.path(newest)}" in caplog.text
 
@@ -224,8 +224,8 @@ def test_one_that_cannot_be_read_now_is_not_removed(
             return super().read_manifest(step)
 
     save(DirectoryStore(tmp_path), 10, 20, 30, 40)
-    assert prune(Unreadable(tmp_path), Retention(last=2), 40) == [10]
-    assert prune(Unreadable(tmp_path), Retention(last=1), 40) == [30]
+    assert Pruner(Unreadable(tmp_path), Retention(last=2)).prune(40) == [10]
+    assert Pruner(Unreadable(tmp_path), Retention(last=1)).prune(40) == [30]
     assert f"left {tmp_path}/step-000000000020 in place, for it cannot be read" in caplog.text
 
 
@@ -265,6 +265,39 @@ def test_the_log_says_what_was_removed(store: CountingStore, caplog: pytest.LogC
     caplog.set_level(logging.INFO, "smddp.checkpoint.retention")
     save(store, 10, 20)
     begin(store, 5)
-    prune(store, Retention(last=1), 20)
+    Pruner(store, Retention(last=1)).prune(20)
     assert f"removed {store.path(5)}: its save was interrupted" in caplog.text
     assert f"removed {store.path(10)}: newer or better ones are kept" in caplog.text
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")], ids=["gone", "cut"])
+def test_one_whose_files_are_not_all_there_neither_counts_nor_is_the_best(
+    store: CountingStore, spoil: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "smddp.checkpoint.retention")
+    for step, score in (10, 0.5), (20, 0.9), (30, 0.1), (40, 0.2), (50, 0.3):
+        save(store, step, score=score)
+    for step in (20, 40):
+        spoil(next(Path(store.path(step)).rglob("state.json")))
+    assert Pruner(store, Retention(last=2, best=1, metric="score")).prune(50) == [20, 40]
+    assert store.steps() == [10, 30, 50]
+    assert f"removed {store.path(20)}: state.json " in caplog.text
+
+
+def test_the_sizes_of_the_files_are_asked_for_once(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def size(step: int, directory: str, name: str) -> int | None:
+        asked.append(step)
+        return DirectoryStore.size(store, step, directory, name)
+
+    monkeypatch.setattr(store, "size", size)
+    pruner = Pruner(store, Retention(last=3, every=20))
+    for step in range(10, 200, 10):
+        save(store, step)
+        asked.clear()
+        pruner.prune(step)
+        assert set(asked) == {step}
+    asked.clear()
+    Pruner(store, Retention(last=1, every=20)).prune(190)
+    assert not {step for step in asked if step % 20 == 0}
