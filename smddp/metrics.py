@@ -9,8 +9,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import SupportsFloat
 
 logger = logging.getLogger(__name__)
+
+
+def as_numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
+    """Metrics as numbers: an int stays one, everything else, a tensor of one element for instance, becomes a float.
+
+    Raises:
+        ValueError: If one is no number; says which.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            numbers[str(name)] = value if type(value) is int else float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"the metric {name!r} is {str(value)[:80]!r}: give a number, or a tensor of one"
+            ) from error
+    return numbers
 
 
 def metrics_line(step: int, epoch: int, metrics: Mapping[str, float]) -> str:

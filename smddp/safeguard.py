@@ -190,7 +190,7 @@ class Safeguard:
         failure: Exception | None = None
         try:
             saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
-        except (CheckpointError, OSError) as error:  # not swallowed: raised below, once all ranks know
+        except Exception as error:  # not swallowed: raised below, once all ranks know
             failure = error
         if self._agreement.decide(step, failed=failure is not None).failed:
             failure = failure or PeerFailedError("another rank could not save it")

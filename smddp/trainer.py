@@ -33,7 +33,7 @@ from smddp.data import EvaluationSampler
 from smddp.data.loaders import Loaders
 from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
 from smddp.job import Job
-from smddp.metrics import StepRate, report
+from smddp.metrics import StepRate, as_numbers, report
 from smddp.precision import Precision, PrecisionName
 from smddp.safeguard import Safeguard
 from smddp.saved_model import write_model
@@ -255,7 +255,7 @@ class Trainer:
 
     def log(self, **metrics: float | Tensor) -> None:
         """Reports metrics in one line, on rank 0, and keeps them for the manifest of a checkpoint of this very step."""
-        numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        numbers = as_numbers(metrics)
         self._safeguard.note(numbers)
         if self.is_main:
             report(self._progress.steps, self._progress.epoch, numbers)

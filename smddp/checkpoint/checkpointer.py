@@ -30,6 +30,7 @@ from smddp.checkpoint.saver import Saver
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.team import Team
 from smddp.errors import CheckpointError
+from smddp.metrics import as_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class Checkpointer:
             metrics: what was measured, to be kept with it.
 
         Raises:
-            ValueError: a number is not possible.
+            ValueError: a number is not possible, or a metric is none.
             CheckpointError: something in the state cannot be saved, or the save before failed. Earlier checkpoints are
                 as they were.
         """
@@ -182,7 +183,7 @@ class Checkpointer:
                 f"step is {step}, epoch {epoch} and position {position}: steps go from 0 to 10**12 - 1, epochs and "
                 "positions from 0"
             )
-        numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
+        numbers = {name: float(value) for name, value in as_numbers(metrics or {}).items()}
         participant = self._begin()
         self._saves += 1
         failure: CheckpointError | None = None

@@ -2,10 +2,12 @@ import math
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 import smddp.metrics
-from smddp.metrics import StepRate, metrics_line, report
+from smddp.metrics import StepRate, as_numbers, metrics_line, report
 
 
 def test_a_line_reads_as_documented() -> None:
@@ -48,3 +50,15 @@ def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> N
     rate.restart(100)
     assert rate.lap(110) == 5.0
     assert rate.lap(113) == 1.0
+
+
+@pytest.mark.parametrize("value", [None, "good", torch.zeros(2), [1.0]])
+def test_what_is_no_number_is_named(value: object) -> None:
+    with pytest.raises(ValueError, match="the metric 'accuracy' is .*: give a number"):
+        as_numbers({"loss": 1.0, "accuracy": value})
+
+
+def test_numbers_and_tensors_of_one_are_metrics() -> None:
+    numbers = as_numbers({"steps": 3, "loss": torch.tensor(0.5), "rate": np.float32(2)})
+    assert numbers == {"steps": 3, "loss": 0.5, "rate": 2.0}
+    assert [type(value) for value in numbers.values()] == [int, float, float]
