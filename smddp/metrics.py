@@ -20,15 +20,7 @@ def as_numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
     Raises:
         ValueError: If one is no number; says which.
     """
-    numbers: dict[str, float] = {}
-    for name, value in metrics.items():
-        try:
-            numbers[str(name)] = value if type(value) is int else float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"the metric {name!r} is {str(value)[:80]!r}: give a number, or a tensor of one"
-            ) from error
-    return numbers
+    return {str(name): _number(name, value) for name, value in metrics.items()}
 
 
 def metrics_line(step: int, epoch: int, metrics: Mapping[str, float]) -> str:
@@ -64,3 +56,11 @@ def _digits(value: float) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    try:
+        return value if type(value) is int else float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        found = str(value)[:80]
+        raise ValueError(f"the metric {name!r} is {found!r}: give a number, or a tensor of one") from error

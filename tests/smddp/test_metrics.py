@@ -54,7 +54,7 @@ def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("value", [None, "good", torch.zeros(2), [1.0]])
 def test_what_is_no_number_is_named(value: object) -> None:
-    with pytest.raises(ValueError, match="the metric 'accuracy' is .*: give a number"):
+    with pytest.raises(ValueError, match=r"the metric 'accuracy' is .*: give a number"):
         as_numbers({"loss": 1.0, "accuracy": value})
 
 
