@@ -214,9 +214,7 @@ def test_metadata_of_another_thing_is_refused(directory: Path) -> None:
             read_dcp(directory)
 
 
-@pytest.mark.parametrize(
-    ("second", "told"), [(0, "overlap"), (1, "overlap"), (3, "is not within"), (-2, "is not within")]
-)
+@pytest.mark.parametrize(("second", "told"), [(1, "overlap"), (3, "is not within"), (-2, "is not within")])
 def test_pieces_that_overlap_or_lie_outside_are_refused(directory: Path, second: int, told: str) -> None:
     """They have as many elements as the tensor, and would leave some of it as the memory was."""
     save({"a": torch.ones(2), "b": torch.ones(2)}, directory)
@@ -225,9 +223,9 @@ def test_pieces_that_overlap_or_lie_outside_are_refused(directory: Path, second:
     described.size = torch.Size([4])
     other = copy.deepcopy(chunk)
     object.__setattr__(other, "offsets", torch.Size([second]) if second >= 0 else (second,))
-    described.chunks = [chunk, other] if second else [chunk, chunk]
+    described.chunks = [chunk, other]
     (index, piece), *_ = [(key, each) for key, each in metadata.storage_data.items() if key.fqn == "a"]
     metadata.storage_data[dataclasses.replace(index, offset=other.offsets)] = piece
     (directory / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=told if second else "do not make up"):
+    with pytest.raises(CheckpointError, match=told):
         read_dcp(directory)

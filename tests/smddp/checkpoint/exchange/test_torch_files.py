@@ -42,7 +42,7 @@ def pack(path: Path, content: bytes, name: str = "model.pt") -> Path:
 
 def test_an_archive_within_an_archive_is_not_opened(tmp_path: Path) -> None:
     inner = pack(tmp_path / "inner.tar.gz", b"")
-    with pytest.raises(CheckpointError, match=r"model.pt in outer is not a file that torch.save wrote"):
+    with pytest.raises(CheckpointError, match=r"^model.pt in outer is not a file that torch.save wrote"):
         read_weights_file(pack(tmp_path / "outer.tar.gz", inner.read_bytes()), "outer")
 
 
