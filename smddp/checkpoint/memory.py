@@ -14,26 +14,25 @@ import torch
 _HUGE_PAGE = 2 * 2**20  # bytes
 
 
-def allocate(size: int, *, inherited: bool = True) -> memoryview:
+def allocate(size: int, *, shared: bool = False) -> memoryview:
     """Take memory, all zeros; it goes back when nothing refers to it any more.
 
     Args:
         size: bytes, at least one.
-        inherited: whether a fork has it, too. One that has makes every page of it copy-on-write: writing to it again
-            takes new memory, and the time to fill it.
+        shared: whether a fork and this process go on having it together. Otherwise the fork makes every page of it
+            copy-on-write, and to write to it again takes as much memory once more, and many times as long.
 
     Raises:
         MemoryError: there is not so much.
     """
     try:
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
+        pages = mmap.mmap(-1, size, flags=flags)
     except OSError as error:
         raise MemoryError(f"no memory of {size} bytes: {error}") from error
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
-    if not inherited and hasattr(mmap, "MADV_DONTFORK"):
-        pages.madvise(mmap.MADV_DONTFORK)
     return memoryview(pages)
 
 

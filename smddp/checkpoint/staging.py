@@ -127,7 +127,7 @@ class Staging:
             *(size / 1e6, "plain" if gpu is None else "pinned", len(self._memory) / 1e6),
         )
         self._memory, self._pinned = memoryview(b""), None  # give back first: never more than the state at once
-        self._memory = allocate(size, inherited=False)  # data loader workers are forked while training goes on
+        self._memory = allocate(size, shared=True)  # data loader workers are forked while training goes on
         if gpu is not None:
             with torch.cuda.device(gpu):
                 self._pinned = _pin(self._memory)

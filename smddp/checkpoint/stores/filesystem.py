@@ -96,6 +96,8 @@ class FileSystem:
                     raise
             yield
         finally:
+            with contextlib.suppress(OSError):  # there was no lock
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has the descriptor, too
             os.close(descriptor)
 
     def _lock(self, descriptor: int, path: Path) -> None:

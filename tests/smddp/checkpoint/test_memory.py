@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 
 import pytest
@@ -46,3 +47,13 @@ def test_goes_back_with_the_last_tensor() -> None:
     assert gone() is not None
     tensors.pop()
     assert gone() is None
+
+
+def test_a_fork_shares_what_is_to_be_shared_and_makes_no_copy_of_it() -> None:
+    memory, own = allocate(4096, shared=True), allocate(4096)
+    child = os.fork()
+    if child == 0:
+        memory[0] = own[0] = 7
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (memory[0], own[0]) == (7, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -408,6 +409,19 @@ def test_a_lock_that_somebody_keeps_is_told(tmp_path: Path, monkeypatch: pytest.
     assert error.value.transient
     assert store.read_manifest(7) is None
     store.commit(7, FIRST, manifest_of(FIRST), replacing=None)
+
+
+def test_a_process_that_is_forked_under_the_lock_does_not_keep_it(tmp_path: Path) -> None:
+    with FileSystem().lock(tmp_path):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        with FileSystem().lock(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_tensors_that_somebody_laid_beside_a_manifest_stay(tmp_path: Path) -> None:
