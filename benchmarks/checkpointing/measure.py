@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ ROUNDS = 4
 """How often one process measures each thing but the first save, the memory and the loop."""
 
 
-_QUIET_SECONDS = 0.4  # of the loop alone, before and after a save
+_QUIET_SECONDS = 0.5  # of the loop alone, before a save
 
 
 def measure(name: str, megabytes: float, directory: Path, *, loops: int) -> dict[str, Any]:
@@ -84,12 +85,13 @@ def _against_yardsticks(contender: Contender, state: State, raw: Path, *, first_
 
 
 def _beside_loops(contender: Contender, *, first_step: int, count: int) -> dict[str, list[float]]:
-    measured: dict[str, list[float]] = {kind: [] for kind in ("quiet loop", "loop", "gap")}
+    """Give what a save does to the loop beside it, each a part of its steps, and the worst gaps in seconds."""
+    measured: dict[str, list[float]] = {kind: [] for kind in ("loop", "loop on its core", "gap")}
     for step in range(first_step, first_step + count):
-        quiet, rate, gap = _beside_a_loop(contender, step=step)
-        measured["quiet loop"].append(quiet)
-        measured["loop"].append(rate)
-        measured["gap"].append(gap)
+        alone, beside = _beside_a_loop(contender, step=step)
+        measured["loop"].append(beside.rate / alone.rate)
+        measured["loop on its core"].append(beside.rate_on_its_core / alone.rate_on_its_core)
+        measured["gap"].append(beside.gap)
         contender.forget(step - 1)
     return measured
 
@@ -120,41 +122,67 @@ def _settle() -> None:
     time.sleep(0.2)
 
 
-def _beside_a_loop(contender: Contender, *, step: int) -> tuple[float, float, float]:
-    """Give steps a second of a loop alone, those beside a save after its stall, and there the worst gap in seconds."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """How a loop went."""
+
+    steps: int
+    seconds: float
+    queued: float
+    """Seconds in which it waited for a core, which is for other threads or processes."""
+    gap: float
+    """The longest time between two steps, in seconds."""
+
+    @property
+    def rate(self) -> float:
+        """Steps a second."""
+        return self.steps / self.seconds
+
+    @property
+    def rate_on_its_core(self) -> float:
+        """Steps a second but for the wait for a core: what is left is the GIL, caches and memory."""
+        return self.steps / (self.seconds - self.queued)
+
+
+def _beside_a_loop(contender: Contender, *, step: int) -> tuple[Loop, Loop]:
+    """Give a loop alone, and one beside a save after its stall."""
     _settle()
-    before, _ = _launch_loop(_for_seconds(_QUIET_SECONDS))
+    alone = _launch_loop(_for_seconds(_QUIET_SECONDS))
     if contender.asynchronous:
         contender.save(step)
-        rate, gap = _launch_loop(contender.pending)
+        beside = _launch_loop(contender.pending)
         contender.wait()
     else:
         thread = threading.Thread(target=contender.save, args=(step,))
         thread.start()
-        rate, gap = _launch_loop(thread.is_alive)
+        beside = _launch_loop(thread.is_alive)
         thread.join()
-    _settle()
-    after, _ = _launch_loop(_for_seconds(_QUIET_SECONDS))
-    return (before + after) / 2, rate, gap
+    return alone, beside
 
 
-def _launch_loop(goes_on: Callable[[], bool]) -> tuple[float, float]:
-    """Run a loop that does little but call torch, as one does that keeps a GPU busy; its rate and its worst gap."""
+def _launch_loop(goes_on: Callable[[], bool]) -> Loop:
+    """Run a loop that does little but call torch, as one does that keeps a GPU busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     weights, values = torch.rand(64, 64) / 64, torch.rand(16, 64)
-    steps, worst = 0, 0.0
+    steps, gap = 0, 0.0
+    queued = _seconds_queued()
     started = last = time.perf_counter()
     while goes_on():
         for _ in range(8):
             values = torch.tanh(values @ weights)
         now = time.perf_counter()
-        worst = max(worst, now - last)
+        gap = max(gap, now - last)
         last = now
         steps += 1
-    seconds = time.perf_counter() - started
+    loop = Loop(steps=steps, seconds=time.perf_counter() - started, queued=_seconds_queued() - queued, gap=gap)
     torch.set_num_threads(threads)
-    return steps / seconds, worst
+    return loop
+
+
+def _seconds_queued() -> float:
+    """How long this thread has waited for a core so far (Documentation/scheduler/sched-stats.rst)."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def _for_seconds(seconds: float) -> Callable[[], bool]:

@@ -46,10 +46,8 @@ def stall(found: dict[str, Any]) -> float:
 
 
 def slowdown(found: dict[str, Any]) -> float:
-    """The part of its steps that a loop loses while a save is under way, the median of all loops."""
-    return float(
-        statistics.median(1 - loop / quiet for loop, quiet in zip(found["loop"], found["quiet loop"], strict=True))
-    )
+    """The part of its steps that a loop loses while a save is under way, but for the wait for a core."""
+    return 1 - float(statistics.median(found["loop on its core"]))
 
 
 def cost(*, count: int, directory: Path, megabytes: int = 200) -> Outcome:
@@ -64,5 +62,5 @@ def cost(*, count: int, directory: Path, megabytes: int = 200) -> Outcome:
         failures.append(f"a save of {megabytes} MB stalls {stalled:.2f} × memcpy, more than {LARGEST_STALL}")
     if slowed > LARGEST_SLOWDOWN:
         failures.append(f"a loop beside a save loses {slowed:.1%} of its steps, more than {LARGEST_SLOWDOWN:.0%}")
-    notes = f"{megabytes} MB: stall {stalled:.2f} × memcpy, loop {-slowed:+.1%}"
+    notes = f"{megabytes} MB: stall {stalled:.2f} × memcpy, loop {-slowed:+.1%} on its core"
     return Outcome(done=count, unit="measurements", notes=notes, failures=tuple(failures))
