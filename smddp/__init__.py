@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smddp.checkpoint import Checkpointer as Checkpointer
     from smddp.checkpoint import Retention as Retention
-    from smddp.checkpoint.weights import load_weights as load_weights
+    from smddp.checkpoint.exchange.weights import load_weights as load_weights
     from smddp.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
     from smddp.cluster import Cluster as Cluster
     from smddp.data import ElasticSampler as ElasticSampler
@@ -35,7 +35,7 @@ _HOMES = {
     "Trainer": "smddp.trainer",
     "join": "smddp.distributed",
     "leave": "smddp.distributed",
-    "load_weights": "smddp.checkpoint.weights",
+    "load_weights": "smddp.checkpoint.exchange.weights",
     "run": "smddp.running",
 }
 

@@ -51,7 +51,7 @@ def list_(
     verify: Annotated[bool, typer.Option("--verify", help="Verify every byte.")] = False,
 ) -> None:
     """Show what each checkpoint is: step, epoch, age, size, metrics, and whether it is valid."""
-    from smddp.checkpoint.reader import inspect_each_alone
+    from smddp.checkpoint.reading.reader import inspect_each_alone
     from smddp.checkpoint.stores.parallel import in_parallel
     from smddp.checkpoint_table import show
 
@@ -71,7 +71,7 @@ def verify(location: _Location) -> None:
 
     Exit code 1 if one is damaged, unreadable, or of a newer smddp; or if none is valid.
     """
-    from smddp.checkpoint.reader import inspect_each_alone
+    from smddp.checkpoint.reading.reader import inspect_each_alone
     from smddp.checkpoint_table import describe, progress
 
     counts: dict[str, int] = {}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from smddp.checkpoint import SaveReport
-from smddp.checkpoint.restoring import Stateful
+from smddp.checkpoint.reading.restoring import Stateful
 from smddp.checkpoint_interval import AutoInterval
 from smddp.checkpoint_policy import CheckpointPolicy
 from smddp.data import ElasticSampler

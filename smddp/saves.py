@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from smddp.checkpoint import Checkpointer, SaveReport
-from smddp.checkpoint.participant import SaveFailedError
 from smddp.checkpoint.ranks import Ranks
-from smddp.checkpoint.restoring import Stateful
+from smddp.checkpoint.reading.restoring import Stateful
+from smddp.checkpoint.saving.participant import SaveFailedError
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.arrival import Arrival
 from smddp.checkpoint.stores.directory import DirectoryStore

@@ -14,14 +14,14 @@ it, whose files are never changed once the manifest names them:
 What is not named in a valid manifest does not exist. No file is a pickle, and reading one runs no code.
 """
 
-from smddp.checkpoint.attempt import SaveReport
 from smddp.checkpoint.best import find_best
 from smddp.checkpoint.checkpointer import Checkpointer
 from smddp.checkpoint.exchange import export, import_checkpoint
-from smddp.checkpoint.manifest import Manifest
-from smddp.checkpoint.reader import CheckpointInfo, list_checkpoints
+from smddp.checkpoint.exchange.weights import WeightsError, WeightsReport, load_weights
+from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.reading.reader import CheckpointInfo, list_checkpoints
 from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.weights import WeightsError, WeightsReport, load_weights
+from smddp.checkpoint.saving.attempt import SaveReport
 
 __all__ = [
     "CheckpointInfo",

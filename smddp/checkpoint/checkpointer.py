@@ -17,18 +17,18 @@ from typing import Any, Literal
 
 import torch
 
-from smddp.checkpoint.attempt import Attempt, SaveReport
-from smddp.checkpoint.capture import Capture
-from smddp.checkpoint.commit import Arrival, Committer
+from smddp.checkpoint.format.manifest import LARGEST_STEP, Manifest
 from smddp.checkpoint.hyperparameters import differing, json_values
-from smddp.checkpoint.manifest import LARGEST_STEP, Manifest
-from smddp.checkpoint.participant import Participant, SaveFailedError
-from smddp.checkpoint.reader import Loaded, read_newest
-from smddp.checkpoint.restoring import RANKS, RNG, Restoration, Stateful, check_parts
+from smddp.checkpoint.reading.reader import Loaded, read_newest
+from smddp.checkpoint.reading.restoring import RANKS, RNG, Restoration, Stateful, check_parts
 from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.saver import Saver
+from smddp.checkpoint.saving.attempt import Attempt, SaveReport
+from smddp.checkpoint.saving.capture import Capture
+from smddp.checkpoint.saving.commit import Arrival, Committer
+from smddp.checkpoint.saving.participant import Participant, SaveFailedError
+from smddp.checkpoint.saving.saver import Saver
+from smddp.checkpoint.saving.team import Team
 from smddp.checkpoint.stores import open_store
-from smddp.checkpoint.team import Team
 from smddp.errors import CheckpointError
 from smddp.metrics import as_numbers
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from smddp.checkpoint.manifest import Manifest, NewerFormatError
+from smddp.checkpoint.format.manifest import Manifest, NewerFormatError
+from smddp.checkpoint.reading.verified import VerifiedFiles
 from smddp.checkpoint.stores import Store, StoreError
-from smddp.checkpoint.verified import VerifiedFiles
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

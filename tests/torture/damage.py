@@ -21,11 +21,12 @@ from pathlib import Path
 
 import torch
 
-from smddp.checkpoint import Checkpointer, rng
-from smddp.checkpoint.reader import Loaded, inspect, read_checkpoint, read_newest
+from smddp.checkpoint import Checkpointer
+from smddp.checkpoint.format.tensors import bytes_of
+from smddp.checkpoint.reading import rng
+from smddp.checkpoint.reading.reader import Loaded, inspect, read_checkpoint, read_newest
 from smddp.checkpoint.stores import Store, open_store
 from smddp.checkpoint.stores.store import step_name
-from smddp.checkpoint.tensors import bytes_of
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 from tests.torture.outcome import Outcome

@@ -17,7 +17,8 @@ import xxhash
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from smddp.checkpoint import Checkpointer, Retention, rng
+from smddp.checkpoint import Checkpointer, Retention
+from smddp.checkpoint.reading import rng
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler
 from smddp.distributed import join, leave

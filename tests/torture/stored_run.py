@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
-from smddp.checkpoint.reader import read_newest
+from smddp.checkpoint.reading.reader import read_newest
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
 

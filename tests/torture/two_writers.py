@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from smddp.checkpoint.manifest import Manifest
-from smddp.checkpoint.reader import read_checkpoint
+from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.reading.reader import read_checkpoint
 from smddp.checkpoint.stores import AlreadyCommittedError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem

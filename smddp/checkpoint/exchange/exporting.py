@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from smddp.checkpoint.exchange.sources import find_source
-from smddp.checkpoint.manifest import Manifest
+from smddp.checkpoint.format.manifest import Manifest
 from smddp.errors import CheckpointError
 from smddp.saved_model import flush, write_safetensors, write_torch, write_weights
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
 from smddp.checkpoint.exchange.sources import find_source
-from smddp.checkpoint.names import is_part_name
-from smddp.checkpoint.restoring import RANKS, RNG
+from smddp.checkpoint.format.names import is_part_name
+from smddp.checkpoint.reading.restoring import RANKS, RNG
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from smddp.checkpoint.exchange.dcp import METADATA_NAME, read_dcp
 from smddp.checkpoint.exchange.parts import is_name_of, parts_of
 from smddp.checkpoint.exchange.torch_files import WEIGHTS_NAMES, read_weights_file
-from smddp.checkpoint.names import MANIFEST_NAME
-from smddp.checkpoint.reader import Loaded, read_checkpoint, read_newest
+from smddp.checkpoint.format.names import MANIFEST_NAME
+from smddp.checkpoint.reading.reader import Loaded, read_checkpoint, read_newest
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.store import step_of
 from smddp.errors import CheckpointError

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from smddp.checkpoint.manifest import Manifest
-from smddp.checkpoint.names import MANIFEST_NAME
+from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.format.names import MANIFEST_NAME
 from smddp.checkpoint.stores.copying import copy_checkpoint, missing_files
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import Store

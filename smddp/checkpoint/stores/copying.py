@@ -6,8 +6,8 @@ import mmap
 from collections.abc import Collection
 from pathlib import Path
 
-from smddp.checkpoint.manifest import Manifest
-from smddp.checkpoint.names import MANIFEST_NAME
+from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.format.names import MANIFEST_NAME
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import Store, path_in_step
 from smddp.errors import CheckpointError

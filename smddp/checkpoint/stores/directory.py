@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from smddp.checkpoint.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.names import MANIFEST_NAME, STATE_NAME, is_attempt_name
+from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
+from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME, is_attempt_name
 from smddp.checkpoint.stores.directory_errors import telling, telling_if_barred
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.store import (

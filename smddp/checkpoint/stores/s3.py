@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError
 
-from smddp.checkpoint.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.names import is_attempt_name
+from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
+from smddp.checkpoint.format.names import is_attempt_name
 from smddp.checkpoint.stores.s3_client import connect
 from smddp.checkpoint.stores.s3_commit import Commits
 from smddp.checkpoint.stores.s3_errors import refusal, s3_errors, store_error

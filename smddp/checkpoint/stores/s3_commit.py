@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from smddp.checkpoint.manifest import LARGEST_MANIFEST
+from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.stores.s3_body import Body
 from smddp.checkpoint.stores.s3_errors import S3_ERRORS, code_of, s3_errors, store_error
 from smddp.checkpoint.stores.s3_location import S3Location

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smddp.checkpoint.manifest import LARGEST_STEP
+from smddp.checkpoint.format.manifest import LARGEST_STEP
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.store import step_name
 

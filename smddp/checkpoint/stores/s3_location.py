@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from smddp.checkpoint.names import MANIFEST_NAME, is_attempt_name
+from smddp.checkpoint.format.names import MANIFEST_NAME, is_attempt_name
 from smddp.checkpoint.stores.store import is_ours, path_in_step, step_name, step_of
 
 _URI = re.compile(r"s3://(?P<bucket>[^/]*)(?:/(?P<prefix>.*))?", re.DOTALL)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from smddp.checkpoint.names import MANIFEST_NAME, is_attempt_name, is_file_name
+from smddp.checkpoint.format.names import MANIFEST_NAME, is_attempt_name, is_file_name
 from smddp.errors import CheckpointError
 
 PARTIAL_SUFFIX = ".smddp-partial"

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import xxhash
 
-from smddp.checkpoint import digests
-from smddp.checkpoint.digests import FileDigests
-from smddp.checkpoint.manifest import FileRecord, Manifest
-from smddp.checkpoint.names import file_names
+from smddp.checkpoint.format import digests
+from smddp.checkpoint.format.digests import FileDigests
+from smddp.checkpoint.format.manifest import FileRecord, Manifest
+from smddp.checkpoint.format.names import file_names
+from smddp.checkpoint.format.tensors import Layout, bytes_of
+from smddp.checkpoint.format.tree import flatten
 from smddp.checkpoint.stores import Store
-from smddp.checkpoint.tensors import Layout, bytes_of
-from smddp.checkpoint.tree import flatten
 
 RUN = "5f3a9c01d2e4"
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from smddp.checkpoint import Checkpointer, Manifest, list_checkpoints
-from smddp.checkpoint.names import MANIFEST_NAME, STATE_NAME
+from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem

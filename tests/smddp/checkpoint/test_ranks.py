@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 import smddp
-from smddp.checkpoint import Checkpointer, list_checkpoints, rng
+from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.ranks import Ranks
-from smddp.checkpoint.sharing import WHOLE_BELOW
+from smddp.checkpoint.reading import rng
+from smddp.checkpoint.saving.sharing import WHOLE_BELOW
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.distributed import is_communication_error
 from smddp.errors import CheckpointError

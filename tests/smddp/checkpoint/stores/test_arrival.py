@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from smddp.checkpoint.manifest import Manifest
-from smddp.checkpoint.reader import inspect
+from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.reading.reader import inspect
 from smddp.checkpoint.stores.arrival import Arrival
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.s3 import S3Store

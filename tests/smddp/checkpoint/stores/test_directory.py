@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.checkpoint.manifest import LARGEST_MANIFEST
+from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.stores import AlreadyCommittedError, StoreError, filesystem
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.manifest import LARGEST_STEP
+from smddp.checkpoint.format.manifest import LARGEST_STEP
 from smddp.checkpoint.stores import s3_listing
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.s3_listing import MOST_REQUESTS, Listing, Page, newest_page

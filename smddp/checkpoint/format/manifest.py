@@ -1,0 +1,240 @@
+"""The manifest: what makes files a checkpoint, and how each byte of them is known to be right.
+
+It is a JSON object and the last file written. Its key ``xxh3_128`` is the digest of the manifest's own bytes, taken
+with 32 zeros in the digest's place; that rule, the key and the key ``format`` stay in every version of the format. It
+names files, not tensors, and so stays small however many tensors there are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeGuard
+
+import xxhash
+
+from smddp.checkpoint.format import strict_json
+from smddp.checkpoint.format.names import (
+    DIGESTS_NAME,
+    MANIFEST_NAME,
+    STATE_NAME,
+    TENSORS_SUFFIX,
+    file_names,
+    is_attempt_name,
+    is_file_name,
+    part_of,
+)
+from smddp.errors import CheckpointError
+
+FORMAT = 2
+"""The version of the format that is written, and the newest that is read."""
+
+LARGEST_MANIFEST = 16 * 2**20
+"""Bytes. No manifest comes near; nothing larger is written or read."""
+
+LARGEST_STEP = 10**12 - 1
+
+_LARGEST_FILE = 2**63 - 1  # bytes; no file system has larger ones
+
+_NO_DIGEST = "0" * 32
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_KEYS_OF_1 = {"step", "epoch", "world_size", "saved_at", "smddp_version", "torch_version", "files", "metrics"}
+_NEW_IN_2: dict[str, Any] = {"run": "", "directory": "", "position": None, "hyperparameters": {}}  # and in 1 as here
+_KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_1 | set(_NEW_IN_2)}
+
+
+class NewerFormatError(CheckpointError):
+    """The checkpoint was written by a newer smddp: it is not damaged, but this one cannot read it."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FileRecord:
+    """What a file must be to be the one that was written."""
+
+    size: int
+    """Bytes."""
+    xxh3_128: str
+    """32 lower-case hexadecimal digits: the digest of its bytes, or, for a file of tensors, of its digests, as
+    `smddp.checkpoint.format.digests` says. In format 1 always of its bytes."""
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.size) and self.size <= _LARGEST_FILE, "size", self.size, "a count of bytes")
+        _require(_is_match(_DIGEST, self.xxh3_128), "xxh3_128", self.xxh3_128, "32 hexadecimal digits")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Manifest:
+    """What a checkpoint is, and what it consists of."""
+
+    run: str
+    """The id of the run that saved it, 12 hexadecimal digits; empty in format 1."""
+    directory: str
+    """Where its files are, beside the manifest: the run's id and its count of saves. Empty in format 1: with it."""
+    step: int
+    """Optimizer steps taken."""
+    epoch: int
+    """The epoch under way."""
+    position: int | None
+    """Samples of the epoch that are consumed; None if that was not said, and in format 1."""
+    world_size: int
+    """How many processes trained, and so have the state of their random numbers here."""
+    saved_at: datetime
+    """When, with a time zone."""
+    smddp_version: str
+    torch_version: str
+    files: Mapping[str, FileRecord]
+    """Every file of the checkpoint but the manifest, by name."""
+    metrics: Mapping[str, float]
+    """What was measured when it was saved."""
+    hyperparameters: Mapping[str, Any]
+    """What the run was started with, JSON values by name; empty in format 1."""
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.step) and self.step <= LARGEST_STEP, "step", self.step, "0 to 10**12 - 1")
+        _require(_is_count(self.epoch), "epoch", self.epoch, "0 or more")
+        _require(self.position is None or _is_count(self.position), "position", self.position, "0 or more, or null")
+        _require(_is_count(self.world_size) and self.world_size >= 1, "world_size", self.world_size, "1 or more")
+        _require(self.saved_at.tzinfo is not None, "saved_at", self.saved_at, "a time with a time zone")
+        for key, version in ("smddp_version", self.smddp_version), ("torch_version", self.torch_version):
+            _require(type(version) is str, key, version, "a text")
+        if self.format == 2:
+            is_attempt = is_attempt_name(self.directory) and self.directory == f"{self.run}-{self.directory[13:]}"
+            _require(is_attempt, "directory", self.directory, f"{self.run!r}, 12 hexadecimal digits, -<count of saves>")
+        self._check_files()
+        for name, value in self.metrics.items():
+            _require(type(name) is str and type(value) is float, "metrics", {name: value}, "floats by name")
+
+    def _check_files(self) -> None:
+        required = {STATE_NAME, DIGESTS_NAME} if self.format == 2 else {STATE_NAME}
+        allowed = f"{' and '.join(sorted(required))} among them"
+        _require(required <= set(self.files), "files", sorted(self.files), allowed)
+        for name in self.files:
+            _require(is_file_name(name), "a file", name, f"{STATE_NAME}, {DIGESTS_NAME} or <name>{TENSORS_SUFFIX}")
+        for part, names in self.parts.items():
+            _require(names == file_names(part, len(names)), f"the files of {part}", names, "all that belong together")
+
+    @property
+    def format(self) -> int:
+        """The version of the format."""
+        return 2 if self.directory or self.run else 1
+
+    @property
+    def parts(self) -> dict[str, list[str]]:
+        """The names of the files of tensors by the part of the state that they hold, sorted."""
+        parts: dict[str, list[str]] = {}
+        for name in sorted(self.files):
+            if name.endswith(TENSORS_SUFFIX):
+                parts.setdefault(part_of(name), []).append(name)
+        return parts
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files that it names."""
+        return sum(record.size for record in self.files.values())
+
+    def to_json(self) -> bytes:
+        """Give the content of manifest.json.
+
+        Raises:
+            CheckpointError: the hyperparameters are no JSON values, or too large.
+        """
+        assert self.format == FORMAT, self.format
+        content = {
+            "format": FORMAT,
+            "xxh3_128": _NO_DIGEST,
+            "run": self.run,
+            "directory": self.directory,
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": self.position,
+            "world_size": self.world_size,
+            "saved_at": self.saved_at.isoformat(),
+            "smddp_version": self.smddp_version,
+            "torch_version": self.torch_version,
+            "metrics": {name: _finite_or_text(value) for name, value in self.metrics.items()},
+            "hyperparameters": dict(self.hyperparameters),
+            "files": {name: {"size": record.size, "xxh3_128": record.xxh3_128} for name, record in self.files.items()},
+        }
+        try:
+            unsigned = json.dumps(content, indent=1, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"the hyperparameters cannot be written as JSON: {error}; give finite numbers, texts, true, false, "
+                "null, and lists and dicts of them"
+            ) from error
+        if len(unsigned) > LARGEST_MANIFEST:
+            raise CheckpointError(
+                f"the {MANIFEST_NAME} would have {len(unsigned)} bytes, and {LARGEST_MANIFEST} are allowed; keep large "
+                "hyperparameters in a file"
+            )
+        return unsigned.replace(_NO_DIGEST.encode(), xxhash.xxh3_128_hexdigest(unsigned).encode(), 1)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        """Read a manifest.json that nobody vouches for.
+
+        Raises:
+            NewerFormatError: a newer smddp wrote it.
+            CheckpointError: it is not a manifest, or not as it was written. The message is only the reason.
+        """
+        try:
+            content = strict_json.loads(data)
+        except ValueError as error:
+            raise CheckpointError(f"{MANIFEST_NAME} is not JSON: {error}") from error
+        _require(type(content) is dict, "the manifest", content, "a JSON object")
+        version, digest = content.pop("format", None), content.pop("xxh3_128", None)
+        _require(type(version) is int and version >= 1, "format", version, "1 or more")
+        _require(_is_match(_DIGEST, digest), "xxh3_128", digest, "32 hexadecimal digits")
+        unsigned = data.replace(digest.encode(), _NO_DIGEST.encode(), 1)
+        if xxhash.xxh3_128_hexdigest(unsigned) != digest:
+            raise CheckpointError(f"{MANIFEST_NAME} was changed: its bytes do not match its own xxh3_128")
+        if version > FORMAT:
+            raise NewerFormatError(
+                f"its format is version {version}, this smddp reads versions up to {FORMAT}; install a newer smddp"
+            )
+        keys = _KEYS[version]
+        _require(set(content) == keys, "the keys", sorted(content), ", ".join(sorted(keys)))
+        for key in sorted(keys & {"files", "metrics", "hyperparameters"}):
+            _require(type(content[key]) is dict, key, content[key], "a JSON object")
+        try:
+            saved_at = datetime.fromisoformat(content.pop("saved_at"))
+            files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
+            metrics = {name: _float(value) for name, value in content.pop("metrics").items()}
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{MANIFEST_NAME} is not a manifest: {error}") from error
+        manifest = cls(saved_at=saved_at, files=files, metrics=metrics, **{**_NEW_IN_2, **content})
+        _require(manifest.format == version, "directory", manifest.directory, "<run>-<count of saves>")
+        return manifest
+
+
+def _require(correct: bool, key: str, found: object, allowed: str) -> None:
+    if not correct:
+        raise CheckpointError(f"{MANIFEST_NAME} is not a manifest: {key} is {_brief(found)}, not {allowed}")
+
+
+def _brief(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def _is_match(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _finite_or_text(value: float) -> float | str:
+    """JSON has no nan and no infinity: they are written as text."""
+    return value if math.isfinite(value) else repr(value)
+
+
+def _float(value: object) -> float:
+    if type(value) is float or value in ("nan", "inf", "-inf"):
+        return float(value)
+    raise ValueError(f"the metric {value!r} is not a float")

@@ -1,0 +1,165 @@
+"""Nested state taken apart into tensors and a JSON skeleton, and put together again, exactly.
+
+A state_dict is dicts, lists and tuples around tensors, arrays, numbers and texts. The tensors go to a safetensors file;
+what is left is JSON. Where JSON has no such thing, a JSON object with the key ``"$"`` stands for it:
+
+    {"$": "tensor", "name": N}      the tensor N of the file           {"$": "tuple", "items": [...]}
+    {"$": "array", "name": N}       the same as a numpy array          {"$": "float", "value": "nan" | "inf" | "-inf"}
+    {"$": "scalar", "name": N}      the same as a numpy scalar         {"$": "dict", "items": [[key, value], ...]}
+    {"$": "ordered", "items": [[key, value], ...], "metadata": ...}    an OrderedDict, with a module's _metadata
+    {"$": "counter", "items": [[key, value], ...]}                     a collections.Counter
+
+Whatever else there is cannot be saved: it is refused by name, never pickled and never left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from smddp.checkpoint.format.tensors import DTYPES
+from smddp.errors import CheckpointError
+
+_TAG = "$"
+_METADATA = "_metadata"  # where torch.nn.Module.state_dict() keeps the versions of its modules
+_DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_KINDS = {kind: name for name, kind in _DICTS.items()}
+
+
+def flatten(state: object, *, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Take a state apart.
+
+    Args:
+        state: what a state_dict() gave.
+        path: what to call the state in errors: ``optimizer``.
+
+    Returns:
+        The skeleton, ready for json.dumps, and the tensors by name, where they are: not copied. A name is the way
+        to the tensor, ``state.0.exp_avg``. The same tensor at two places, as tied weights are, comes once.
+
+    Raises:
+        CheckpointError: something in the state cannot be saved; says what and where.
+    """
+    parts = _Parts()
+    return parts.skeleton(state, path, ""), parts.tensors
+
+
+def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Put together what `flatten` took apart."""
+    if isinstance(skeleton, list):
+        return [unflatten(item, tensors) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    kind = skeleton.get(_TAG)
+    if kind is None:
+        return {key: unflatten(value, tensors) for key, value in skeleton.items()}
+    if kind == "tensor":
+        return tensors[skeleton["name"]]
+    if kind == "array":
+        return tensors[skeleton["name"]].numpy()
+    if kind == "scalar":
+        return tensors[skeleton["name"]].numpy()[()]
+    if kind == "float":
+        return float(skeleton["value"])
+    if kind == "tuple":
+        return tuple(unflatten(item, tensors) for item in skeleton["items"])
+    if kind not in _DICTS:
+        raise CheckpointError(f"the state holds a {kind!r}, which this smddp does not know; install a newer one")
+    pairs = {unflatten(key, tensors): unflatten(value, tensors) for key, value in skeleton["items"]}
+    result = _DICTS[kind](pairs)
+    if "metadata" in skeleton:
+        setattr(result, _METADATA, unflatten(skeleton["metadata"], tensors))
+    return result
+
+
+class _Parts:
+    """The tensors found so far, and the names that they got."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names: dict[tuple[object, ...], str] = {}
+
+    def skeleton(self, value: Any, path: str, name: str) -> Any:
+        """Give the JSON for a value; ``path`` is for people, ``name`` for the tensors' file."""
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+        if isinstance(value, torch.Tensor):
+            return {_TAG: "tensor", "name": self._add_tensor(value, path, name)}
+        if isinstance(value, (np.ndarray, np.generic)):
+            name = self._add(_tensor_of_array(value, path), path, name)
+            return {_TAG: "array" if isinstance(value, np.ndarray) else "scalar", "name": name}
+        if kind is list:
+            return self._items(value, path, name)
+        if kind is tuple:
+            return {_TAG: "tuple", "items": self._items(value, path, name)}
+        if kind in _KINDS:
+            return self._dict(value, path, name)
+        raise CheckpointError(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: tensors, numpy "
+            "arrays, numbers, texts, None, and dicts, lists and tuples of them can be saved"
+        )
+
+    def _items(self, values: Iterable[Any], path: str, name: str) -> list[Any]:
+        return [self.skeleton(value, f"{path}.{index}", _join(name, index)) for index, value in enumerate(values)]
+
+    def _dict(self, value: dict[Any, Any], path: str, name: str) -> Any:
+        items = {key: self.skeleton(each, f"{path}.{key}", _join(name, key)) for key, each in value.items()}
+        if type(value) is dict and _TAG not in items and all(type(key) is str for key in items):
+            return items
+        keys = [self.skeleton(key, f"{path}, the key {key!r}", _join(name, "key")) for key in items]
+        tagged: dict[str, Any] = {
+            _TAG: _KINDS[type(value)],
+            "items": [list(pair) for pair in zip(keys, items.values(), strict=True)],
+        }
+        if hasattr(value, _METADATA):
+            metadata = getattr(value, _METADATA)
+            tagged["metadata"] = self.skeleton(metadata, f"{path}.{_METADATA}", _join(name, "metadata"))
+        return tagged
+
+    def _add_tensor(self, tensor: torch.Tensor, path: str, name: str) -> str:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            raise CheckpointError(
+                f"{path} is a {type(tensor).__qualname__} of layout {tensor.layout}: dense torch.Tensors and "
+                "Parameters can be saved"
+            )
+        if tensor.is_meta or tensor.is_quantized:
+            raise CheckpointError(f"{path} is a meta or quantized tensor: it has no plain values to save")
+        # One name for tensors that are the same memory seen in the same way; other views are saved on their own.
+        view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        identity = (tensor.device, *view, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        if tensor.numel() == 0 or identity not in self._names:
+            self._names[identity] = self._add(tensor.detach(), path, name)
+        return self._names[identity]
+
+    def _add(self, tensor: torch.Tensor, path: str, name: str) -> str:
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise CheckpointError(f"{path} is of {tensor.dtype}; a checkpoint can hold {known}")
+        name = name.encode(errors="replace").decode() or "value"  # a lone surrogate is no text in a safetensors file
+        unique, number = name, 2
+        while unique in self.tensors or unique == "__metadata__":  # the latter is not free in safetensors
+            unique, number = f"{name}#{number}", number + 1
+        self.tensors[unique] = tensor
+        return unique
+
+
+def _tensor_of_array(value: np.ndarray[Any, Any] | np.generic, path: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.array(value, order="C"))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is a numpy array of {value.dtype}: booleans, integers, floats of up to 64 bits and complex64 "
+            "in the machine's byte order can be saved"
+        ) from error
+
+
+def _join(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)

@@ -1,0 +1,1 @@
+"""From bytes that nobody vouches for to a run that goes on: verified in memory, then given to the parts of the run."""

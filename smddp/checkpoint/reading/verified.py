@@ -1,0 +1,215 @@
+"""The files of one checkpoint, read or only verified, by several threads; no byte is given out that was not verified.
+
+Each thread takes a span of a file at a time, some whole tensors, reads it block by block into the memory where it
+stays, and hashes each block while the processor's cache still holds it. Reading and hashing both let go of the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import xxhash
+
+from smddp.checkpoint.format import digests
+from smddp.checkpoint.format.digests import FileDigests
+from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.format.memory import allocate, tensor_at
+from smddp.checkpoint.format.names import DIGESTS_NAME, STATE_NAME, part_of
+from smddp.checkpoint.format.tensors import Entry, Layout, header_size
+from smddp.checkpoint.stores.parallel import in_parallel
+from smddp.checkpoint.stores.store import Store
+from smddp.errors import CheckpointError
+
+_MOST_CORES = 8
+"""That read and hash at a time: more would wait for the memory."""
+
+_SPAN = 32 * 2**20
+"""Bytes of tensors that share a piece of memory, which goes back when the last of them does; a larger tensor has its
+own. Small tensors need to share: they are smaller than the huge pages that make memory cheap to take."""
+
+_FIRST_READ = 2**16
+"""Bytes read of a file to see its header; most headers are shorter."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Stretch:
+    """Bytes that have a digest of their own: a tensor, or in format 1 a file."""
+
+    name: str
+    size: int
+    xxh3_128: str
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Span:
+    """Neighbouring stretches of a file, read by one thread."""
+
+    file: str
+    start: int
+    """In bytes from the beginning of the file."""
+    size: int
+    stretches: tuple[_Stretch, ...]
+    entries: tuple[Entry, ...] | None
+    """The tensors in it. None in format 1: the header, which says, is verified with the rest of the file."""
+
+
+class VerifiedFiles:
+    """The files that a manifest names.
+
+    When they are not what was written, the methods raise CheckpointError with nothing but the reason; when the store
+    cannot tell, what the store raises: StoreError or OSError.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        """Look at these files, none of which is read yet."""
+        self._store = store
+        self._threads = max(store.readers, min(_cores(), _MOST_CORES))
+        self.manifest = manifest
+
+    def check_sizes(self) -> None:
+        """See that all files are there, with the sizes that they must have."""
+        at = partial(self._store.size, self.manifest.step, self.manifest.directory)
+        sizes = in_parallel([partial(at, name) for name in self.manifest.files], threads=self._threads)
+        for (name, record), size in zip(self.manifest.files.items(), sizes, strict=True):
+            if size is None:
+                raise CheckpointError(f"{name} is missing")
+            if size != record.size:
+                raise CheckpointError(f"{name} has {size} bytes instead of {record.size}")
+
+    def verify(self) -> None:
+        """Verify every byte of every file, in little memory."""
+        self.check_sizes()
+        self.state()
+        in_parallel([partial(self._read, span) for span in self._spans(self.manifest.parts)], threads=self._threads)
+
+    def state(self) -> bytes:
+        """Give the content of state.json, once `check_sizes` has seen it."""
+        return self._small_file(STATE_NAME)
+
+    def tensors(self, parts: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
+        """Give the tensors of parts of the state, by part and name, once `check_sizes` has seen the files.
+
+        Each has a storage of its own. A part that is not there has none.
+        """
+        tensors: dict[str, dict[str, torch.Tensor]] = {part: {} for part in parts}
+        spans = self._spans(parts)
+        memories = in_parallel([partial(self._read_into_memory, span) for span in spans], threads=self._threads)
+        for span, memory in zip(spans, memories, strict=True):
+            entries = _layout_of(memory).entries if span.entries is None else span.entries
+            part = tensors[part_of(span.file)]
+            for entry in entries:
+                if entry.name in part:
+                    raise CheckpointError(f"{entry.name!r} is twice among the tensors of {part_of(span.file)}")
+                part[entry.name] = tensor_at(memory, entry.start - span.start, entry.dtype, entry.shape)
+        return tensors
+
+    def _spans(self, parts: Collection[str]) -> list[_Span]:
+        """Divide the files of some parts; the largest spans come first, so that the threads end together."""
+        names = [name for part, names in self.manifest.parts.items() if part in parts for name in names]
+        if self.manifest.format == 1:
+            spans = [self._whole(name) for name in names]
+        else:
+            known = digests.from_json(self._small_file(DIGESTS_NAME))
+            for name in names:
+                if name not in known or known[name].xxh3_128 != self.manifest.files[name].xxh3_128:
+                    raise CheckpointError(f"{DIGESTS_NAME} does not have the digests of {name}")
+            layouts = in_parallel([partial(self._layout, name, known[name]) for name in names], threads=self._threads)
+            spans = [
+                span for name, layout in zip(names, layouts, strict=True) for span in _divide(name, layout, known[name])
+            ]
+        return sorted(spans, key=lambda span: -span.size)
+
+    def _whole(self, name: str) -> _Span:
+        record = self.manifest.files[name]
+        stretch = _Stretch(name=name, size=record.size, xxh3_128=record.xxh3_128)
+        return _Span(file=name, start=0, size=record.size, stretches=(stretch,), entries=None)
+
+    def _layout(self, name: str, known: FileDigests) -> Layout:
+        """Read and verify a file's header."""
+        size = self.manifest.files[name].size
+        beginning = self._bytes(name, 0, min(size, _FIRST_READ))
+        length = header_size(beginning, size)
+        header = beginning[:length] + self._bytes(name, len(beginning), max(0, length - len(beginning)))
+        if xxhash.xxh3_128_hexdigest(header) != known.header:
+            raise CheckpointError(f"{name} was changed: its header does not match its xxh3_128")
+        layout = Layout.parse(header, size)
+        if [entry.name for entry in layout.entries] != list(known.tensors):
+            raise CheckpointError(f"{DIGESTS_NAME} does not have the tensors of {name}")
+        return layout
+
+    def _read_into_memory(self, span: _Span) -> memoryview:
+        memory = allocate(max(span.size, 1))
+        self._read(span, memory)
+        return memory
+
+    def _read(self, span: _Span, memory: memoryview | None = None) -> None:
+        """Read and verify a span, into memory if there is some."""
+        scratch = memoryview(bytearray(min(span.size, self._store.read_size))) if memory is None else memory[:0]
+        block, done, position = scratch[:0], 0, 0
+        for stretch in span.stretches:
+            digest, end = xxhash.xxh3_128(), position + stretch.size
+            while position < end:
+                if position == done:
+                    size = min(self._store.read_size, span.size - done)
+                    block = scratch[:size] if memory is None else memory[done : done + size]
+                    self._read_exactly(span.file, span.start + done, block)
+                    done += size
+                piece = block[len(block) - (done - position) :][: end - position]
+                digest.update(piece)
+                position += len(piece)
+            if digest.hexdigest() != stretch.xxh3_128:
+                where = "" if stretch.name == span.file else f" of {stretch.name!r}"
+                raise CheckpointError(f"{span.file} was changed: its bytes{where} do not match their xxh3_128")
+
+    def _small_file(self, name: str) -> bytes:
+        record = self.manifest.files[name]
+        content = self._bytes(name, 0, record.size)
+        if xxhash.xxh3_128_hexdigest(content) != record.xxh3_128:
+            raise CheckpointError(f"{name} was changed: its bytes do not match their xxh3_128")
+        return content
+
+    def _bytes(self, name: str, start: int, size: int) -> bytes:
+        content = bytearray(size)
+        if size:
+            self._read_exactly(name, start, memoryview(content))
+        return bytes(content)
+
+    def _read_exactly(self, name: str, start: int, memory: memoryview) -> None:
+        self._store.read_into(self.manifest.step, self.manifest.directory, name, start, memory)
+
+
+def _divide(file: str, layout: Layout, known: FileDigests) -> Iterator[_Span]:
+    """Divide a file into spans of whole tensors."""
+    entries: list[Entry] = []
+    for entry in layout.entries:
+        if entries and entry.start + entry.size - entries[0].start > _SPAN:
+            yield _span(file, entries, known)
+            entries = []
+        entries.append(entry)
+    if entries:
+        yield _span(file, entries, known)
+
+
+def _span(file: str, entries: list[Entry], known: FileDigests) -> _Span:
+    return _Span(
+        file=file,
+        start=entries[0].start,
+        size=sum(entry.size for entry in entries),
+        stretches=tuple(
+            _Stretch(name=each.name, size=each.size, xxh3_128=known.tensors[each.name]) for each in entries
+        ),
+        entries=tuple(entries),
+    )
+
+
+def _layout_of(content: memoryview) -> Layout:
+    size = header_size(bytes(content[:8]), len(content))
+    return Layout.parse(bytes(content[:size]), len(content))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
