@@ -17,7 +17,7 @@ test: .venv/dev.stamp lint  ## everything that can be checked on this machine
 # How often is a variable for each option of `python -m tests.torture --help`: make torture KILLS=1000 SEED=7
 TORTURES := SEED KILLS KILLS_OF_TWO KILLED_SAVES DAMAGES CRASHES FAILED_SAVES S3_FAULTS RANK_FAILURES MEETINGS S3_MEETINGS \
 	INTERRUPTIONS MEASUREMENTS
-torture: .venv/dev.stamp  ## the long forms of what docs/reliability.md promises; a quarter of an hour
+torture: .venv/dev.stamp  ## the long forms of what docs/reliability.md promises; 40 minutes on a busy machine
 	$(BIN)/python -m tests.torture $(foreach name,$(TORTURES),$(if $($(name)),--$(shell echo $(name) | tr A-Z_ a-z-) $($(name))))
 
 lint: .venv/dev.stamp
