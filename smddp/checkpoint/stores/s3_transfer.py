@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PART_SIZE = 16 * 2**20
-"""Bytes of a request. Larger ones are no faster, and a failed one is sent again as a whole."""
+PART_SIZE = 8 * 2**20
+"""Bytes of a request. Larger ones are no faster, fill the server's memory, and are sent again whole if they fail."""
 MOST_PARTS = 10_000
 """Of one object: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
-CONNECTIONS = 16
-"""Requests at a time. One connection to AWS carries some 90 MB/s, whatever the network."""
+CONNECTIONS = 10
+"""Requests at a time. One connection to AWS carries some 90 MB/s, whatever the network; and each rank that writes, or
+host that reads, has as many."""
 
 T = TypeVar("T")
 
