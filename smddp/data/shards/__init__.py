@@ -1,0 +1,6 @@
+"""Shards: data in large files, read in sequence, in an order that resumes in mid-epoch on any number of ranks."""
+
+from smddp.data.shards.errors import DataError
+from smddp.data.shards.source import Blob, DirectorySource, Source, open_source
+
+__all__ = ["Blob", "DataError", "DirectorySource", "Source", "open_source"]

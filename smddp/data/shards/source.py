@@ -1,0 +1,169 @@
+"""Where shards lie: what every such place can do, and the plainest of them, a directory.
+
+A source lists its files and reads one of them in sequence, from any byte on. It knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
+
+from smddp.data.shards.errors import DataError
+
+_TEMPORARY_PREFIXES = (".", "_", "~")  # hidden files, Hadoop's and Spark's _temporary and _SUCCESS, editors' copies
+_TEMPORARY_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".crdownload", "~")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Blob:
+    """One file of a source."""
+
+    name: str
+    """Its path below the source's location, with slashes."""
+    size: int
+    """Bytes."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Files to be read in sequence."""
+
+    def __str__(self) -> str:
+        """Give the location, for people."""
+
+    def list(self) -> list[Blob]:
+        """Give all files at any depth, sorted by name, without those that `is_temporary`.
+
+        Raises:
+            DataError: the location is missing or cannot be read.
+        """
+
+    def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
+        """Open a file to read it in sequence: ``read(n)`` gives n bytes, fewer only at the end; ``close()`` ends it.
+
+        Args:
+            name: as `list` gave it.
+            start: the byte to begin at; at the file's end or beyond nothing is left to read.
+            size: the most bytes to read; None is all that follow.
+
+        Raises:
+            DataError: the file is missing or cannot be read. Reading may raise it too, or an OSError.
+        """
+
+
+def open_source(location: str | os.PathLike[str]) -> Source:
+    """Give the source at a location: a directory, or ``s3://bucket/prefix``.
+
+    Raises:
+        DataError: the location is neither.
+    """
+    text = os.fspath(location)
+    if text.startswith("s3://"):
+        streams = importlib.import_module("smddp.data.streams")  # boto3 is for those who read from S3
+        return cast("Source", streams.S3Source(text))
+    if text.startswith("s3:/") or "://" in text or not text:
+        raise DataError(
+            f"{text!r} is no place for shards: give a directory or, as a str and not as a Path, s3://bucket/prefix"
+        )
+    return DirectorySource(text)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or a directory above it is named as programs name what is not finished, or not data."""
+    return any(
+        part.startswith(_TEMPORARY_PREFIXES) or part.lower().endswith(_TEMPORARY_SUFFIXES)
+        for part in PurePosixPath(name).parts
+    )
+
+
+class DirectorySource:
+    """The files of a directory and of those below it. Links are followed; a circle of them is left out."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        """Use this directory. It is looked at when it is listed."""
+        self.root = Path(root).absolute()
+
+    def __str__(self) -> str:
+        """Give the directory."""
+        return str(self.root)
+
+    def list(self) -> list[Blob]:
+        """Give all regular files, sorted by name."""
+        if not self.root.is_dir():
+            found = "is not a directory" if self.root.exists() else "does not exist"
+            raise DataError(f"cannot read shards from {self.root}: it {found}; give the directory that holds them")
+        try:
+            blobs = list(self._files(self.root, "", ()))
+        except OSError as error:
+            raise DataError(
+                f"cannot list {error.filename or self.root}: {error.strerror}; make it readable, or take it away"
+            ) from error
+        return sorted(blobs, key=lambda blob: blob.name)
+
+    def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
+        """Open a file; it can be sought in too."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise DataError(f"{name!r} is not a file below {self.root}: shards are named by their path in it")
+        try:
+            file = (self.root / name).open("rb", buffering=0)
+        except OSError as error:
+            raise DataError(f"cannot open {self.root / name}: {error.strerror}") from error
+        return io.BufferedReader(_Section(file, start, size), 1 << 17)
+
+    def _files(self, directory: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Blob]:
+        here = directory.stat()
+        identity = (here.st_dev, here.st_ino)
+        if identity in above:
+            return
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if is_temporary(entry.name):
+                    continue
+                found = entry.stat()
+                if stat.S_ISDIR(found.st_mode):
+                    yield from self._files(directory / entry.name, f"{prefix}{entry.name}/", (*above, identity))
+                elif stat.S_ISREG(found.st_mode):
+                    yield Blob(name=prefix + entry.name, size=found.st_size)
+
+
+class _Section(io.RawIOBase):
+    """A piece of a file as a file of its own."""
+
+    def __init__(self, file: io.FileIO, start: int, size: int | None) -> None:
+        self._file = file
+        self._start = start
+        self._size = max(os.fstat(file.fileno()).st_size - start, 0) if size is None else size
+        self._position = 0
+        file.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(self._size - self._position, 0)]
+        count = self._file.readinto(wanted) if wanted.nbytes else 0
+        self._position += count or 0
+        return count or 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        self._file.seek(self._start + self._position)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
