@@ -170,9 +170,10 @@ def no_checkpoint_in(store: Store) -> CheckpointError:
 
 def _is_object(uri: str) -> bool:
     """Whether there is an object in S3."""
-    from smddp.checkpoint.stores.s3_client import connect
-    from smddp.checkpoint.stores.s3_errors import is_missing, s3_errors
+    from smddp.checkpoint.stores.s3_errors import s3_errors
     from smddp.checkpoint.stores.s3_location import S3Location
+    from smddp.s3.client import connect
+    from smddp.s3.errors import is_missing
 
     place = S3Location.parse(uri)
     try:
@@ -189,9 +190,10 @@ def _download(uri: str, path: Path) -> None:
     """Copy one object of S3 to a file."""
     from boto3.exceptions import Boto3Error
 
-    from smddp.checkpoint.stores.s3_client import connect  # only who reads there needs boto3
-    from smddp.checkpoint.stores.s3_errors import is_missing, s3_errors
+    from smddp.checkpoint.stores.s3_errors import s3_errors
     from smddp.checkpoint.stores.s3_location import S3Location
+    from smddp.s3.client import connect  # only who reads there needs boto3
+    from smddp.s3.errors import is_missing
 
     place = S3Location.parse(uri)
     try:

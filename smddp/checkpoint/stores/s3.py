@@ -19,7 +19,6 @@ from botocore.exceptions import BotoCoreError
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.format.names import is_attempt_name
-from smddp.checkpoint.stores.s3_client import connect
 from smddp.checkpoint.stores.s3_commit import Commits
 from smddp.checkpoint.stores.s3_errors import refusal, s3_errors, store_error
 from smddp.checkpoint.stores.s3_listing import Listing
@@ -27,6 +26,7 @@ from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.s3_transfer import CONNECTIONS, PART_SIZE, Transfer
 from smddp.checkpoint.stores.store import StoreError, mentions
 from smddp.errors import CheckpointError
+from smddp.s3.client import connect
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -63,7 +63,7 @@ class S3Store:
 
         Args:
             uri: ``s3://bucket/prefix``.
-            client: boto3's client. Default: `s3_client.connect` makes one in each process that needs one.
+            client: boto3's client. Default: `smddp.s3.client.connect` makes one in each process that needs one.
             part_size: bytes of a request; larger objects go and come in several. S3 wants at least 5 MiB.
             connections: requests at a time.
 

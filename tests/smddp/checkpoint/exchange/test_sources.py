@@ -13,7 +13,8 @@ from moto import mock_aws
 from torch import nn
 
 from smddp.checkpoint.exchange.sources import find_source
-from smddp.checkpoint.stores import StoreError, open_store, s3_client
+from smddp.checkpoint.stores import StoreError, open_store
+from smddp.s3 import client
 from smddp.saved_model import write_model
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
@@ -53,7 +54,7 @@ def test_an_object_that_breaks_off_each_time_is_one_clear_error(s3: str, monkeyp
         def download_file(self, *_: str) -> None:
             raise RetriesExceededError(TimeoutError("the read timed out"))
 
-    monkeypatch.setattr(s3_client, "connect", Broken)
+    monkeypatch.setattr(client, "connect", Broken)
     with pytest.raises(StoreError, match=f"could not read {s3}/w.pt: .*; check the network") as error:
         find_source(f"{s3}/w.pt").read_part("model")
     assert error.value.transient

@@ -1,0 +1,98 @@
+"""What S3, and the way to it, can refuse: what is wrong, what to do, and whether asking again may help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,  # noqa: A004 - botocore's, of which its errors of a connection are
+    HTTPClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from urllib3.exceptions import HTTPError
+
+S3_ERRORS = (BotoCoreError, ClientError, HTTPError)
+"""What a call of botocore raises; the last one while a body is read over TLS."""
+
+_ADVICE = {
+    "NoSuchBucket": "create the bucket (smddp never does), or correct the URI",
+    "ExpiredToken": "the credentials expired: renew them, or use a role, whose credentials renew themselves",
+    "InvalidAccessKeyId": "the access key is unknown there: correct the credentials, or the endpoint",
+    "SignatureDoesNotMatch": "the secret key is wrong: correct AWS_SECRET_ACCESS_KEY or the profile",
+    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
+    "InternalError": "S3 itself failed, several times: try again later",
+}
+_SAME = {
+    "403": "AccessDenied",
+    "AllAccessDisabled": "AccessDenied",
+    "InvalidToken": "ExpiredToken",
+    "RequestExpired": "ExpiredToken",
+    "ExpiredTokenException": "ExpiredToken",
+    "TokenRefreshRequired": "ExpiredToken",
+    "301": "PermanentRedirect",
+    "AuthorizationHeaderMalformed": "PermanentRedirect",
+    "IllegalLocationConstraintException": "PermanentRedirect",
+    "TemporaryRedirect": "PermanentRedirect",
+    "500": "InternalError",
+    "503": "SlowDown",
+    "ServiceUnavailable": "SlowDown",
+    "Throttling": "SlowDown",
+    "RequestLimitExceeded": "SlowDown",
+    "InsufficientStorage": "QuotaExceeded",
+    "507": "QuotaExceeded",
+}
+_TRANSIENT = {"SlowDown", "InternalError", "RequestTimeout", "BadDigest", "IncompleteBody", "OperationAborted"}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Refusal:
+    """Why S3 did not do something."""
+
+    message: str
+    """What was tried, what S3 answered and what to do, in one sentence."""
+    transient: bool
+    """Whether the same request may succeed later although nobody does anything."""
+
+
+def code_of(error: Exception) -> str:
+    """Give S3's name for what is wrong, or the HTTP status where the answer had no body; empty if S3 said nothing."""
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether S3 said that there is no such object."""
+    return code_of(error) in ("NoSuchKey", "404")
+
+
+def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
+    """Say what is wrong, and what to do.
+
+    Args:
+        doing: what failed: ``could not write s3://bucket/key``.
+        error: one of S3_ERRORS.
+        advice: what to do where that depends on what was tried, by S3's code (``AccessDenied``, ``SlowDown``, ...).
+    """
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        message = error.response.get("Error", {}).get("Message", "")
+        return refusal(doing, code_of(error), message, advice, status=status)
+    if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
+        remedy = "give the job a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        return Refusal(message=f"{doing}: {error}; {remedy}", transient=False)
+    if isinstance(error, (ConnectionError, HTTPClientError, HTTPError)):
+        remedy = "check the network, the VPC's endpoint for S3, and AWS_ENDPOINT_URL_S3 if it is set"
+        return Refusal(message=f"{doing}: {error}; {remedy}", transient=True)
+    remedy = "check the AWS configuration"
+    return Refusal(message=f"{doing}: {type(error).__name__}: {error}; {remedy}", transient=False)
+
+
+def refusal(doing: str, code: str, message: str, advice: Mapping[str, str], *, status: int = 0) -> Refusal:
+    """Say what S3 refused under a code of its own, for a whole request or for one key of it."""
+    kind = _SAME.get(code, code)
+    remedy = advice.get(kind) or _ADVICE.get(kind, "see what S3 says")
+    return Refusal(message=f"{doing}: {code} ({message}); {remedy}", transient=kind in _TRANSIENT or status >= 500)
