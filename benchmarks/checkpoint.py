@@ -116,8 +116,9 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, in {arguments.directory or tempfile.gettempdir()}")
     for megabytes in arguments.megabytes:
         found: dict[str, list[Measurement]] = {name: [] for name in arguments.only}
-        for _ in range(arguments.repeats):
+        for repeat in range(arguments.repeats):
             for name, measurements in found.items():
+                print(f"{megabytes} MB, {repeat + 1} of {arguments.repeats}: {name}", file=sys.stderr)
                 measurements.append(measure(name, megabytes, arguments.directory))
         report(found)
 
