@@ -15,13 +15,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from smddp.data.permutation import ALGORITHM, LARGEST_SIZE, Permutation
+from smddp.data.micro_batches import MicroBatches
+from smddp.data.partition import Partition, Tail
+from smddp.data.permutation import ALGORITHM, Permutation
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
+_FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
 
 
 class ElasticSampler:
@@ -31,8 +31,8 @@ class ElasticSampler:
     was not taken yet to the end of the epoch; ``accumulate`` lists in a row are one optimizer step. Only
     `advance` counts a step as taken: a batch that a loader fetched ahead is not lost when the process dies.
 
-    Samples beyond the last whole global batch of an epoch are left out of it; with a shuffle they are others
-    in each epoch.
+    What becomes of the samples beyond the last whole global batch of an epoch is ``tail``'s to say. As they are left
+    out by default, with a shuffle they are others in each epoch.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class ElasticSampler:
         accumulate: int = 1,
         seed: int = 0,
         shuffle: bool = True,
+        tail: Tail = "drop",
+        fingerprint: str | None = None,
     ) -> None:
         """Describe the order.
 
@@ -56,26 +58,18 @@ class ElasticSampler:
             accumulate: micro-batches an optimizer step on each rank.
             seed: decides, with the epoch and the size, the order.
             shuffle: False keeps the dataset's own order.
+            tail: ``"drop"`` leaves out the samples beyond the last whole global batch; ``"short"`` gives them as a
+                smaller one, whose losses `loss_weight` weighs; ``"wrap"`` fills that one with the first samples of
+                the same epoch.
+            fingerprint: of the data, as `smddp.data.fingerprint` makes it; a position in other data is refused.
 
         Raises:
             ValueError: the numbers do not fit each other.
         """
         _check_rank(rank, world_size)
-        if not 1 <= size <= LARGEST_SIZE:
-            raise ValueError(f"size is {size}: a dataset to train on has 1 to 2**63 samples")
-        if accumulate < 1:
-            raise ValueError(f"accumulate is {accumulate}: an optimizer step has at least one micro-batch")
-        shares = world_size * accumulate
-        if global_batch < 1 or global_batch % shares:
-            raise ValueError(
-                f"global_batch is {global_batch}: it must divide by world_size * accumulate = {world_size} * "
-                f"{accumulate} = {shares}; the nearest that do are {_nearest_multiples(global_batch, shares)}"
-            )
-        if global_batch > size:
-            raise ValueError(
-                f"global_batch is {global_batch}, but the dataset has only {size} samples, not one whole batch; "
-                f"choose a global_batch of at most {size}"
-            )
+        self._partition = Partition(
+            size=size, global_batch=global_batch, world_size=world_size, accumulate=accumulate, tail=tail
+        )
         self.size = size
         self.global_batch = global_batch
         self.rank = rank
@@ -83,12 +77,15 @@ class ElasticSampler:
         self.accumulate = accumulate
         self.seed = seed
         self.shuffle = shuffle
+        self.tail: Tail = tail
+        self.fingerprint = fingerprint
         self._epoch = 0
         self._consumed = 0
+        self._end, self._short = self._partition.end, self._partition.short
         if rank == 0 and size % global_batch:
             logger.info(
-                "an epoch is %d steps of %d samples; the last %d of its order are dropped (%d samples in all)",
-                *(self.steps_per_epoch, global_batch, size % global_batch, size),
+                "an epoch is %d steps of %d samples; the last %d of its order are %s (%d samples in all)",
+                *(self.steps_per_epoch, global_batch, size % global_batch, _FATE[tail], size),
             )
 
     @property
@@ -98,22 +95,24 @@ class ElasticSampler:
 
     @property
     def consumed(self) -> int:
-        """Samples of this epoch, over all ranks, that optimizer steps were taken on."""
+        """Samples of this epoch, over all ranks, that optimizer steps were taken on.
+
+        At the end of an epoch it is ``size`` with a short last batch, else ``steps_per_epoch * global_batch``.
+        """
         return self._consumed
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return self.size // self.global_batch
+        return self._partition.steps
 
     def __len__(self) -> int:
         """Micro-batches of this rank that are left in the epoch."""
-        return (self.steps_per_epoch - self._consumed // self.global_batch) * self.accumulate
+        return -((self._consumed - self._end) // self.global_batch) * self.accumulate
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> MicroBatches:
         """Give this rank's micro-batches from the first step not taken to the end of the epoch."""
-        order = Permutation(size=self.size, seed=self.seed, epoch=self._epoch)
-        return self._micro_batches(order, self._consumed)
+        return self._micro_batches(self._partition, self.rank, self.size, self.seed)
 
     def start_epoch(self, epoch: int) -> None:
         """Begin this epoch, or go on with it where it is already under way."""
@@ -133,11 +132,27 @@ class ElasticSampler:
                 f"all {self.steps_per_epoch} steps of epoch {self._epoch} are taken; "
                 f"call start_epoch({self._epoch + 1})"
             )
-        self._consumed += self.global_batch
+        self._consumed = min(self._consumed + self.global_batch, self._end)
+
+    def loss_weight(self, micro_batch: int) -> float:
+        """What the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
+
+        Args:
+            micro_batch: from 0 to ``accumulate - 1``.
+
+        Returns:
+            1.0 but in a short last batch, where each share counts as much as it has samples, that of one that only
+            repeats a sample nothing: so the step's gradient, divided by ``accumulate`` and by the world size, is
+            that of the mean over its samples.
+        """
+        if not self._short or self._end - self._consumed != self._short:
+            return 1.0
+        return self._partition.short_weight(self.rank, micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, the same on every rank: a small JSON object."""
-        return {**self._identity(), "epoch": self._epoch, "consumed": self._consumed}
+        place = {"epoch": self._epoch, "consumed": self._consumed}
+        return {**self._identity(), "fingerprint": self.fingerprint, **place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state_dict` gave, at any number of ranks.
@@ -145,22 +160,35 @@ class ElasticSampler:
         Raises:
             ValueError: the position belongs to another order, or to none.
         """
+        state = {"tail": "drop", **state}  # positions were saved before there was a choice
         for name, here in self._identity().items():
             if state.get(name) != here:
                 raise ValueError(
                     f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}: "
                     f"the samples would come in another order; resume with the same {name}, or start a new run"
                 )
+        self._check_fingerprint(state.get("fingerprint"))
         epoch, consumed = state.get("epoch"), state.get("consumed")
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"the saved position in the data has epoch={epoch!r}: epochs are counted from 0")
-        whole = self.steps_per_epoch * self.global_batch
-        if type(consumed) is not int or not 0 <= consumed <= whole or consumed % self.global_batch:
+        if type(consumed) is not int or not 0 <= consumed <= self._end or not self._is_between_steps(consumed):
             raise ValueError(
                 f"the saved position in the data has consumed={consumed!r}: it must be a multiple of the global "
-                f"batch, {self.global_batch}, from 0 to {whole}"
+                f"batch, {self.global_batch}, from 0 to {self._end}{', or that' if self._short else ''}"
             )
         self._epoch, self._consumed = epoch, consumed
+
+    def _is_between_steps(self, consumed: int) -> bool:
+        return consumed % self.global_batch == 0 or consumed == self._end
+
+    def _check_fingerprint(self, saved: object) -> None:
+        if None not in (saved, self.fingerprint) and saved != self.fingerprint:
+            raise ValueError(
+                f"the data changed: its fingerprint was {saved} when the position in it was saved, and is "
+                f"{self.fingerprint} now; resume with the data as it was, or start a new run with this"
+            )
+        if saved is not None and self.fingerprint is None and self.rank == 0:
+            logger.warning("the saved position has a fingerprint of the data, this run none: a change goes unnoticed")
 
     def _identity(self) -> dict[str, Any]:
         """What decides the order: a position means nothing without it."""
@@ -170,19 +198,16 @@ class ElasticSampler:
             "size": self.size,
             "global_batch": self.global_batch,
             "shuffle": self.shuffle,
+            "tail": self.tail,
         }
 
-    def _micro_batches(self, order: Permutation, consumed: int) -> Iterator[list[int]]:
-        micro_batch = self.global_batch // (self.world_size * self.accumulate)
-        # Where the micro-batches of this rank lie in a global batch: one row each.
-        first = (np.arange(self.accumulate) * self.world_size + self.rank) * micro_batch
-        pieces = first[:, np.newaxis] + np.arange(micro_batch)
-        steps_a_block = max(1, _BLOCK // pieces.size)
-        for block in range(consumed // self.global_batch, self.steps_per_epoch, steps_a_block):
-            steps = np.arange(block, min(block + steps_a_block, self.steps_per_epoch))
-            positions = (steps * self.global_batch)[:, np.newaxis, np.newaxis] + pieces
-            samples = order.permute(positions) if self.shuffle else positions
-            yield from samples.reshape(-1, micro_batch).tolist()
+    def _micro_batches(self, partition: Partition, rank: int, size: int, seed: int) -> MicroBatches:
+        order = Permutation(size=size, seed=seed, epoch=self._epoch) if self.shuffle else None
+        step = -(-self._consumed // self.global_batch)
+        return MicroBatches(partition, rank=rank, order=order, step=step, loaded=self._go_to)
+
+    def _go_to(self, step: int) -> None:
+        self._consumed = min(step * self.global_batch, self._end)
 
 
 class EvaluationSampler:
@@ -225,8 +250,3 @@ class EvaluationSampler:
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank} of world_size {world_size}: ranks go from 0 to world_size - 1")
-
-
-def _nearest_multiples(number: int, of: int) -> str:
-    below = max(number // of, 0) * of
-    return " and ".join(str(multiple) for multiple in (below, below + of) if multiple > 0)
