@@ -1,0 +1,265 @@
+"""Threads that fetch parts of objects before they are read, with one bounded memory for all open streams.
+
+Each stream always has one part; beyond that the memory goes to whoever waits, then to whoever has the least. So one
+stream alone uses all connections, and fifty at a time use one each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from smddp.data.streams.ranges import Cancelled, Ranges, Version
+
+_LONGEST_END = 60.0  # seconds
+_GLANCE = 1.0  # seconds between two looks of a thread without work
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Part:
+    """A piece of an object, fetched or under way."""
+
+    memory: memoryview
+    is_done: bool = False
+    read: int = 0
+    """Bytes that the reader has taken."""
+    error: BaseException | None = None
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Course:
+    """How far a stream has come."""
+
+    key: str
+    position: int
+    """The next byte to ask for."""
+    stop: int | None
+    """Where it ends; None: at the object's end, wherever that is."""
+    version: Version | None
+    """Unknown until S3 has answered once, if nobody listed the object."""
+    parts: deque[_Part] = field(default_factory=deque)
+    """In their order: the first is read from."""
+    is_waited_for: bool = False
+    is_closed: bool = False
+
+    @property
+    def end(self) -> int | None:
+        """Where it ends, as far as one knows."""
+        if self.version is None:
+            return self.stop
+        return self.version.size if self.stop is None else min(self.stop, self.version.size)
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that it has."""
+        return sum(len(part.memory) for part in self.parts)
+
+
+class ReadAhead:
+    """The open streams of one process, and the threads that fetch for them as long as there are any."""
+
+    def __init__(self, ranges: Ranges, *, connections: int, memory: int, part_size: int) -> None:
+        """Begin with no stream and no thread.
+
+        Args:
+            ranges: reads a range.
+            connections: parts that are fetched at a time at most.
+            memory: bytes that parts may have beyond one for each stream.
+            part_size: bytes of a part.
+        """
+        self._ranges = ranges
+        self._connections = connections
+        self._memory = memory
+        self._part_size = part_size
+        self._changed = threading.Condition()
+        self._holder: int | None = None
+        self._courses: list[Course] = []
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+
+    def start(self, key: str, position: int, stop: int | None, version: Version | None) -> Course:
+        """Begin to fetch an object from a position on.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        course = Course(key=key, position=position, stop=stop, version=version)
+        with self._locked():
+            self._courses.append(course)
+            if not self._threads:
+                self._start_thread()
+            self._changed.notify_all()
+        return course
+
+    def read_into(self, course: Course, memory: memoryview) -> int:
+        """Fill memory with the next bytes; waits for the first of them. 0 at the end.
+
+        Raises:
+            DataError: the object is missing, was replaced, or S3 does not give it.
+            ValueError: the stream was closed by another thread.
+        """
+        with self._locked():
+            part = self._next_part(course)
+        if part is None:
+            return 0
+        count = min(len(memory), len(part.memory) - part.read)
+        memory[:count] = part.memory[part.read : part.read + count]
+        part.read += count
+        if part.read == len(part.memory):
+            with self._locked():
+                course.parts.popleft()
+                self._changed.notify_all()
+        return count
+
+    def stop(self, course: Course) -> None:
+        """Fetch no more for a stream. With the last stream the threads end, before this returns.
+
+        A thread that waits for S3's answer ends when that comes, or the client's timeout.
+        """
+        course.is_closed = True
+        if self._holder == threading.get_ident():
+            # The garbage collector closes a stream that was forgotten, in the midst of one of these methods. The
+            # threads see it when they look the next time.
+            return
+        with self._locked():
+            self._forget_closed()
+            ending = [] if self._courses else self._threads
+            self._threads = self._threads if self._courses else []
+            self._changed.notify_all()
+        for thread in ending:
+            if thread is not threading.current_thread():
+                thread.join(_LONGEST_END)
+
+    def _next_part(self, course: Course) -> _Part | None:
+        """Wait for the part that is to be read next; None at the end."""
+        course.is_waited_for = True
+        try:
+            while not course.is_closed:
+                end = course.end
+                if course.parts and course.parts[0].is_done:
+                    part = course.parts[0]
+                    if part.error is not None:
+                        raise part.error
+                    if part.read < len(part.memory):
+                        return part
+                    course.parts.popleft()  # empty: the object ends where it begins
+                elif not course.parts and end is not None and course.position >= end:
+                    return None
+                else:
+                    self._changed.notify_all()
+                    self._wait()
+            raise ValueError("read of a closed stream")
+        finally:
+            course.is_waited_for = False
+
+    def _work(self) -> None:
+        with self._locked():
+            while threading.current_thread() in self._threads:
+                self._forget_closed()
+                if not self._courses:
+                    self._threads = []
+                    return
+                taken = self._take()
+                if taken is None:
+                    self._idle += 1
+                    self._wait(_GLANCE)
+                    self._idle -= 1
+                    continue
+                if not self._idle and len(self._threads) < self._connections and self._choose() is not None:
+                    self._start_thread()
+                course, start, part = taken
+                with self._unlocked():
+                    size = self._fetch(course, start, part)
+                part.memory = part.memory[:size]
+                part.is_done = True
+                if course.version is None:
+                    course.position = course.stop = start  # an empty object, or one that ends before
+                self._changed.notify_all()
+                del course, part, taken  # a thread that waits holds no memory
+
+    def _fetch(self, course: Course, start: int, part: _Part) -> int:
+        def answered(version: Version) -> None:
+            if course.version is None:
+                with self._locked():
+                    course.version = version
+                    self._changed.notify_all()
+
+        try:
+            return self._ranges.fill(
+                course.key, start, part.memory, course.version, answered=answered, cancelled=lambda: course.is_closed
+            )
+        except Cancelled:
+            return 0
+        except BaseException as error:  # raised to the reader
+            part.error = error
+            return 0
+
+    def _take(self) -> tuple[Course, int, _Part] | None:
+        """Decide which part is fetched next."""
+        course = self._choose()
+        if course is None:
+            return None
+        start = course.position
+        size = self._size_of_next(course)
+        part = _Part(memory=memoryview(bytearray(size)))
+        course.parts.append(part)
+        course.position += size
+        return course, start, part
+
+    def _choose(self) -> Course | None:
+        held = {course: course.held for course in self._courses}
+        free = self._memory - sum(held.values())
+        eligible = [
+            course
+            for course in self._courses
+            if (size := self._size_of_next(course)) > 0 and (not course.parts or size <= free)
+        ]
+        return min(eligible, key=lambda course: (not course.is_waited_for, held[course]), default=None)
+
+    def _size_of_next(self, course: Course) -> int:
+        if course.version is None and course.parts:
+            return 0  # the first answer tells how far the object goes, and which one it is
+        if course.is_closed or any(part.error for part in course.parts):
+            return 0
+        end = course.end
+        return self._part_size if end is None else min(self._part_size, end - course.position)
+
+    def _forget_closed(self) -> None:
+        self._courses = [course for course in self._courses if not course.is_closed]
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name="smddp-stream", daemon=True)
+        self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no more, or Python ends: the others do it
+            self._threads.remove(thread)
+            if not self._threads:
+                raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._changed:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        self._holder = None
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
+            self._holder = threading.get_ident()
+
+    def _wait(self, seconds: float | None = None) -> None:
+        self._holder = None
+        self._changed.wait(seconds)
+        self._holder = threading.get_ident()
