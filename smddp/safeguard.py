@@ -15,7 +15,7 @@ from smddp.checkpoint import SaveReport
 from smddp.checkpoint.reading.restoring import Stateful
 from smddp.checkpoint_interval import AutoInterval
 from smddp.checkpoint_policy import CheckpointPolicy
-from smddp.data import ElasticSampler
+from smddp.data.order import Order
 from smddp.distributed import Agreement, Membership, PeerFailedError
 from smddp.errors import CheckpointError
 from smddp.job import Job
@@ -71,7 +71,7 @@ class Safeguard:
             self._auto = AutoInterval(policy.seconds_between_failures(membership.cluster.node_count))
         self._measured: SaveReport | None = None
         self._saves: Saves | None = None
-        self._sampler: ElasticSampler | None = None
+        self._order: Order | None = None
         self._is_cold = True
         self._metrics: dict[str, float] = {}
         self._metrics_step = 0
@@ -88,12 +88,12 @@ class Safeguard:
             return self._agreement.next_step
         return min(self._agreement.next_step, (self.progress.steps // self._every + 1) * self._every)
 
-    def resume(self, state: Mapping[str, Stateful], sampler: ElasticSampler | None) -> bool:
+    def resume(self, state: Mapping[str, Stateful], order: Order | None) -> bool:
         """Loads the newest valid checkpoint into the state, if there is one, and saves there from now on.
 
         Args:
             state: By name, what has a ``state_dict``; progress and position are added.
-            sampler: The position in the training data, if there is any.
+            order: The position in the training data, if there is any.
 
         Returns:
             Whether there was a checkpoint.
@@ -102,8 +102,8 @@ class Safeguard:
             CheckpointError: Nothing can be saved there, or nothing loaded of what is there; on every rank.
         """
         assert self._saves is None, "a run resumes once"
-        self._sampler = sampler
-        positions = {} if sampler is None else {"position": sampler}
+        self._order = order
+        positions = {} if order is None else {"position": order}
         saves = Saves(self._job, self._policy, {**state, **positions, "progress": self.progress})
         found = saves.load()
         self._saves = saves
@@ -179,7 +179,7 @@ class Safeguard:
 
     @property
     def _position(self) -> int | None:
-        return None if self._sampler is None else self._sampler.consumed
+        return None if self._order is None else self._order.consumed
 
     @property
     def _metrics_now(self) -> Mapping[str, float]:

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from smddp.checkpoint_policy import CheckpointPolicy
 from smddp.data import EvaluationSampler
 from smddp.data.loaders import Loaders
+from smddp.data.partition import Tail
 from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
 from smddp.job import Job
 from smddp.metrics import StepRate, as_numbers, report
@@ -132,22 +133,37 @@ class Trainer:
         return self._cluster.is_main
 
     def loader(
-        self, dataset: Dataset[Any], batch_size: int, *, shuffle: bool = True, **options: Any
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        tail: Tail = "drop",
+        fingerprint: str | None = None,
+        **options: Any,
     ) -> DataLoader[Any]:
         """The training data of this rank; its place in each epoch is a part of every checkpoint.
+
+        What ``num_workers`` draw at random for a sample depends on seed, epoch and sample alone.
 
         Args:
             dataset: The whole dataset, the same on all ranks; it must have a length.
             batch_size: Samples an optimizer step, over all ranks and micro-batches; it must divide by both.
             shuffle: False keeps the dataset's order.
+            tail: What becomes of the samples beyond the last whole batch of an epoch: ``"drop"`` leaves them out,
+                ``"short"`` makes them a smaller batch whose losses ``step`` weighs, ``"wrap"`` fills that batch with
+                the first samples of the epoch.
+            fingerprint: Of the data, by `smddp.data.fingerprint`: to resume with other data is then an error.
             **options: Further arguments of ``torch.utils.data.DataLoader``, such as ``num_workers``.
 
         Raises:
             ValueError: If the batch size does not divide, there is a loader already, or training has begun.
         """
-        if self._loaders.sampler is not None or self._safeguard.has_started:
+        if self._loaders.order is not None or self._safeguard.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
-        return self._loaders.training(dataset, batch_size=batch_size, shuffle=shuffle, options=options)
+        return self._loaders.training(
+            dataset, batch_size=batch_size, shuffle=shuffle, tail=tail, fingerprint=fingerprint, options=options
+        )
 
     def evaluation_loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
         """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.
@@ -170,7 +186,7 @@ class Trainer:
                 newest that is does not fit the model.
         """
         state = {name: part for name, part in self._state.items() if part is not None}
-        return self._safeguard.resume(state, self._loaders.sampler)
+        return self._safeguard.resume(state, self._loaders.order)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
@@ -230,11 +246,12 @@ class Trainer:
         Raises:
             Stopped, CheckpointError: As ``epochs`` does.
         """
-        if not self._update.take(loss):
+        order = self._loaders.order
+        if not self._update.take(loss, 1.0 if order is None else order.loss_weight(self._update.micro_batch)):
             return
         self._in_step = False
-        if self._loaders.sampler is not None:
-            self._loaders.sampler.advance()
+        if order is not None:
+            order.advance()
         progress = self._progress
         progress.steps += 1
         if progress.steps >= self._next_look:
@@ -278,8 +295,8 @@ class Trainer:
         step = self._progress.steps
         if step % self._log_every == 0 and self.is_main:
             metrics = {"loss": loss.item(), "lr": self._update.learning_rate}
-            if (sampler := self._loaders.sampler) is not None:
-                metrics["samples_per_second"] = self._rate.lap(step) * sampler.global_batch
+            if (order := self._loaders.order) is not None:
+                metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
             report(step, self._progress.epoch, metrics)
         self._safeguard.after_step()
         self._next_look = min(self._safeguard.next_step, (step // self._log_every + 1) * self._log_every)

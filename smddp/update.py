@@ -47,6 +47,11 @@ class Update:
         return float(self._optimizer.param_groups[0]["lr"])
 
     @property
+    def micro_batch(self) -> int:
+        """How many micro-batches of the step under way were taken."""
+        return self._micro_batch
+
+    @property
     def accumulates(self) -> bool:
         """Whether the next micro-batch only adds to the gradients, and another one follows before the step."""
         return self._micro_batch + 1 < self._accumulate
@@ -56,14 +61,20 @@ class Update:
         self._micro_batch = 0
         self._optimizer.zero_grad(set_to_none=True)
 
-    def take(self, loss: Tensor) -> bool:
+    def take(self, loss: Tensor, weight: float = 1.0) -> bool:
         """Adds the gradients of one micro-batch's mean loss; after the last one, takes the step.
+
+        Args:
+            loss: A scalar.
+            weight: How much it counts beside the other micro-batches of the step, those of other ranks included.
 
         Returns:
             Whether the optimizer step is done.
         """
         if self._accumulate > 1:
             loss = loss / self._accumulate
+        if weight != 1.0:
+            loss = loss * weight
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]

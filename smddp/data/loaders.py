@@ -11,6 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from smddp.cluster import Cluster
+from smddp.data.augmentation import InEpoch, Seeded
+from smddp.data.order import Order
+from smddp.data.partition import Tail
 from smddp.data.sampler import ElasticSampler, EvaluationSampler
 
 
@@ -25,8 +28,8 @@ class Loaders:
     """
 
     def __init__(self, cluster: Cluster, *, accumulate: int, seed: int, pin_memory: bool) -> None:
-        self.sampler: ElasticSampler | None = None
-        """The place in the training data, once there is a loader for it."""
+        self.order: Order | None = None
+        """The training data's, with the place in it, once there is a loader for it."""
         self._cluster = cluster
         self._accumulate = accumulate
         self._seed = seed
@@ -35,7 +38,14 @@ class Loaders:
         self._defaults = {"pin_memory": pin_memory, "generator": self._worker_seeds}
 
     def training(
-        self, dataset: Dataset[Any], *, batch_size: int, shuffle: bool, options: dict[str, Any]
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int,
+        shuffle: bool,
+        tail: Tail,
+        fingerprint: str | None,
+        options: dict[str, Any],
     ) -> DataLoader[Any]:
         """Batches of this rank's share of each global batch.
 
@@ -43,12 +53,14 @@ class Loaders:
             dataset: The whole dataset; it must have a length.
             batch_size: Samples an optimizer step, over all ranks and micro-batches.
             shuffle: False keeps the dataset's order.
+            tail: What becomes of the samples beyond the last whole batch of an epoch.
+            fingerprint: Of the data.
             options: Further arguments of DataLoader.
 
         Raises:
             ValueError: If the batch size does not divide, or the dataset has no length.
         """
-        self.sampler = ElasticSampler(
+        self.order = ElasticSampler(
             _length(dataset),
             global_batch=batch_size,
             rank=self._cluster.rank,
@@ -56,8 +68,11 @@ class Loaders:
             accumulate=self._accumulate,
             seed=self._seed,
             shuffle=shuffle,
+            tail=tail,
+            fingerprint=fingerprint,
         )
-        return DataLoader(dataset, batch_sampler=self.sampler, **{**self._defaults, **options})
+        options = {**self._defaults, **options}
+        return DataLoader(Seeded(dataset, self._seed), batch_sampler=InEpoch(self.order), **options)
 
     def evaluation(self, dataset: Dataset[Any], *, batch_size: int, options: dict[str, Any]) -> DataLoader[Any]:
         """This rank's share of all samples, in order, none padded.
@@ -73,8 +88,8 @@ class Loaders:
     def start_epoch(self, epoch: int) -> None:
         """Goes to the beginning of the epoch, unless the place is in it already."""
         self._worker_seeds.manual_seed(hash((self._seed, epoch, self._cluster.rank)) % 2**63)
-        if self.sampler is not None:
-            self.sampler.start_epoch(epoch)
+        if self.order is not None:
+            self.order.start_epoch(epoch)
 
 
 def _length(dataset: Dataset[Any]) -> int:

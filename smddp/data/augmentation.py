@@ -1,0 +1,79 @@
+"""Random augmentation that knows no workers: what is drawn for a sample depends on seed, epoch and sample alone.
+
+A worker of a DataLoader has generators of its own, which begin anew with every epoch and every resume: the numbers that
+it draws depend on how many workers there are, on the number of ranks, and on where training was interrupted. Here they
+are seeded for each sample. (Without workers the sample is fetched in the rank's own process, whose generators the
+checkpoint keeps.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Sampler, get_worker_info
+
+from smddp.data.order import Order
+
+Key = tuple[int, list[Any]]
+"""An epoch, and the samples of a batch as the order names them."""
+
+
+class InEpoch(Sampler[Any]):
+    """An order whose batches say which epoch they are of, as the workers could not know."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+
+    def __len__(self) -> int:
+        """Batches that are left in the epoch."""
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Key]:
+        """Give what is left of the epoch."""
+        epoch = self.order.epoch
+        return ((epoch, samples) for samples in self.order)
+
+
+class Seeded(Dataset[Any]):
+    """A dataset whose samples are each fetched with generators seeded for it, in the workers of a loader.
+
+    Seeded are the global generators of torch, of ``random`` and, where it is imported, of NumPy. A dataset that fetches
+    a batch at a time (``__getitems__``) has them seeded once a batch, by its first sample.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __len__(self) -> int:
+        """Samples."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitems__(self, key: Key) -> Any:
+        """Fetch the samples of a batch."""
+        epoch, samples = key
+        in_worker = get_worker_info() is not None
+        fetch = getattr(self.dataset, "__getitems__", None)
+        if fetch is not None:
+            if in_worker and samples:
+                self._seed(epoch, samples[0])
+            return fetch(samples)
+        fetched = []
+        for sample in samples:
+            if in_worker:
+                self._seed(epoch, sample)
+            fetched.append(self.dataset[sample])
+        return fetched
+
+    def _seed(self, epoch: int, sample: object) -> None:
+        digest = hashlib.blake2b(f"{self.seed}, {epoch}, {sample}".encode(), digest_size=8).digest()
+        number = int.from_bytes(digest, "little")
+        torch.manual_seed(number)
+        random.seed(number)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(number % 2**32)

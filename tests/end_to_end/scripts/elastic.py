@@ -1,0 +1,43 @@
+"""Prints the samples of each step, and ends itself as kill -9 does where it is told to."""
+
+import os
+import signal
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import smddp
+
+
+@dataclass
+class Config:
+    die_at: int | None = None  # the step after which the last rank is killed
+
+
+class Noisy(Dataset):
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((4,), index / 60 - 1) + 0.1 * torch.rand(4), index
+
+
+def main(config: Config, job: smddp.Job) -> None:
+    torch.manual_seed(job.cluster.rank)
+    model = nn.Sequential(nn.Linear(4, 33), nn.Tanh(), nn.Dropout(0.1), nn.Linear(33, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    trainer = smddp.Trainer(job, model, optimizer, checkpoints=smddp.CheckpointPolicy(every=3))
+    loader = trainer.loader(Noisy(), batch_size=12, num_workers=1)
+    for _ in trainer.epochs(2):
+        for values, samples in trainer.batches(loader):
+            print(f"step {trainer.steps} takes {samples.tolist()}", flush=True)
+            trainer.step((trainer.model(values) - values).square().mean())
+            if trainer.steps == config.die_at and job.cluster.rank == job.cluster.world_size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    if trainer.is_main:
+        print("weights", [value.hex() for weight in model.parameters() for value in weight.flatten().tolist()])
+
+
+smddp.run(main)
