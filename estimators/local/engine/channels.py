@@ -33,6 +33,11 @@ class Fetch:
     paths: tuple[Path, ...]
 
 
+def receivers(channel: Channel, hosts: Sequence[Host]) -> list[Host]:
+    """The hosts that get a channel, all of it or a share."""
+    return [host for host in hosts if not channel.groups or host.group in channel.groups]
+
+
 def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: Mapping[str, Path]) -> list[Fetch]:
     """Which objects of a channel go to which files.
 
@@ -45,26 +50,35 @@ def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: M
     Raises:
         FailedJobError: If there is no object, or one can't be a file of the channel.
     """
-    receivers = [host for host in hosts if not channel.groups or host.group in channel.groups]
-    directories = [roots[host.name] / "input" / "data" / channel.name for host in receivers]
+    directories = [roots[host.name] / "input" / "data" / channel.name for host in receivers(channel, hosts)]
+    files = channel_files(s3, channel)
+    paths: dict[str, list[Path]] = {}
+    for directory, share in zip(directories, share_out(channel, files, len(directories)), strict=True):
+        for name in share:
+            paths.setdefault(name, []).append(directory / name)
+    return [Fetch(uri=files[name], paths=tuple(to)) for name, to in paths.items()]
+
+
+def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
+    """The objects of a channel by their path in it.
+
+    Raises:
+        FailedJobError: If there is no object, or one can't be a file of the channel.
+    """
     with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
         objects = _manifest(s3, channel) if channel.manifest else _prefix(s3, channel.uri)
     if not objects:
         raise _failure(channel, f'no S3 objects found under "{channel.uri}"; upload them, or correct the S3Uri')
-    files = _as_files(channel, objects)
-    names = sorted(files)
+    return _as_files(channel, objects)
+
+
+def share_out(channel: Channel, names: Iterable[str], hosts: int, *, epoch: int = 0) -> list[list[str]]:
+    """The names that each of the hosts gets, in their order; a channel's seed shuffles each epoch in another way."""
+    ordered = sorted(names)
     if channel.seed is not None:
-        random.Random(channel.seed).shuffle(names)  # noqa: S311  # an order, not a secret
-    return [
-        Fetch(
-            uri=files[name],
-            paths=tuple(
-                directory / name
-                for directory in ([directories[number % len(directories)]] if channel.sharded else directories)
-            ),
-        )
-        for number, name in enumerate(names)
-    ]
+        seed = f"{channel.seed} {epoch}" if epoch else channel.seed
+        random.Random(seed).shuffle(ordered)  # noqa: S311  # an order, not a secret
+    return [ordered[number::hosts] if channel.sharded else ordered for number in range(hosts)]
 
 
 def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: Callable[[], bool]) -> None:

@@ -31,7 +31,7 @@ class Ending(enum.Enum):
     DONE = enum.auto()
     """Every host ended with 0."""
     FAILED = enum.auto()
-    """A host ended with another code."""
+    """A host ended with another code, or its data could not be sent."""
     INTERRUPT = enum.auto()
     """The spot instances are taken away; another life follows."""
     STOP = enum.auto()
@@ -60,12 +60,18 @@ class TrainingJob:
         self._hosts = 0
         self._exits: dict[str, int] = {}
         self._ending: Ending | None = None
+        self._input_failure: str | None = None
         self._stopped_as = states.STOPPED
 
     @property
     def name(self) -> str:
         """TrainingJobName."""
         return self.request.name
+
+    @property
+    def input_failure(self) -> str | None:
+        """Why the job's data could not be sent, if that is how it ends."""
+        return self._input_failure
 
     @property
     def ended(self) -> bool:
@@ -176,6 +182,13 @@ class TrainingJob:
             elif len(self._exits) == self._hosts:
                 self._decide(Ending.DONE)
             self._changed.notify_all()
+
+    def input_failed(self, reason: str) -> None:
+        """The platform can't go on sending the job's data."""
+        with self._changed:
+            if self._ending is None:
+                self._input_failure = reason
+                self._decide(Ending.FAILED)
 
     def await_ending(self) -> Ending:
         """Wait until it is decided how this life ends."""

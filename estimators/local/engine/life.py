@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from estimators.local.engine import states
 from estimators.local.engine.artifacts import upload_model, upload_output
-from estimators.local.engine.channels import fetch_all, plan_channel
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.environment import host_environment
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.failure import algorithm_error, fit
 from estimators.local.engine.hosts import Host, allocate_hosts, free_port
+from estimators.local.engine.inputs import Inputs
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.objects import CancelledError, require_bucket
@@ -103,10 +103,12 @@ class Life:
         hosts = allocate_hosts(self._request.groups)
         roots = {host.name: self._directory / host.name for host in hosts}
         self._job.enter(states.DOWNLOADING)
+        inputs = Inputs(self._platform.s3, self._request.channels, hosts, roots, failed=self._job.input_failed)
         try:
-            checkpoints = self._prepare(hosts, roots)
-            logs = {host.name: self._log(host) for host in hosts}
-            ending, exits = self._train(hosts, roots, logs, checkpoints)
+            with inputs:
+                checkpoints = self._prepare(hosts, roots, inputs)
+                logs = {host.name: self._log(host) for host in hosts}
+                ending, exits = self._train(hosts, roots, logs, checkpoints)
         except (FailedJobError, CancelledError):
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
@@ -120,19 +122,18 @@ class Life:
         self._job.upload()
         failure = None
         if ending is Ending.FAILED:
-            failure = algorithm_error(exits, roots, {name: log.tail for name, log in logs.items()})
+            tails = {name: log.tail for name, log in logs.items()}
+            failure = fit(self._job.input_failure or "") or algorithm_error(exits, roots, tails)
         self._save(roots, checkpoints, failure)
         return ending
 
-    def _prepare(self, hosts: tuple[Host, ...], roots: Mapping[str, Path]) -> CheckpointSync | None:
+    def _prepare(self, hosts: tuple[Host, ...], roots: Mapping[str, Path], inputs: Inputs) -> CheckpointSync | None:
         """Lay out every host's /opt/ml and bring its input."""
         request, s3, cancelled = self._request, self._platform.s3, self._job.must_end
         for host in hosts:
             lay_out(request, hosts, host, roots[host.name], isolated=self._platform.executor.isolated)
         require_bucket(s3, request.output, "S3OutputPath")  # now, and not when the training is done
-        for channel in request.channels:
-            what = f'Data download failed: channel "{channel.name}"'
-            fetch_all(s3, plan_channel(s3, channel, hosts, roots), what, cancelled=cancelled)
+        inputs.bring(cancelled=cancelled)
         if request.checkpoints is None:
             return None
         directories = {name: root / request.checkpoints.path for name, root in roots.items()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from boto3.exceptions import Boto3Error
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 
 from estimators.local.engine.errors import FailedJobError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _CHUNK = 1 << 20
+_ATTEMPTS = 5
+"""How often one place in an object is read before it is given up."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -97,6 +100,37 @@ def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bo
             file.write(chunk)
 
 
+def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Iterator[bytes]]:
+    """An object's size in bytes, and its bytes in pieces.
+
+    A connection that breaks is made again where it broke. The bytes are those of one version of the object: one that
+    changes meanwhile is an error (412).
+
+    Raises:
+        ClientError: If S3 refuses; reading the pieces raises it too, and BotoCoreError.
+    """
+    first = s3.get_object(Bucket=uri.bucket, Key=uri.key)
+    size, tag = first["ContentLength"], first["ETag"]
+
+    def pieces() -> Iterator[bytes]:
+        body, done, failures = first["Body"], 0, 0
+        while True:
+            with contextlib.closing(body):
+                try:
+                    while piece := body.read(_CHUNK):
+                        done, failures = done + len(piece), 0
+                        yield piece
+                except (HTTPClientError, IncompleteReadError):
+                    if (failures := failures + 1) == _ATTEMPTS:
+                        raise
+                    time.sleep(0.05 * 2**failures)
+            if done == size:
+                return
+            body = s3.get_object(Bucket=uri.bucket, Key=uri.key, IfMatch=tag, Range=f"bytes={done}-")["Body"]
+
+    return size, pieces()
+
+
 def upload(s3: S3Client, path: Path, uri: S3Uri) -> None:
     """Put a file into S3, in parts if it is large."""
     s3.upload_file(str(path), uri.bucket, uri.key)
@@ -111,5 +145,7 @@ def _explain(error: ClientError, uri: S3Uri) -> str:
             return f"the bucket {uri.bucket} does not exist; create it, or correct the URI"
         case "NoSuchKey" | "404":
             return "there is no such object"
+        case "PreconditionFailed" | "412":
+            return "it was changed while it was read; let nothing write to the data of a job that runs"
         case code:
             return f"{code}: {detail.get('Message', '')}"

@@ -29,7 +29,8 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
         isolated: Whether the program sees ``root`` at /opt/ml, and hosts by their names; if not, the files hold the
             real path, and addresses.
     """
-    for directory in (*_DIRECTORIES, *(f"input/data/{channel.name}" for channel in request.channels)):
+    channels = [f"input/data/{channel.name}" for channel in request.channels if channel.mode != "Pipe"]
+    for directory in (*_DIRECTORIES, *channels):
         (root / directory).mkdir(parents=True)
     if request.checkpoints is not None:
         (root / request.checkpoints.path).mkdir(parents=True, exist_ok=True)

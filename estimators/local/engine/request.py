@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
@@ -24,6 +24,8 @@ DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
 DEFAULT_MAX_RUNTIME = 24 * 60 * 60
 LONGEST_RUNTIME = 28 * 24 * 60 * 60
 
+InputMode = Literal["File", "FastFile", "Pipe"]
+
 _T = TypeVar("_T")
 
 
@@ -32,6 +34,7 @@ class Channel:
     """One input channel, from S3."""
 
     name: str
+    mode: InputMode
     uri: S3Uri
     manifest: bool
     """Whether ``uri`` is a manifest's, and not a prefix."""
@@ -40,7 +43,11 @@ class Channel:
     groups: tuple[str, ...]
     """The instance groups that get it; empty: all."""
     seed: int | None
-    """Shuffles the objects before they are shared out."""
+    """Shuffles the objects before they are shared out; in Pipe mode anew for each epoch."""
+    recordio: bool
+    """Whether each object is sent as a RecordIO record; only in Pipe mode."""
+    gzip: bool
+    """Whether objects are decompressed as they are sent; only in Pipe mode."""
     config: Mapping[str, str]
     """Its entry in inputdataconfig.json."""
 
@@ -187,18 +194,25 @@ def _times(members: Mapping[str, Any]) -> tuple[int, int | None]:
 def _channels(members: Mapping[str, Any], default_mode: str, groups: set[str]) -> Iterator[Channel]:
     channels = members.get("InputDataConfig", ())
     _refuse_twice((channel["ChannelName"] for channel in channels), "InputDataConfig")
+    _refuse_names_of_pipes({channel["ChannelName"]: channel.get("InputMode", default_mode) for channel in channels})
     for channel in channels:
         name, mode = channel["ChannelName"], channel.get("InputMode", default_mode)
         if name in (".", ".."):
             raise invalid(f"InputDataConfig: {name!r} can't be a channel's name: it is no name of a directory.")
-        if mode == "Pipe":
-            raise invalid(f"Channel {name}: Pipe mode is not offered by the local platform; use File or FastFile.")
         source = channel["DataSource"].get("S3DataSource")
         if source is None:
             raise invalid(f"Channel {name}: DataSource must be an S3DataSource on the local platform.")
         kind, distribution = source["S3DataType"], source.get("S3DataDistributionType", "FullyReplicated")
         if kind not in ("S3Prefix", "ManifestFile"):
             raise invalid(f"Channel {name}: S3DataType {kind} is not offered by the local platform; use S3Prefix.")
+        if mode == "FastFile" and kind != "S3Prefix":
+            raise invalid(f"Channel {name}: FastFile mode must use a S3DataType of S3Prefix, not {kind}.")
+        recordio, gzip = channel.get("RecordWrapperType") == "RecordIO", channel.get("CompressionType") == "Gzip"
+        if mode != "Pipe" and (recordio or gzip):
+            member = "RecordWrapperType RecordIO" if recordio else "CompressionType Gzip"
+            raise invalid(f"Channel {name}: {member} is only for Pipe mode, not {mode}; leave it out.")
+        if recordio and gzip:
+            raise invalid(f"Channel {name}: RecordIO records of Gzip objects are not offered by the local platform.")
         wanted = tuple(source.get("InstanceGroupNames", ()))
         if unknown := set(wanted) - groups:
             raise invalid(
@@ -208,18 +222,28 @@ def _channels(members: Mapping[str, Any], default_mode: str, groups: set[str]) -
         content_type = {"ContentType": channel["ContentType"]} if "ContentType" in channel else {}
         yield Channel(
             name=name,
+            mode=mode,
             uri=_uri(source["S3Uri"], f"Channel {name}: S3Uri"),
             manifest=kind == "ManifestFile",
             sharded=distribution == "ShardedByS3Key",
             groups=wanted,
             seed=channel.get("ShuffleConfig", {}).get("Seed"),
+            recordio=recordio,
+            gzip=gzip,
             config={
                 **content_type,
-                "TrainingInputMode": mode,
+                "TrainingInputMode": "File" if mode == "FastFile" else mode,  # on AWS too: to a program it is File
                 "S3DistributionType": distribution,
                 "RecordWrapperType": channel.get("RecordWrapperType", "None"),
             },
         )
+
+
+def _refuse_names_of_pipes(modes: Mapping[str, str]) -> None:
+    for name in modes:
+        pipe, _, epoch = name.rpartition("_")
+        if modes.get(pipe) == "Pipe" and epoch.isdecimal():
+            raise invalid(f"Channel {name}: Pipe mode gives this name to a pipe of the channel {pipe}; rename one.")
 
 
 def _checkpoints(members: Mapping[str, Any]) -> Checkpoints | None:

@@ -35,11 +35,14 @@ class Harness:
             **(
                 {
                     "name": "train",
+                    "mode": "File",
                     "uri": S3Uri(bucket=self.bucket, key=key),
                     "manifest": False,
                     "sharded": False,
                     "groups": (),
                     "seed": None,
+                    "recordio": False,
+                    "gzip": False,
                     "config": {},
                 }
                 | parameters
@@ -182,11 +185,14 @@ def test_a_cancelled_transfer_stops_between_chunks(harness: Harness) -> None:
     hosts = allocate_hosts(GROUPS)
     channel = Channel(
         name="train",
+        mode="File",
         uri=S3Uri(bucket=harness.bucket, key="data/"),
         manifest=False,
         sharded=False,
         groups=(),
         seed=None,
+        recordio=False,
+        gzip=False,
         config={},
     )
     plan = plan_channel(harness.s3, channel, hosts, {host.name: harness.directory / host.name for host in hosts})

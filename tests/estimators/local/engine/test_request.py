@@ -54,14 +54,24 @@ def test_the_request_is_kept_as_it_was() -> None:
 
 
 def test_channels_are_read() -> None:
-    (read,) = parse(InputDataConfig=[channel(ContentType="text/csv", InputMode="FastFile")]).channels
+    (read,) = parse(InputDataConfig=[channel(ContentType="text/csv", InputMode="File")]).channels
     assert (read.name, str(read.uri), read.manifest, read.sharded) == ("training", "s3://bucket/data", False, False)
     assert read.config == {
         "ContentType": "text/csv",
-        "TrainingInputMode": "FastFile",
+        "TrainingInputMode": "File",
         "S3DistributionType": "FullyReplicated",
         "RecordWrapperType": "None",
     }
+
+
+def test_a_channel_in_pipe_mode_says_so_and_one_in_fastfile_mode_is_a_file_to_the_program() -> None:
+    pipe, fast = parse(
+        AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "Pipe"},
+        InputDataConfig=[channel(RecordWrapperType="RecordIO"), channel("fast", InputMode="FastFile")],
+    ).channels
+    assert (pipe.mode, pipe.recordio, pipe.gzip) == ("Pipe", True, False)
+    assert (pipe.config["TrainingInputMode"], pipe.config["RecordWrapperType"]) == ("Pipe", "RecordIO")
+    assert (fast.mode, fast.config["TrainingInputMode"]) == ("FastFile", "File")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,20 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ),
         ({"InputDataConfig": [channel(), channel()]}, "training comes more than once"),
         ({"InputDataConfig": [channel("..")]}, "can't be a channel's name"),
-        ({"InputDataConfig": [channel(InputMode="Pipe")]}, "use File or FastFile"),
+        ({"InputDataConfig": [channel(RecordWrapperType="RecordIO")]}, "RecordIO is only for Pipe mode, not File"),
+        (
+            {"InputDataConfig": [channel(source=SOURCE | {"S3DataType": "ManifestFile"}, InputMode="FastFile")]},
+            "FastFile mode must use a S3DataType of S3Prefix, not ManifestFile",
+        ),
+        ({"InputDataConfig": [channel(InputMode="FastFile", CompressionType="Gzip")]}, "Gzip is only for Pipe mode"),
+        (
+            {"InputDataConfig": [channel(InputMode="Pipe", RecordWrapperType="RecordIO", CompressionType="Gzip")]},
+            "RecordIO records of Gzip objects are not offered",
+        ),
+        (
+            {"InputDataConfig": [channel("a", InputMode="Pipe"), channel("a_12")]},
+            "Channel a_12: Pipe mode gives this name to a pipe of the channel a",
+        ),
         ({"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]}, "must be an S3DataSource"),
         ({"InputDataConfig": [channel(source=SOURCE | {"S3DataType": "AugmentedManifestFile"})]}, "use S3Prefix"),
         ({"InputDataConfig": [channel(source=SOURCE | {"InstanceGroupNames": ["gpu"]})]}, "homogeneousCluster"),

@@ -1,0 +1,192 @@
+"""Serves the channels in Pipe mode: named pipes, one an epoch, through which the objects come one after the other.
+
+A channel's pipes are ``/opt/ml/input/data/<channel>_0``, ``_1``, … The next one is there before its predecessor ends,
+and a program that closes one early has the next one a moment later. Nothing is kept on disk. Writing never waits for a
+program that does not read: all is given up when the hosts have ended. An object that can't be read ends the job; its
+pipe stays open until the program is gone, for a closed one would look like the end of the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import select
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from estimators.local.engine.channels import channel_files, receivers, share_out
+from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.hosts import Host
+from estimators.local.engine.objects import S3Uri, explaining, read_object
+from estimators.local.engine.request import Channel
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_LOOK_SECONDS = 0.01
+"""Between two looks whether a program has opened a pipe: an open for writing can't be waited for and given up."""
+_CLOSE_SECONDS = 5.0
+_PIPE_BYTES = 1 << 20
+_MAGIC = 0xCED7230A
+_LARGEST_RECORD = (1 << 29) - 1
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+class Pipes:
+    """The pipes of one channel, on all hosts that get it.
+
+    Args:
+        s3: A client.
+        channel: The channel.
+        hosts: All hosts of the job.
+        roots: Every host's /opt/ml.
+        failed: Is told, once, why the data can't be sent on.
+    """
+
+    def __init__(
+        self,
+        s3: S3Client,
+        channel: Channel,
+        hosts: Sequence[Host],
+        roots: Mapping[str, Path],
+        *,
+        failed: Callable[[str], None],
+    ) -> None:
+        self._s3 = s3
+        self._channel = channel
+        self._failed = failed
+        self._directories = [roots[host.name] / "input" / "data" for host in receivers(channel, hosts)]
+        self._files: dict[str, S3Uri] = {}
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), name=f"pipe {channel.name} {directory}", daemon=True)
+            for number, directory in enumerate(self._directories)
+        ]
+
+    def open(self) -> None:
+        """Make the first epoch's pipes, and serve them and those that follow.
+
+        Raises:
+            FailedJobError: If there is no object.
+        """
+        self._files = channel_files(self._s3, self._channel)
+        for number, thread in enumerate(self._threads):
+            os.mkfifo(self._path(number, 0))
+            thread.start()
+
+    def close(self) -> None:
+        """Stop. Call it once no program reads any more."""
+        self._closing.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(_CLOSE_SECONDS)
+
+    def _path(self, number: int, epoch: int) -> Path:
+        return self._directories[number] / f"{self._channel.name}_{epoch}"
+
+    def _serve(self, number: int) -> None:
+        """Send epoch after epoch to one host."""
+        try:
+            for epoch in itertools.count():
+                self._serve_epoch(number, epoch)
+        except _ClosedError:
+            return
+        except OSError as error:
+            self._failed(f'ClientError: channel "{self._channel.name}": its pipe can not be served: {error}')
+
+    def _serve_epoch(self, number: int, epoch: int) -> None:
+        path = self._path(number, epoch)
+        pipe = self._await_reader(path)
+        try:
+            with contextlib.suppress(BrokenPipeError):  # the program has enough of this epoch
+                share = share_out(self._channel, self._files, len(self._directories), epoch=epoch)[number]
+                for name in share:
+                    for piece in self._content(self._files[name]):
+                        self._write(pipe, piece)
+            os.mkfifo(self._path(number, epoch + 1))
+            path.unlink(missing_ok=True)  # before the end is seen: who opened it once more would wait for ever
+        except FailedJobError as error:
+            self._failed(str(error))
+            self._closing.wait()
+            raise _ClosedError from error
+        finally:
+            os.close(pipe)
+
+    def _await_reader(self, path: Path) -> int:
+        while not self._closing.wait(_LOOK_SECONDS):
+            try:
+                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nobody has opened it for reading
+                    continue
+                raise
+            with contextlib.suppress(OSError):  # more than the user's limit on pipes: it stays as small as it is
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            return pipe
+        raise _ClosedError
+
+    def _content(self, uri: S3Uri) -> Iterator[bytes]:
+        """What is sent of an object."""
+        with explaining(f'Data can not be sent: channel "{self._channel.name}"', uri):
+            size, pieces = read_object(self._s3, uri)
+            if self._channel.gzip:
+                yield from _decompress(pieces, uri)
+            elif self._channel.recordio:
+                yield _record_header(size, uri)
+                yield from pieces
+                yield bytes(-size % 4)
+            else:
+                yield from pieces
+
+    def _write(self, pipe: int, data: bytes) -> None:
+        rest = memoryview(data)
+        room = select.poll()
+        room.register(pipe, select.POLLOUT)
+        while rest:
+            if self._closing.is_set():
+                raise _ClosedError
+            try:
+                rest = rest[os.write(pipe, rest) :]
+            except BlockingIOError:
+                room.poll(100)
+
+
+class _ClosedError(Exception):
+    """The hosts have ended."""
+
+
+def _record_header(size: int, uri: S3Uri) -> bytes:
+    """What MXNet's RecordIO puts before a record, which it fills up to a multiple of 4 bytes."""
+    if size > _LARGEST_RECORD:
+        raise FailedJobError(
+            f"ClientError: {uri} has {size} bytes; a RecordIO record holds at most {_LARGEST_RECORD}: cut the object up"
+        )
+    return struct.pack("<II", _MAGIC, size)
+
+
+def _decompress(pieces: Iterator[bytes], uri: S3Uri) -> Iterator[bytes]:
+    """The content of a gzip file, whatever number of members it has; in pieces that a small file can't blow up."""
+    inflate, data = zlib.decompressobj(_GZIP), b""
+    try:
+        for piece in pieces:
+            rest = piece
+            while rest or (len(data) == _PIPE_BYTES and not inflate.eof):
+                if inflate.eof:
+                    inflate = zlib.decompressobj(_GZIP)
+                data = inflate.decompress(rest, _PIPE_BYTES)
+                rest = inflate.unconsumed_tail or inflate.unused_data
+                yield data
+        whole = inflate.eof
+    except zlib.error as error:
+        raise FailedJobError(
+            f"ClientError: {uri} is no gzip file ({error}), but the channel has CompressionType Gzip"
+        ) from error
+    if not whole:
+        raise FailedJobError(f"ClientError: {uri} is a gzip file that is cut off; upload it again")
