@@ -81,7 +81,7 @@ class HostShardedSampler(ElasticSampler):
         if tail == "drop" and smallest < global_batch // hosts:
             raise ValueError(
                 f"host {list(sizes).index(smallest)} has {smallest} samples, and a step takes global_batch / hosts = "
-                f"{global_batch} / {hosts} of each: choose a global_batch of at most {smallest * hosts}, or more objects"
+                f"{global_batch} / {hosts} of each: choose a global_batch of at most {smallest * hosts}, or add data"
             )
         super().__init__(
             smallest * hosts,
