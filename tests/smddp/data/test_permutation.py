@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_128_hexdigest
 
 from smddp.data import Permutation
 from smddp.data.permutation import ALGORITHM
 
 VECTOR_10 = [0, 1, 5, 4, 3, 6, 2, 9, 8, 7]
 VECTOR_12 = [2, 4, 11, 6, 5, 7, 3, 10, 9, 8, 0, 1]
+WHOLE_1000003 = "200912bb46529b397bcb2bc535d5431f"
 VECTORS_AT = [
     (60000, 0, 0, [2682, 29192, 49587, 12664]),
     (10000000000, 1, 1, [4581021204, 187592208, 10266117, 250010570]),
@@ -68,6 +70,8 @@ def test_the_order_never_changes() -> None:
     for size, seed, epoch, expected in VECTORS_AT:
         positions = np.array([0, 1, size // 2, size - 1], dtype=np.uint64)
         assert Permutation(size=size, seed=seed, epoch=epoch).permute(positions).tolist() == expected
+    whole = Permutation(size=1_000_003, seed=1, epoch=2).permute(np.arange(1_000_003))
+    assert xxh3_128_hexdigest(whole.astype("<i8").tobytes()) == WHOLE_1000003
 
 
 def test_the_positions_are_left_as_they_were() -> None:
@@ -110,6 +114,58 @@ def test_neighbours_are_not_correlated(lag: int) -> None:
 def test_two_epochs_are_not_correlated() -> None:
     first, second = (np.array(order(100_000, seed=5, epoch=epoch), dtype=float) for epoch in (0, 1))
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(len(first))
+
+
+def chi_squared_of_pairs(first: np.ndarray, second: np.ndarray, size: int, bins: int = 32) -> float:
+    """How far pairs of numbers below size are from any pair being as likely, in standard deviations."""
+    counts = np.zeros((bins, bins))
+    np.add.at(counts, (first * bins // size, second * bins // size), 1)
+    expected = len(first) / bins**2
+    freedom = (bins - 1) ** 2
+    return float((((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("size", [2**17, 131_101, 362 * 362])
+def test_no_part_of_an_epoch_prefers_a_part_of_the_data(size: int) -> None:
+    samples = np.array(order(size, seed=11, epoch=4))
+    assert chi_squared_of_pairs(np.arange(size), samples, size) < 6
+    assert chi_squared_of_pairs(samples[:-1], samples[1:], size) < 6
+    assert chi_squared_of_pairs(samples, np.array(order(size, seed=11, epoch=5)), size) < 6
+
+
+CHANGES = [
+    *[((0, 0), (1 << bit, 0)) for bit in (0, 1, 31, 63, 200)],
+    *[((7, 0), (7, 1 << bit)) for bit in (0, 1, 10)],
+    ((5, 5), (4, 6)),
+    ((1, 0), (-1, 0)),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_any_change_of_seed_or_epoch_flips_each_bit_of_half_of_the_samples(
+    before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    positions, bits = np.arange(2**14), 40
+    first, second = (
+        Permutation(size=2**bits, seed=seed, epoch=epoch).permute(positions) for seed, epoch in (before, after)
+    )
+    flipped = ((first ^ second)[:, np.newaxis] >> np.arange(bits)) & 1
+    assert np.abs(flipped.mean(axis=0) - 0.5).max() < 6 * 0.5 / math.sqrt(len(positions))
+
+
+@pytest.mark.parametrize("bit", [0, 1, 7, 20, 39])
+def test_a_change_of_the_position_flips_each_bit_of_half_of_the_samples(bit: int) -> None:
+    positions, bits = np.arange(2**14), 40
+    permutation = Permutation(size=2**bits, seed=3)
+    flipped = (permutation.permute(positions) ^ permutation.permute(positions ^ (1 << bit)))[:, np.newaxis]
+    rates = ((flipped >> np.arange(bits)) & 1).mean(axis=0)
+    assert np.abs(rates - 0.5).max() < 6 * 0.5 / math.sqrt(len(positions))
+
+
+def test_as_many_samples_stay_in_place_as_by_chance() -> None:
+    orders = 2000
+    fixed = sum(int((np.array(order(50, seed=seed)) == np.arange(50)).sum()) for seed in range(orders))
+    assert abs(fixed - orders) < 6 * math.sqrt(orders)  # of each order one, on average, with variance one
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**63 + 1])
