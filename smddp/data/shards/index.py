@@ -1,0 +1,211 @@
+"""The index of shards: how many records each has, and where in it they begin.
+
+It is what makes a sequence of shards an order of records: any of them is found by a seek and at most `MARK_EVERY`
+records that are passed over. It is read from ``shards.json`` beside the shards, or else made by going through them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from smddp.data.shards.errors import DataError
+from smddp.data.shards.opening import list_shards, open_reader
+from smddp.data.shards.record import LARGEST_RECORD
+from smddp.data.shards.source import Blob, Source
+from smddp.data.shards.tar import TarReader
+
+logger = logging.getLogger(__name__)
+
+INDEX_NAME = "shards.json"
+"""The file beside the shards."""
+MARK_EVERY = 1024
+"""Records from one mark to the next."""
+
+_VERSION = 1
+_LARGEST_INDEX = 2**30
+"""Bytes. As many describe some 10**11 records."""
+_SCANNERS = 8  # shards gone through at a time
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Shard:
+    """One file of records."""
+
+    name: str
+    size: int
+    """Bytes."""
+    records: int
+    marks: tuple[int, ...]
+    """The bytes at which records 0, `MARK_EVERY`, 2 × `MARK_EVERY` and so on begin."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.size, self.records, *self.marks)
+        if not isinstance(self.name, str) or any(type(number) is not int or number < 0 for number in numbers):
+            raise DataError(f"the index of {self.name!r} has something else than a name and numbers from 0 on")
+        places = (*self.marks, self.size)
+        is_rising = all(earlier < later for earlier, later in pairwise(places))
+        if len(self.marks) != -(-self.records // MARK_EVERY) or not is_rising:
+            raise DataError(f"the marks of {self.name!r} do not fit its {self.records} records and {self.size} bytes")
+
+    @property
+    def blob(self) -> Blob:
+        """The file."""
+        return Blob(name=self.name, size=self.size)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ShardIndex:
+    """All shards of a source, by name."""
+
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def of(cls, source: Source, *, largest_record: int = LARGEST_RECORD) -> ShardIndex:
+        """Index a source: from its ``shards.json``; shards that it does not know, or knows otherwise, are read through.
+
+        Args:
+            source: where the shards lie.
+            largest_record: the most bytes of a record.
+
+        Raises:
+            DataError: there are no shards, or one is cut, damaged or not readable, or has a record that is too large.
+        """
+        blobs = list_shards(source)
+        known = _read(source, blobs)
+        unknown = [blob for blob in blobs if blob.name not in known]
+        if unknown:
+            if known:
+                logger.warning(
+                    "%s in %s does not know %d of %d shards, %s for one, or has other sizes for them: they are read "
+                    "through; write it anew",
+                    *(INDEX_NAME, source, len(unknown), len(blobs), unknown[0].name),
+                )
+            known.update((shard.name, shard) for shard in _scan_all(source, unknown, largest_record))
+        return cls(shards=tuple(known[blob.name] for blob in blobs))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ShardIndex:
+        """Understand what `to_json` gave.
+
+        Raises:
+            DataError: it is something else.
+        """
+        if not isinstance(value, Mapping) or (value.get("version"), value.get("mark_every")) != (_VERSION, MARK_EVERY):
+            raise DataError(f"it is no index of shards of version {_VERSION} with a mark every {MARK_EVERY} records")
+        try:
+            shards = tuple(Shard(**{**entry, "marks": tuple(entry["marks"])}) for entry in value["shards"])
+        except (KeyError, TypeError) as error:
+            raise DataError(f"the index of shards is damaged: {error}") from error
+        return cls(shards=shards)
+
+    @property
+    def records(self) -> int:
+        """Records of all shards."""
+        return sum(shard.records for shard in self.shards)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the shards' names, sizes and numbers of records."""
+        known = [(shard.name, shard.size, shard.records) for shard in self.shards]
+        return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a JSON object."""
+        shards = [
+            {"name": shard.name, "size": shard.size, "records": shard.records, "marks": shard.marks}
+            for shard in self.shards
+        ]
+        return {"version": _VERSION, "mark_every": MARK_EVERY, "shards": shards}
+
+    def write(self, directory: str | os.PathLike[str]) -> Path:
+        """Write ``shards.json``; it belongs beside the shards, and is found there.
+
+        Returns:
+            The file.
+        """
+        path = Path(directory) / INDEX_NAME
+        partial_path = path.with_name(f".{INDEX_NAME}.{os.getpid()}.partial")
+        try:
+            partial_path.write_text(json.dumps(self.to_json()))
+            partial_path.replace(path)
+        finally:
+            partial_path.unlink(missing_ok=True)
+        return path
+
+    def check(self, source: Source) -> None:
+        """See that all shards are where the index was made of, in the same sizes.
+
+        Raises:
+            DataError: one is missing, or has another size.
+        """
+        sizes = {blob.name: blob.size for blob in source.list()}
+        for shard in self.shards:
+            found = sizes.get(shard.name)
+            if found != shard.size:
+                what = "is missing" if found is None else f"has {found} bytes"
+                raise DataError(
+                    f"{shard.name} {what} in {source}, where the index has {shard.size} bytes: all ranks must see the "
+                    "same shards, and nobody may write to them; restore it, or start a new run"
+                )
+
+
+def _read(source: Source, blobs: Sequence[Blob]) -> dict[str, Shard]:
+    """The shards of ``shards.json`` that are there and have the size it says."""
+    beside = next((blob for blob in source.list() if blob.name == INDEX_NAME), None)
+    if beside is None:
+        return {}
+    try:
+        if beside.size > _LARGEST_INDEX:
+            raise DataError(f"it has {beside.size} bytes, an index at most {_LARGEST_INDEX}")
+        with source.open(INDEX_NAME) as file:
+            index = ShardIndex.from_json(json.loads(file.read(beside.size)))
+    except (ValueError, RecursionError, OSError) as error:
+        logger.warning("%s in %s is not used, and the shards are read through: %s", INDEX_NAME, source, error)
+        return {}
+    sizes = {blob.name: blob.size for blob in blobs}
+    return {shard.name: shard for shard in index.shards if sizes.get(shard.name) == shard.size}
+
+
+def _scan_all(source: Source, blobs: Sequence[Blob], largest_record: int) -> list[Shard]:
+    began = time.monotonic()
+    with ThreadPoolExecutor(min(_SCANNERS, len(blobs)), thread_name_prefix="index") as threads:
+        scans = [threads.submit(partial(_scan, source, blob, largest_record)) for blob in blobs]
+        try:
+            shards = [scan.result() for scan in scans]
+        except BaseException:
+            threads.shutdown(wait=True, cancel_futures=True)
+            raise
+    logger.info(
+        "went through %d shards of %s in %.1f s: %d records",
+        *(len(shards), source, time.monotonic() - began, sum(shard.records for shard in shards)),
+    )
+    return shards
+
+
+def _scan(source: Source, blob: Blob, largest_record: int) -> Shard:
+    marks = []
+    with contextlib.closing(open_reader(source, blob, largest_record=largest_record)) as reader:
+        while (offset := reader.skip()) is not None:
+            if (reader.number - 1) % MARK_EVERY == 0:
+                marks.append(offset)
+        if isinstance(reader, TarReader) and not reader.is_complete:
+            logger.warning("%s in %s ends without a tar file's mark of its end: it may be cut", blob.name, source)
+        return Shard(name=blob.name, size=blob.size, records=reader.number, marks=tuple(marks))

@@ -1,0 +1,110 @@
+"""Shards one after the other as one long sequence of records, any of which can be read by its position in it."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from smddp.data.shards.errors import DataError
+from smddp.data.shards.index import MARK_EVERY, Shard
+from smddp.data.shards.opening import open_reader
+from smddp.data.shards.record import LARGEST_RECORD, RawRecord, RecordReader
+from smddp.data.shards.source import Source
+
+_WORTH_A_SEEK = 8 * 2**20
+"""Bytes. Less is passed over faster than a stream from S3 is opened anew."""
+
+
+class ShardSequence:
+    """Where each record of a sequence of shards lies."""
+
+    def __init__(self, source: Source, shards: Sequence[Shard], *, largest_record: int = LARGEST_RECORD) -> None:
+        """Lay the shards one after the other.
+
+        Args:
+            source: where they lie.
+            shards: in their order.
+            largest_record: the most bytes of a record.
+        """
+        self.source = source
+        self.shards = shards
+        self.largest_record = largest_record
+        self._ends = list(accumulate(shard.records for shard in shards))
+
+    def __len__(self) -> int:
+        """Records of all shards."""
+        return self._ends[-1] if self._ends else 0
+
+    def find(self, position: int) -> tuple[Shard, int]:
+        """Give the shard of a record, and the record's number in it."""
+        place = bisect_right(self._ends, position)
+        shard = self.shards[place]
+        return shard, position - (self._ends[place] - shard.records)
+
+    @contextlib.contextmanager
+    def cursor(self) -> Iterator[Cursor]:
+        """Give a cursor that is closed at the end."""
+        cursor = Cursor(self)
+        try:
+            yield cursor
+        finally:
+            cursor.close()
+
+
+class Cursor:
+    """Reads records of a sequence; at little cost in the order they lie in. It has at most one file open."""
+
+    def __init__(self, sequence: ShardSequence) -> None:
+        """Begin nowhere."""
+        self._sequence = sequence
+        self._shard: Shard | None = None
+        self._reader: RecordReader | None = None
+
+    def read(self, position: int) -> RawRecord:
+        """Give the record at a position.
+
+        Raises:
+            DataError: it cannot be read, or the shard is not what the index says.
+        """
+        shard, number = self._sequence.find(position)
+        reader = self._reader_at(shard, number)
+        while reader.number < number:
+            if reader.skip() is None:
+                raise self._ended(shard, reader)
+        record = reader.read()
+        if record is None:
+            raise self._ended(shard, reader)
+        return record
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._shard = None
+
+    def _reader_at(self, shard: Shard, number: int) -> RecordReader:
+        """The reader of the shard, at the record or a little before."""
+        mark = number // MARK_EVERY
+        reader = self._reader
+        if reader is not None and shard is self._shard and reader.number <= number:
+            is_near = reader.number >= mark * MARK_EVERY or shard.marks[mark] - reader.offset < _WORTH_A_SEEK
+            if is_near:
+                return reader
+        self.close()
+        self._reader = reader = open_reader(
+            self._sequence.source,
+            shard.blob,
+            number=mark * MARK_EVERY,
+            offset=shard.marks[mark],
+            largest_record=self._sequence.largest_record,
+        )
+        self._shard = shard
+        return reader
+
+    def _ended(self, shard: Shard, reader: RecordReader) -> DataError:
+        return DataError(
+            f"{shard.name} in {self._sequence.source} ends after {reader.number} records, and has {shard.records} in "
+            "the index: it changed since that was made; restore it, or write the index anew and start a new run"
+        )

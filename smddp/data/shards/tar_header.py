@@ -1,0 +1,127 @@
+"""The headers of a tar file: POSIX's ustar and pax, and GNU's long names and large sizes. Pure functions of bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+BLOCK = 512
+"""Bytes of a header; the data of a member are padded to a multiple of it."""
+DIRECTORY = b"5"
+_REGULAR = (b"0", b"\0", b"7")  # 7: a contiguous file, which is nothing else today
+_GNU_LONG_NAME, _GNU_LONG_LINK = b"L", b"K"
+_PAX, _PAX_GLOBAL = b"x", b"g"
+_EXTENSIONS = (_GNU_LONG_NAME, _GNU_LONG_LINK, _PAX, _PAX_GLOBAL)
+
+_LINK = "shards hold files only: pack what it leads to (tar --dereference --hard-dereference)"
+_SPECIAL = "shards hold files only: leave it out"
+_SPARSE = ("a sparse file", "pack it without --sparse")
+REFUSED: Mapping[bytes, tuple[str, str]] = {
+    b"1": ("a hard link", _LINK),
+    b"2": ("a symbolic link", _LINK),
+    b"3": ("a device", _SPECIAL),
+    b"4": ("a device", _SPECIAL),
+    b"6": ("a named pipe", _SPECIAL),
+    b"S": _SPARSE,
+}
+"""Kinds of members that are not read: what each is, and what to do."""
+
+_PAX_FIELD = re.compile(rb"([0-9]{1,7}) ([^=\n]+)=")
+
+
+class BadHeaderError(Exception):
+    """What stands in the place of a header is none."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Header:
+    """What a reader needs of a header."""
+
+    name: str
+    size: int
+    """Bytes of data that follow, without the padding."""
+    kind: bytes
+    """The type flag."""
+
+    @classmethod
+    def of(cls, block: bytes) -> Header:
+        """Understand a block.
+
+        Raises:
+            BadHeaderError: its checksum is wrong, or a field of it.
+        """
+        checksum = sum(block[:148]) + 8 * 0x20 + sum(block[156:])
+        if _number(block[148:156]) != checksum:
+            raise BadHeaderError("what stands in the place of a member's header is none (its checksum is wrong)")
+        kind = block[156:157]
+        name = _text(block[:100])
+        if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
+            name = f"{prefix}/{name}"
+        known = (*_REGULAR, DIRECTORY, *_EXTENSIONS, *REFUSED)
+        if kind not in known:
+            raise BadHeaderError(f"the member {name!r} is of the unknown type {kind!r}")
+        # Links, directories and devices have no data, whatever the size says.
+        size = 0 if kind in (b"1", b"2", b"3", b"4", b"5", b"6") else _number(block[124:136])
+        return cls(name=name, size=size, kind=DIRECTORY if kind in _REGULAR and name.endswith("/") else kind)
+
+    @property
+    def is_extension(self) -> bool:
+        """Whether what follows is not a member's data, but belongs to the header after it."""
+        return self.kind in _EXTENSIONS
+
+    def extended_by(self, fields: Mapping[str, str]) -> Header:
+        """Give the header with what the extensions before it say.
+
+        Raises:
+            BadHeaderError: the size they say is none.
+        """
+        if any(name.startswith("GNU.sparse.") for name in fields):
+            return replace(self, kind=b"S")
+        name, size = fields.get("path", self.name), fields.get("size", str(self.size))
+        if not (size.isascii() and size.isdigit() and len(size) < 20):
+            raise BadHeaderError(f"the size of {name!r} is {size[:40]!r}")
+        return replace(self, name=name, size=int(size) if self.kind != DIRECTORY else 0)
+
+
+def extension_fields(header: Header, body: bytes) -> dict[str, str]:
+    """Give what an extension says of the member that follows it, in pax's words.
+
+    Raises:
+        BadHeaderError: it cannot be understood.
+    """
+    if header.kind == _GNU_LONG_NAME:
+        return {"path": _text(body)}
+    return _pax_fields(body) if header.kind == _PAX else {}  # global ones speak of no member, and links are refused
+
+
+def _pax_fields(body: bytes) -> dict[str, str]:
+    """Lines of ``length name=value``."""
+    fields = {}
+    position = 0
+    while position < len(body):
+        match = _PAX_FIELD.match(body, position)
+        end = position + int(match[1]) if match else 0
+        if match is None or not match.end() < end <= len(body) or body[end - 1 : end] != b"\n":
+            raise BadHeaderError("the pax fields of a member are damaged")
+        fields[_decoded(match[2])] = _decoded(body[match.end() : end - 1])
+        position = end
+    return fields
+
+
+def _number(field: bytes) -> int:
+    """An octal number; or, where it would be too long, a binary one (GNU)."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.split(b"\0", 1)[0].strip()
+    if digits.strip(b"01234567"):
+        raise BadHeaderError(f"a number in the header is {field!r}")
+    return int(digits or b"0", 8)
+
+
+def _text(field: bytes) -> str:
+    return _decoded(field.split(b"\0", 1)[0])
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
