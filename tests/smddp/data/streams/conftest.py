@@ -27,16 +27,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def s3(server: Server) -> Any:
     return server.client()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def bucket(s3: Any) -> str:
-    name = f"bucket-{uuid4().hex}"
-    s3.create_bucket(Bucket=name)
-    return name
+    """One for all tests: the server takes a second for the first object of each."""
+    s3.create_bucket(Bucket="bucket")
+    return "bucket"
+
+
+@pytest.fixture
+def prefix() -> str:
+    """One for each test."""
+    return f"{uuid4().hex}/data"
 
 
 @pytest.fixture
@@ -56,8 +62,8 @@ def no_thread_stays() -> Iterator[None]:
 
 
 @pytest.fixture
-def source(bucket: str, environ: None) -> S3Source:
-    return S3Source(f"s3://{bucket}/data", part_size=MIB, connections=4, memory=4 * MIB, timeout=5.0)
+def source(bucket: str, prefix: str, environ: None) -> S3Source:
+    return S3Source(f"s3://{bucket}/{prefix}", part_size=MIB, connections=4, memory=4 * MIB, timeout=5.0)
 
 
 @pytest.fixture
@@ -67,13 +73,15 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def through(proxy: FaultProxy, bucket: str, environ: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S3Source]:
+def through(
+    proxy: FaultProxy, bucket: str, prefix: str, environ: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., S3Source]:
     """Make a source of the same objects that goes through the proxy and loses patience soon."""
 
     def make(**options: Any) -> S3Source:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint_url)
         chosen = {"part_size": MIB, "connections": 4, "timeout": 1.0, "patience": 3.0, **options}
-        return S3Source(f"s3://{bucket}/data", **chosen)
+        return S3Source(f"s3://{bucket}/{prefix}", **chosen)
 
     return make
 
