@@ -177,6 +177,17 @@ def test_an_epoch_that_is_used_up_has_no_step_left() -> None:
         sampler.advance()
 
 
+def test_the_workers_of_a_thousand_ranks_read_every_sample_once() -> None:
+    size, workers = 300_007, 8
+    reads = np.zeros(size, dtype=int)
+    for sampler in all_ranks(1024, size, global_batch=8 * 1024, tail="short"):
+        batches = list(sampler)
+        for worker in range(workers):
+            for indices in batches[worker::workers]:  # DataLoader's rule
+                reads[indices] += 1
+    assert reads.min() == reads.max() == 1
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_data_loader_takes_it(workers: int) -> None:
     sampler = ElasticSampler(64, global_batch=16, rank=1, world_size=2, accumulate=2)
