@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME, is_attempt_name
+from smddp.checkpoint.format.names import MANIFEST_NAME, is_attempt_name
 from smddp.checkpoint.stores.directory_errors import telling, telling_if_barred
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.store import (
@@ -21,6 +21,7 @@ from smddp.checkpoint.stores.store import (
     is_ours,
     mentions,
     path_in_step,
+    removed_beside,
     step_name,
     step_of,
 )
@@ -202,21 +203,8 @@ class DirectoryStore:
                 logger.info("left %s in place: it holds files that are not a checkpoint's", path)
 
     def _removed_beside(self, step: int) -> list[str]:
-        """Name the files beside the manifest that are removed with it: those of a checkpoint of format 1.
-
-        Somebody may have laid tensors there. They are only taken for ours beside a state.json, which format 2 has not
-        there, and under no manifest of format 2. It is removed last: who is killed meanwhile is understood as well.
-        """
         files = [name for name, is_directory in self._files.names(self._step(step)).items() if not is_directory]
-        is_format_1 = STATE_NAME in files and ((standing := self._standing(step)) is None or mentions(standing, ""))
-        ours = [
-            name
-            for name in files
-            if name != MANIFEST_NAME
-            and is_ours(name)
-            and (is_format_1 or name == STATE_NAME or name.endswith(PARTIAL_SUFFIX))
-        ]
-        return sorted(ours, key=lambda name: (name == STATE_NAME, name))
+        return removed_beside(files, self._standing(step))
 
     def _standing(self, step: int) -> bytes | None:
         """Give the manifest's bytes; None also where there is what cannot be one."""

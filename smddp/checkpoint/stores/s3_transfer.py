@@ -207,7 +207,8 @@ class Transfer:
             ClientError: S3 did not say, nor any other of S3_ERRORS.
         """
         try:
-            return self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
+            with self._free:
+                return self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
         except ClientError as error:
             if is_missing(error):
                 return None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
-from smddp.checkpoint.format.names import MANIFEST_NAME, is_attempt_name, is_file_name
+from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME, is_attempt_name, is_file_name
 from smddp.errors import CheckpointError
 
 PARTIAL_SUFFIX = ".smddp-partial"
@@ -186,3 +186,24 @@ def is_ours(name: str) -> bool:
     """Whether a file beside a manifest, or in the directory of an attempt, is removed with it."""
     name = name.removesuffix(PARTIAL_SUFFIX)
     return name == MANIFEST_NAME or is_file_name(name)
+
+
+def removed_beside(names: Collection[str], standing: bytes | None) -> list[str]:
+    """Name the files beside a manifest that are removed with it: those of a checkpoint of format 1.
+
+    Somebody may have laid tensors there. They are only taken for ours beside a state.json, which format 2 has not
+    there, and under no manifest of format 2. It is the last: who is killed meanwhile is understood as well.
+
+    Args:
+        names: the files there.
+        standing: the manifest; None where there is none, or what cannot be one.
+    """
+    is_format_1 = STATE_NAME in names and (standing is None or mentions(standing, ""))
+    ours = [
+        name
+        for name in names
+        if name != MANIFEST_NAME
+        and is_ours(name)
+        and (is_format_1 or name == STATE_NAME or name.endswith(PARTIAL_SUFFIX))
+    ]
+    return sorted(ours, key=lambda name: (name == STATE_NAME, name))

@@ -368,3 +368,20 @@ def test_a_role_that_may_not_list_uploads_aborts_its_own(server: Server, s3: Any
     with pytest.raises(StoreError, match="AccessDenied"):
         store.write(3, FIRST, "model.safetensors", [memoryview(LARGE)])
     assert open_uploads(s3, bucket) == 0
+
+
+def test_tensors_that_somebody_laid_beside_a_manifest_stay(store: S3Store, s3: Any, bucket: str) -> None:
+    adapter = f"{STEP}/lora.safetensors"
+    save(store)
+    s3.put_object(Bucket=bucket, Key=adapter, Body=b"?")
+    store.remove(3)
+    assert keys(s3, bucket) == [adapter]
+    store.remove(3)  # as the next life does whose former one was killed
+    assert keys(s3, bucket) == [adapter]
+
+
+def test_a_checkpoint_of_format_1_is_removed_whole(store: S3Store, s3: Any, bucket: str) -> None:
+    for name in ("manifest.json", "model.safetensors", "state.json", "notes.txt"):
+        s3.put_object(Bucket=bucket, Key=f"{STEP}/{name}", Body=b'{"format": 1}')
+    store.remove(3)
+    assert keys(s3, bucket) == [f"{STEP}/notes.txt"]
