@@ -175,7 +175,7 @@ def _read(source: Source, blobs: Sequence[Blob]) -> dict[str, Shard]:
     try:
         if beside.size > _LARGEST_INDEX:
             raise DataError(f"it has {beside.size} bytes, an index at most {_LARGEST_INDEX}")
-        with source.open(INDEX_NAME) as file:
+        with contextlib.closing(source.open(INDEX_NAME)) as file:
             index = ShardIndex.from_json(json.loads(file.read(beside.size)))
     except (ValueError, RecursionError, OSError) as error:
         logger.warning("%s in %s is not used, and the shards are read through: %s", INDEX_NAME, source, error)

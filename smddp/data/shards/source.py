@@ -5,14 +5,13 @@ A source lists its files and reads one of them in sequence, from any byte on. It
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from smddp.data.shards.errors import DataError
 
@@ -65,8 +64,9 @@ def open_source(location: str | os.PathLike[str]) -> Source:
     """
     text = os.fspath(location)
     if text.startswith("s3://"):
-        streams = importlib.import_module("smddp.data.streams")  # boto3 is for those who read from S3
-        return cast("Source", streams.S3Source(text))
+        from smddp.data.streams import S3Source  # only who reads from there needs boto3
+
+        return S3Source(text)
     if text.startswith("s3:/") or "://" in text or not text:
         raise DataError(
             f"{text!r} is no place for shards: give a directory or, as a str and not as a Path, s3://bucket/prefix"

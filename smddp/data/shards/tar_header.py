@@ -63,7 +63,7 @@ class Header:
             raise BadHeaderError(f"the member {name!r} is of the unknown type {kind!r}")
         # Links, directories and devices have no data, whatever the size says.
         size = 0 if kind in (b"1", b"2", b"3", b"4", b"5", b"6") else _number(block[124:136])
-        return cls(name=name, size=size, kind=DIRECTORY if kind in _REGULAR and name.endswith("/") else kind)
+        return cls(name=name, size=size, kind=kind)
 
     @property
     def is_extension(self) -> bool:
@@ -81,7 +81,10 @@ class Header:
         name, size = fields.get("path", self.name), fields.get("size", str(self.size))
         if not (size.isascii() and size.isdigit() and len(size) < 20):
             raise BadHeaderError(f"the size of {name!r} is {size[:40]!r}")
-        return replace(self, name=name, size=int(size) if self.kind != DIRECTORY else 0)
+        is_directory = self.kind == DIRECTORY or name.endswith("/")  # as the oldest tar says it
+        return replace(
+            self, name=name, size=0 if is_directory else int(size), kind=DIRECTORY if is_directory else self.kind
+        )
 
 
 def extension_fields(header: Header, body: bytes) -> dict[str, str]:
