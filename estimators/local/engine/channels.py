@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
-from estimators.local.engine.objects import S3Uri, download, explaining, list_keys
+from estimators.local.engine.objects import S3Object, S3Uri, download, explaining, list_objects
 from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
@@ -65,11 +65,20 @@ def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
     Raises:
         FailedJobError: If there is no object, or one can't be a file of the channel.
     """
+    if not channel.manifest:
+        return {name: found.uri for name, found in listed_files(s3, channel).items()}
     with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
-        objects = _manifest(s3, channel) if channel.manifest else _prefix(s3, channel.uri)
-    if not objects:
-        raise _failure(channel, f'no S3 objects found under "{channel.uri}"; upload them, or correct the S3Uri')
-    return _as_files(channel, objects)
+        objects = _manifest(s3, channel)
+    _check_files(channel, objects)
+    return {str(relative_path(name)): uri for name, uri in objects.items()}
+
+
+def listed_files(s3: S3Client, channel: Channel) -> dict[str, S3Object]:
+    """As `channel_files`, of a channel without a manifest, with what a list tells of an object."""
+    with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
+        objects = {_below(channel.uri.key, found.uri.key): found for found in list_objects(s3, channel.uri)}
+    _check_files(channel, {name: found.uri for name, found in objects.items()})
+    return {str(relative_path(name)): found for name, found in objects.items()}
 
 
 def share_out(channel: Channel, names: Iterable[str], hosts: int, *, epoch: int = 0) -> list[list[str]]:
@@ -107,17 +116,14 @@ def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: C
 
 def prefix_objects(s3: S3Client, uri: S3Uri) -> dict[str, S3Uri]:
     """The objects below a prefix that is a folder, by their path in it."""
-    return _prefix(s3, S3Uri(bucket=uri.bucket, key=f"{uri.key.rstrip('/')}/" if uri.key else ""))
+    folder = S3Uri(bucket=uri.bucket, key=f"{uri.key.rstrip('/')}/" if uri.key else "")
+    return {_below(folder.key, found.uri.key): found.uri for found in list_objects(s3, folder)}
 
 
 def relative_path(name: str) -> PurePosixPath | None:
     """``name`` as a path that stays in its directory, or None if it would leave it."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if not parts or ".." in parts or "\0" in name else PurePosixPath(*parts)
-
-
-def _prefix(s3: S3Client, uri: S3Uri) -> dict[str, S3Uri]:
-    return {_below(uri.key, key): S3Uri(bucket=uri.bucket, key=key) for key in list_keys(s3, uri)}
 
 
 def _below(prefix: str, key: str) -> str:
@@ -141,8 +147,10 @@ def _manifest(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
         ) from error
 
 
-def _as_files(channel: Channel, objects: Mapping[str, S3Uri]) -> dict[str, S3Uri]:
-    """The objects by the path of their file, which must be unique, in the channel, and nothing else's folder."""
+def _check_files(channel: Channel, objects: Mapping[str, S3Uri]) -> None:
+    """Each object must be a file, one alone, in the channel, and nothing else's folder."""
+    if not objects:
+        raise _failure(channel, f'no S3 objects found under "{channel.uri}"; upload them, or correct the S3Uri')
     files: dict[str, S3Uri] = {}
     for name, uri in objects.items():
         path = relative_path(name)
@@ -157,7 +165,6 @@ def _as_files(channel: Channel, objects: Mapping[str, S3Uri]) -> dict[str, S3Uri
             raise _failure(
                 channel, f"{files[folder]} is an object and, for {files[name]}, a folder; a file can't be both"
             )
-    return files
 
 
 def _failure(channel: Channel, why: str) -> FailedJobError:

@@ -7,13 +7,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from estimators.local.engine.channels import fetch_all, plan_channel
+from estimators.local.engine.channels import fetch_all, plan_channel, receivers
+from estimators.local.engine.fast_file import FastFiles
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.pipes import Pipes
 from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+_COPIED = (
+    "[platform] Channel {name} is in FastFile mode, but is copied before the start, as in File mode: nothing can be "
+    "mounted here ({problem})"
+)
 
 
 class Inputs:
@@ -24,7 +30,9 @@ class Inputs:
         channels: The channels.
         hosts: All hosts of the job.
         roots: Every host's /opt/ml.
+        cannot_mount: Why channels in FastFile mode can't be mounted; None if they can.
         failed: Is told why data can't be sent to a program that runs.
+        say: Writes a line into the log of a host.
     """
 
     def __init__(
@@ -34,14 +42,19 @@ class Inputs:
         hosts: Sequence[Host],
         roots: Mapping[str, Path],
         *,
+        cannot_mount: Callable[[], str | None],
         failed: Callable[[str], None],
+        say: Callable[[str, str], None],
     ) -> None:
         self._s3 = s3
         self._channels = channels
         self._hosts = hosts
         self._roots = roots
+        self._cannot_mount = cannot_mount
         self._failed = failed
+        self._say = say
         self._pipes: list[Pipes] = []
+        self._fast_files = FastFiles(s3, say=say)
 
     def bring(self, *, cancelled: Callable[[], bool]) -> None:
         """Copy what is to be there when the program starts, and make the pipes.
@@ -55,11 +68,27 @@ class Inputs:
                 pipes = Pipes(self._s3, channel, self._hosts, self._roots, failed=self._failed)
                 self._pipes.append(pipes)
                 pipes.open()
+            elif channel.mode == "FastFile" and (problem := self._cannot_mount()) is None:
+                self._fast_files.plan(channel, self._hosts)
             else:
+                if channel.mode == "FastFile":
+                    for host in receivers(channel, self._hosts):
+                        self._say(host.name, _COPIED.format(name=channel.name, problem=problem))
                 what = f'Data download failed: channel "{channel.name}"'
-                fetch_all(
-                    self._s3, plan_channel(self._s3, channel, self._hosts, self._roots), what, cancelled=cancelled
-                )
+                fetches = plan_channel(self._s3, channel, self._hosts, self._roots)
+                fetch_all(self._s3, fetches, what, cancelled=cancelled)
+
+    def mounts(self, host: str) -> tuple[str, ...]:
+        """Where in its /opt/ml a host is to have mounts."""
+        return self._fast_files.mounts(host)
+
+    def serve(self, host: str, devices: Sequence[int]) -> None:
+        """Serve a host's mounts, in the order of `mounts`. The descriptors are closed in the end."""
+        self._fast_files.serve(host, devices)
+
+    def break_off(self) -> None:
+        """End the mounts now: a program that waits for one could not be killed."""
+        self._fast_files.close()
 
     def __enter__(self) -> Inputs:
         return self
@@ -67,5 +96,6 @@ class Inputs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.break_off()
         for pipes in self._pipes:
             pipes.close()

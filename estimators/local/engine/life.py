@@ -103,12 +103,22 @@ class Life:
         hosts = allocate_hosts(self._request.groups)
         roots = {host.name: self._directory / host.name for host in hosts}
         self._job.enter(states.DOWNLOADING)
-        inputs = Inputs(self._platform.s3, self._request.channels, hosts, roots, failed=self._job.input_failed)
+        logs = {host.name: self._log(host) for host in hosts}
+        inputs = Inputs(
+            self._platform.s3,
+            self._request.channels,
+            hosts,
+            roots,
+            cannot_mount=lambda: self._platform.executor.cannot_mount,
+            failed=self._job.input_failed,
+            say=lambda host, line: logs[host].say(line),
+        )
         try:
             with inputs:
                 checkpoints = self._prepare(hosts, roots, inputs)
-                logs = {host.name: self._log(host) for host in hosts}
-                ending, exits = self._train(hosts, roots, logs, checkpoints)
+                for log in logs.values():
+                    log.open()
+                ending, exits = self._train(hosts, roots, logs, checkpoints, inputs)
         except (FailedJobError, CancelledError):
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
@@ -148,9 +158,7 @@ class Life:
         return checkpoints
 
     def _log(self, host: Host) -> HostLog:
-        log = HostLog(self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read)
-        log.open()
-        return log
+        return HostLog(self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read)
 
     def _train(
         self,
@@ -158,15 +166,17 @@ class Life:
         roots: Mapping[str, Path],
         logs: Mapping[str, HostLog],
         checkpoints: CheckpointSync | None,
+        inputs: Inputs,
     ) -> tuple[Ending, dict[str, int]]:
         """Run the hosts to their end; how it ended, and their exit codes."""
-        specs = self._specify(hosts, roots)
+        specs = self._specify(hosts, roots, inputs)
         self._job.begin_training(len(hosts))
         running: list[HostProcess] = []
         watchers: list[threading.Thread] = []
 
         def start(spec: HostSpec) -> None:
             process = self._platform.executor.start(spec)
+            inputs.serve(spec.name, process.devices)
             watcher = threading.Thread(target=self._watch, args=(spec.name, process, logs[spec.name]), daemon=True)
             running.append(process)
             watchers.append(watcher)
@@ -183,6 +193,7 @@ class Life:
         finally:
             for process in running:
                 process.kill()
+            inputs.break_off()
             for watcher in watchers:
                 watcher.join()
             self._job.metrics.settle()
@@ -190,7 +201,7 @@ class Life:
                 checkpoints.abandon()
         return self._job.end_training()
 
-    def _specify(self, hosts: tuple[Host, ...], roots: Mapping[str, Path]) -> list[HostSpec]:
+    def _specify(self, hosts: tuple[Host, ...], roots: Mapping[str, Path], inputs: Inputs) -> list[HostSpec]:
         isolated = self._platform.executor.isolated
         environment = host_environment(
             job_name=self._job.name,
@@ -211,6 +222,7 @@ class Life:
                 argv=(*(self._request.entrypoint or CONTAINER_PROGRAM), *self._request.arguments),
                 environment=environment,
                 hosts={host_name(one, isolated=isolated): one.address for one in hosts},
+                mounts=inputs.mounts(host.name),
             )
             for host in hosts
         ]

@@ -53,6 +53,7 @@ class HostLog:
         self._lines: deque[InputLogEventTypeDef] = deque()
         self._buffered = 0
         self._dropped = 0
+        self._now = 0
         self._ended = False
         self._sender = threading.Thread(target=self._send_all, name=self._stream, daemon=True)
 
@@ -69,12 +70,17 @@ class HostLog:
     def follow(self, output: BinaryIO) -> None:
         """Read ``output`` to its end."""
         self._sender.start()
-        now = 0
         for line in _lines(output):
             self._tail.append(line)
             self._seen(line)
-            now = max(now, int(time.time() * 1000))  # CloudWatch wants the order of time, whatever the clock does
-            self._append({"timestamp": now, "message": line or " "})
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Add a line; the platform's own may come at any time, from any thread."""
+        with self._changed:
+            # CloudWatch wants the order of time, whatever the clock does.
+            self._now = max(self._now, int(time.time() * 1000))
+            self._append({"timestamp": self._now, "message": line or " "})
 
     def close(self) -> None:
         """Return when all that was read is in CloudWatch."""
@@ -84,13 +90,12 @@ class HostLog:
         self._sender.join()
 
     def _append(self, event: InputLogEventTypeDef) -> None:
-        with self._changed:
-            self._lines.append(event)
-            self._buffered += _size(event)
-            while self._buffered > MAX_BUFFERED_BYTES:
-                self._buffered -= _size(self._lines.popleft())
-                self._dropped += 1
-            self._changed.notify()
+        self._lines.append(event)
+        self._buffered += _size(event)
+        while self._buffered > MAX_BUFFERED_BYTES:
+            self._buffered -= _size(self._lines.popleft())
+            self._dropped += 1
+        self._changed.notify()
 
     def _send_all(self) -> None:
         while True:

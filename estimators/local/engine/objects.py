@@ -51,6 +51,18 @@ class S3Uri:
         return f"s3://{self.bucket}/{self.key}"
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class S3Object:
+    """One version of an object."""
+
+    uri: S3Uri
+    size: int
+    """Bytes."""
+    etag: str
+    modified: int
+    """Seconds since the epoch."""
+
+
 class CancelledError(Exception):
     """A transfer was given up because the job ends."""
 
@@ -78,11 +90,21 @@ def require_bucket(s3: S3Client, uri: S3Uri, what: str) -> None:
         s3.head_bucket(Bucket=uri.bucket)
 
 
-def list_keys(s3: S3Client, uri: S3Uri) -> list[str]:
-    """All keys that begin with the URI's key, sorted; without the empty objects that only mark a folder."""
+def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Object]:
+    """All whose keys begin with the URI's, sorted by key; without the empty objects that only mark a folder."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=uri.bucket, Prefix=uri.key)
-    keys = (item["Key"] for page in pages for item in page.get("Contents", []))
-    return sorted(key for key in keys if not key.endswith("/"))
+    found = [
+        S3Object(
+            uri=S3Uri(bucket=uri.bucket, key=item["Key"]),
+            size=item["Size"],
+            etag=item["ETag"],
+            modified=int(item["LastModified"].timestamp()),
+        )
+        for page in pages
+        for item in page.get("Contents", [])
+        if not item["Key"].endswith("/")
+    ]
+    return sorted(found, key=lambda one: one.uri.key)
 
 
 def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bool]) -> None:

@@ -27,6 +27,8 @@ class HostSpec:
     """All that the program is to see; nothing else is inherited."""
     hosts: Mapping[str, str]
     """Name to address of every host of the job, this one included."""
+    mounts: tuple[str, ...] = ()
+    """Directories in ``ml_root`` at which the program is to see file systems that whoever starts the host serves."""
 
 
 class HostProcess(Protocol):
@@ -35,6 +37,13 @@ class HostProcess(Protocol):
     @property
     def pid(self) -> int:
         """The program's process ID, as this machine counts."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """For each of the host's ``mounts`` a descriptor of /dev/fuse at which it is served; the caller closes them.
+
+        Until then who uses a mount waits, and can't even be killed. A mount ends with its host, or its descriptor.
+        """
 
     @property
     def output(self) -> BinaryIO:
@@ -59,6 +68,10 @@ class Executor(Protocol):
 
         If not, it gets ``SAGEMAKER_BASE_DIR``, and has to be told addresses instead of names.
         """
+
+    @property
+    def cannot_mount(self) -> str | None:
+        """Why hosts can't have ``mounts`` here; None if they can."""
 
     def start(self, host: HostSpec) -> HostProcess:
         """Start the host's program in ``/opt/ml/code``.

@@ -2,8 +2,9 @@
 
 It is a program of its own, run as ``python -I -S keeper.py STATUS_FD``, and imports nothing of this project. Standard
 input brings one line of JSON (what to start), then one byte for each signal to deliver. Standard input's end means that
-whoever started the host is gone: the host dies with it. The status descriptor carries one line of JSON back, the
-program's process ID or why it could not be started. The keeper's exit code is the program's.
+whoever started the host is gone: the host dies with it. The status descriptor is a socket that carries one line of JSON
+back, the program's process ID or why it could not be started, and with it a descriptor of /dev/fuse for each mount. The
+keeper's exit code is the program's.
 
 With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
@@ -17,14 +18,15 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x04000000, 0x10000000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-OPT, ML, HOSTS = "/opt", "/opt/ml", "/etc/hosts"
+OPT, ML, HOSTS, FUSE = "/opt", "/opt/ml", "/etc/hosts", "/dev/fuse"
 
 
 class _NotStarted(Exception):  # noqa: N818  # it is told to the other side, never to a person as an error of ours
@@ -42,14 +44,16 @@ def main(status: int) -> int:
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    devices: list[int] = []
     try:
         if spec["isolated"]:
             _enter_namespaces(spec)
+            devices = [_mount_served(f"{ML}/{path}") for path in spec["mounts"]]
         program = _start(spec)
     except (OSError, _NotStarted) as error:
         _report(status, {"error": _describe(error)})
         return 127
-    _report(status, {"pid": program})
+    _report(status, {"pid": program}, devices)
     code = _wait(program, woken)
     _kill_children()
     return code
@@ -90,6 +94,18 @@ def _mount_opt_ml(ml_root: str) -> None:
     _mount(f"/proc/self/fd/{root}", ML, "", MS_BIND | MS_REC)
     os.close(opt)
     os.close(root)
+
+
+def _mount_served(target: str) -> int:
+    """Mount what another process serves; the descriptor of /dev/fuse to serve it at.
+
+    The device must be opened in the user namespace that mounts it. The mount is nobody else's, and needs no clean-up:
+    it ends with this namespace, or with the last who has the descriptor.
+    """
+    device = os.open(FUSE, os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+    _mount("smddp", target, "fuse", MS_RDONLY | MS_NOSUID | MS_NODEV, options)
+    return device
 
 
 def _mount_hosts(name: str, hosts: dict[str, str]) -> None:
@@ -225,9 +241,11 @@ def _read_line(descriptor: int) -> bytes:
     return line
 
 
-def _report(status: int, message: dict[str, Any]) -> None:
-    os.write(status, json.dumps(message).encode() + b"\n")
-    os.close(status)
+def _report(status: int, message: dict[str, Any], devices: list[int] | tuple[()] = ()) -> None:
+    with socket.socket(fileno=status) as to:
+        socket.send_fds(to, [json.dumps(message).encode() + b"\n"], devices)
+    for device in devices:
+        os.close(device)
 
 
 if __name__ == "__main__":

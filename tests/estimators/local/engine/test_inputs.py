@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from estimators.local.executors import ProcessExecutor
+
 Lines = Callable[..., list[str]]
 
-LARGE = bytes(4 << 20)
+LARGE = random.Random(0).randbytes(11 << 20)  # several blocks, whatever they are
 TWO_HOSTS = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
 SPOT = {
     "EnableManagedSpotTraining": True,
@@ -46,7 +51,9 @@ def channel(s3: Any, bucket: str) -> Callable[..., list[dict[str, Any]]]:
 def no_thread_is_left() -> Any:
     yield
     deadline = time.monotonic() + 5
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("pipe ")]:
+    while left := [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("pipe ", "fast file algo"))
+    ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
 
@@ -95,7 +102,8 @@ def test_a_stop_ends_a_job_whose_pipe_is_full(client: Any, channel: Any, lines: 
 
 def test_an_interrupted_job_begins_again_with_the_first_pipe(client: Any, channel: Any, lines: Lines) -> None:
     program = """
-        import os, time
+        import os, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: exit(3))
         assert sorted(os.listdir("/opt/ml/input/data")) == ["training_0"]
         print(len(open("/opt/ml/input/data/training_0", "rb").read()), flush=True)
         if not os.path.exists("/opt/ml/checkpoints/been"):
@@ -140,6 +148,146 @@ def test_a_channel_without_objects_fails_before_anything_runs(client: Any, chann
     assert job["TrainingJobStatus"] == "Failed"
     assert "no S3 objects found" in job["FailureReason"]
     assert not lines(job["TrainingJobName"])
+
+
+@pytest.fixture
+def can_mount(executor: ProcessExecutor) -> None:
+    if executor.cannot_mount is not None:
+        pytest.skip(f"nothing can be mounted here: {executor.cannot_mount}")
+
+
+@pytest.mark.usefixtures("can_mount")
+def test_a_fastfile_channel_is_a_read_only_directory_of_the_objects(client: Any, channel: Any, lines: Lines) -> None:
+    job = client.run(
+        """
+        import hashlib, os
+        root = "/opt/ml/input/data/training"
+        print(sorted((os.path.relpath(at, root), sorted(files)) for at, _, files in os.walk(root)))
+        print(open(root + "/a").read(), os.path.getsize(root + "/sub/large"), open(root + "/empty").read() == "")
+        for chunk in (1 << 20, 1000, 3 << 20):
+            with open(root + "/sub/large", "rb", buffering=0) as file:
+                print(hashlib.md5(b"".join(iter(lambda: file.read(chunk), b""))).hexdigest())
+        with open(root + "/sub/large", "rb") as file:
+            file.seek(5_000_000)
+            print(file.read(3).hex())
+        for attempt in (lambda: open(root + "/b", "w"), lambda: os.unlink(root + "/a"), lambda: open(root + "/no")):
+            try: attempt()
+            except OSError as error: print(error.strerror)
+        """,
+        InputDataConfig=channel("FastFile", objects={"a": b"first", "sub/large": LARGE, "empty": b""}),
+    )
+    assert job["TrainingJobStatus"] == "Completed", job
+    assert lines(job["TrainingJobName"]) == [
+        "[('.', ['a', 'empty']), ('sub', ['large'])]",
+        f"first {len(LARGE)} True",
+        *[hashlib.md5(LARGE).hexdigest()] * 3,
+        LARGE[5_000_000:5_000_003].hex(),
+        "Read-only file system",
+        "Read-only file system",
+        "No such file or directory",
+    ]
+
+
+@pytest.mark.usefixtures("can_mount")
+def test_nothing_of_a_fastfile_channel_is_copied_to_disk(client: Any, channel: Any, lines: Lines) -> None:
+    program = """
+        import signal, time
+        signal.signal(signal.SIGTERM, lambda *_: exit(3))
+        open("/opt/ml/input/data/training/a", "rb").read()
+        print("up", flush=True)
+        time.sleep(60)
+    """
+    name = client.submit(program, InputDataConfig=channel("FastFile", objects={"a": LARGE}))
+    await_line(lines, name, "up")
+    directory = client.engine._platform.directory / name / "algo-1" / "input" / "data" / "training"
+    assert list(directory.iterdir()) == []
+    assert name not in Path("/proc/mounts").read_text()
+    client.stop(name)
+    client.wait(name)
+
+
+@pytest.mark.usefixtures("can_mount")
+def test_hosts_see_their_share_of_a_fastfile_channel(client: Any, channel: Any, lines: Lines) -> None:
+    job = client.run(
+        "import os; print(sorted(os.listdir('/opt/ml/input/data/training')))",
+        InputDataConfig=channel(
+            "FastFile", objects=dict.fromkeys("abcd", b"x"), S3DataDistributionType="ShardedByS3Key"
+        ),
+        ResourceConfig=TWO_HOSTS,
+    )
+    shares = [lines(job["TrainingJobName"], host) for host in ("algo-1", "algo-2")]
+    assert shares == [["['a', 'c']"], ["['b', 'd']"]]
+
+
+@pytest.mark.usefixtures("can_mount")
+@pytest.mark.parametrize("fault", ["deleted", "changed"])
+def test_an_object_that_can_not_be_read_is_an_error_and_the_log_says_why(
+    client: Any, channel: Any, s3: Any, lines: Lines, fault: str
+) -> None:
+    program = """
+        import os, time
+        print("up", flush=True)
+        while not os.path.exists("/opt/ml/model/go"): time.sleep(0.01)
+        open("/opt/ml/input/data/training/a", "rb").read()
+    """
+    name = client.submit(program, InputDataConfig=channel("FastFile", objects={"a": b"before"}))
+    await_line(lines, name, "up")
+    if fault == "deleted":
+        s3.delete_object(Bucket=client.bucket, Key="data/a")
+    else:
+        s3.put_object(Bucket=client.bucket, Key="data/a", Body=b"after")
+    (client.engine._platform.directory / name / "algo-1" / "model" / "go").touch()
+    job = client.wait(name)
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "Input/output error" in job["FailureReason"]
+    why = "there is no such object" if fault == "deleted" else "it was changed while it was read"
+    (said,) = {line for line in lines(name) if line.startswith("[platform] ")}
+    assert said.endswith(f"data can not be read: s3://{client.bucket}/data/a: {why}" + said.partition(why)[2])
+
+
+@pytest.mark.usefixtures("can_mount")
+@pytest.mark.parametrize("ending", ["stop", "close"])
+def test_a_program_that_waits_for_s3_is_ended_all_the_same(
+    client_of: Any, start_engine: Any, s3: Any, channel: Any, lines: Lines, ending: str
+) -> None:
+    blocked, released = threading.Event(), threading.Event()
+
+    class Stalling:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(s3, name)
+
+        def get_object(self, **request: Any) -> Any:
+            blocked.set()
+            released.wait(60)
+            return s3.get_object(**request)
+
+    client = client_of(start_engine(s3=Stalling(), grace_seconds=0.5))
+    program = "open('/opt/ml/input/data/training/a', 'rb').read()"
+    name = client.submit(program, InputDataConfig=channel("FastFile", objects={"a": LARGE}))
+    assert blocked.wait(20)
+    begun = time.monotonic()
+    if ending == "stop":
+        client.stop(name)
+        assert client.wait(name)["TrainingJobStatus"] == "Stopped"
+    else:
+        client.engine.close()
+    assert time.monotonic() - begun < 5
+    released.set()
+
+
+def test_where_nothing_can_be_mounted_a_fastfile_channel_is_copied_and_one_line_says_so(
+    client_of: Any, start_engine: Any, channel: Any, lines: Lines
+) -> None:
+    client = client_of(start_engine(executor=ProcessExecutor(isolated=False)))
+    job = client.run(
+        "import os; print(open(os.environ['SAGEMAKER_BASE_DIR'] + '/input/data/training/a').read())",
+        InputDataConfig=channel("FastFile", objects={"a": b"content"}),
+    )
+    assert lines(job["TrainingJobName"]) == [
+        "[platform] Channel training is in FastFile mode, but is copied before the start, as in File mode: nothing "
+        "can be mounted here (user namespaces are barred here)",
+        "content",
+    ]
 
 
 def await_line(lines: Lines, name: str, line: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.local.executors import HostProcess, HostSpec, HostStartError, ProcessExecutor
+from estimators.local.executors import HostProcess, HostSpec, HostStartError, ProcessExecutor, process
 
 Start = Callable[..., HostProcess]
 
@@ -272,3 +272,46 @@ def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(
 @pytest.mark.namespaces
 def test_namespaces_are_used_where_they_are_allowed() -> None:
     assert ProcessExecutor().isolated
+
+
+@NAMESPACES
+def test_a_mount_is_seen_by_the_program_alone_and_breaks_off_with_its_descriptor(
+    isolated: bool, tmp_path: Path
+) -> None:
+    executor = ProcessExecutor(isolated=isolated)
+    if executor.cannot_mount is not None:
+        pytest.skip(f"nothing can be mounted here: {executor.cannot_mount}")
+    for name in ("code", "data"):
+        (tmp_path / name).mkdir()
+    host = executor.start(
+        HostSpec(
+            name="algo-1",
+            address="127.77.0.1",
+            ml_root=tmp_path,
+            argv=("sh", "-c", "grep -c ' /opt/ml/data fuse ro,nosuid,nodev' /proc/mounts; ls /opt/ml/data 2>&1"),
+            environment={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+            hosts={"algo-1": "127.77.0.1"},
+            mounts=("data",),
+        )
+    )
+    (device,) = host.devices
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert not os.get_inheritable(device)
+    assert await_line(host) == "1"
+    os.close(device)  # as a platform that dies: who waits for it has an error
+    assert "ls: " in said(host)
+    assert host.wait() == 2
+
+
+def test_without_namespaces_nothing_can_be_mounted() -> None:
+    assert ProcessExecutor(isolated=False).cannot_mount == "user namespaces are barred here"
+
+
+@NAMESPACES
+def test_a_device_that_is_barred_is_why_nothing_can_be_mounted(
+    isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = tmp_path / "keeper.py"
+    keeper.write_text(Path(process._KEEPER).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
+    monkeypatch.setattr(process, "_KEEPER", str(keeper))
+    assert ProcessExecutor(isolated=True).cannot_mount == "/dev/no-fuse: No such file or directory"

@@ -1,0 +1,138 @@
+"""How much is asked of S3 for what a program reads."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.fast_file import reading
+from estimators.local.engine.fast_file.reading import OpenObject, Reading
+from estimators.local.engine.objects import S3Uri, list_objects
+
+BLOCK = 1000
+KERNEL = 128  # bytes the kernel asks for at a time, in proportion
+DATA = random.Random(0).randbytes(10 * BLOCK + 37)
+
+
+class Counting:
+    """A client that notes the ranges, and that breaks off as often as it is told to."""
+
+    def __init__(self, s3: Any) -> None:
+        self._s3 = s3
+        self._lock = threading.Lock()
+        self.ranges: list[tuple[int, int]] = []
+        self.breaks = 0
+
+    def get_object(self, **request: Any) -> Any:
+        start, _, end = request["Range"].removeprefix("bytes=").partition("-")
+        response = self._s3.get_object(**request)
+        with self._lock:
+            self.ranges.append((int(start), int(end) + 1))
+            if self.breaks:
+                self.breaks -= 1
+                response["Body"]._content_length = len(DATA) + 1
+        return response
+
+
+@pytest.fixture
+def counting(s3: Any) -> Counting:
+    return Counting(s3)
+
+
+@pytest.fixture
+def failures() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def opened(
+    s3: Any, bucket: str, counting: Counting, failures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OpenObject]:
+    monkeypatch.setattr(reading, "BLOCK", BLOCK)
+    key = uuid.uuid4().hex
+    s3.put_object(Bucket=bucket, Key=key, Body=DATA)
+    (found,) = list_objects(s3, S3Uri(bucket=bucket, key=key))
+    transfers = Reading(counting, failed=failures.append)  # type: ignore[arg-type]
+    yield transfers.open(found)
+    transfers.close()
+
+
+def read_all(file: OpenObject) -> bytes:
+    return b"".join(file.read(offset, KERNEL) for offset in range(0, len(DATA) + KERNEL, KERNEL))
+
+
+def test_a_sequence_is_read_once_in_large_pieces(opened: OpenObject, counting: Counting) -> None:
+    assert read_all(opened) == DATA
+    edges = [*range(0, len(DATA), BLOCK), len(DATA)]
+    assert sorted(counting.ranges) == list(itertools.pairwise(edges))
+
+
+def test_the_first_block_alone_is_read_for_who_reads_no_more(opened: OpenObject, counting: Counting) -> None:
+    assert opened.read(0, 10) == DATA[:10]
+    assert counting.ranges == [(0, BLOCK)]
+
+
+def test_who_jumps_about_gets_what_was_asked_for_and_no_more(opened: OpenObject, counting: Counting) -> None:
+    for offset in (9000, 3000, 6000, 1500, 10_030):
+        assert opened.read(offset, KERNEL) == DATA[offset : offset + KERNEL]
+    assert counting.ranges == [(offset, min(offset + KERNEL, len(DATA))) for offset in (9000, 3000, 6000, 1500, 10_030)]
+
+
+def test_a_sequence_may_begin_anywhere(opened: OpenObject, counting: Counting) -> None:
+    read = b"".join(opened.read(offset, KERNEL) for offset in range(5500, len(DATA), KERNEL))
+    assert read == DATA[5500:]
+    assert len(counting.ranges) <= 1 + 6
+
+
+def test_memory_has_a_bound(opened: OpenObject) -> None:
+    for offset in range(0, len(DATA), KERNEL):
+        opened.read(offset, KERNEL)
+        assert len(opened._blocks) <= reading.AHEAD + 2
+
+
+def test_beyond_the_end_there_is_nothing(opened: OpenObject, counting: Counting) -> None:
+    assert opened.read(len(DATA), KERNEL) == opened.read(len(DATA) + 500, KERNEL) == b""
+    assert counting.ranges == []
+
+
+def test_reads_at_one_time_agree(opened: OpenObject) -> None:
+    offsets = list(range(0, len(DATA), KERNEL))
+    random.Random(1).shuffle(offsets)
+    found: dict[int, bytes] = {}
+
+    def read(share: list[int]) -> None:
+        for offset in share:
+            found[offset] = opened.read(offset, KERNEL)
+
+    threads = [threading.Thread(target=read, args=(offsets[number::4],)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert b"".join(found[offset] for offset in sorted(found)) == DATA
+
+
+def test_a_broken_connection_is_made_again(opened: OpenObject, counting: Counting, failures: list[str]) -> None:
+    counting.breaks = 3
+    assert read_all(opened) == DATA
+    assert len(counting.ranges) == 11 + 3
+    assert failures == []
+
+
+def test_what_breaks_too_often_is_an_error_that_the_next_read_does_not_inherit(
+    opened: OpenObject, counting: Counting, failures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet: Callable[[float], bool] = lambda _: False  # noqa: E731
+    monkeypatch.setattr(opened._reading._closing, "wait", quiet)
+    counting.breaks = 5
+    with pytest.raises(FailedJobError):
+        opened.read(0, KERNEL)
+    assert len(failures) == 1
+    assert opened.read(0, KERNEL) == DATA[:KERNEL]
