@@ -113,13 +113,13 @@ def print_scale() -> None:
         f"{WORKERS} workers a rank, a global batch of {GLOBAL_BATCH:,}. Whole epochs begin on {LIVES[0]:,} ranks and "
     )
     print(f"resume on {', '.join(f'{ranks:,}' for ranks in LIVES[1:])} at each quarter.\n")
-    print("| N | what | samples read | missing | read twice | workers apart by | state, bytes | s |")
+    print("| N | what | samples read | missing | read twice | workers of a rank apart by | state, bytes | s |")
     print("|---|---|---|---|---|---|---|---|")
     steps = 96
-    for size, scale in [(size, epoch(size)) for size in (10**6, 10**7, 10**8)] + [
-        (size, window(size, steps)) for size in (10**10, 10**15, 2**63)
-    ]:
-        what = "an epoch" if size <= 10**8 else f"{steps} steps from the middle"
+    for size in (10**6, 10**7, 10**8, 10**10, 10**15, 2**63):
+        whole = size <= 10**8
+        scale = epoch(size) if whole else window(size, steps)
+        what = "an epoch" if whole else f"{steps} steps from the middle"
         print(f"| {size:.0e} | {what} | {scale.read:,} | {scale.missing} | {scale.twice} ", end="")
         print(f"| {scale.uneven} micro-batch | {scale.state} | {scale.seconds:.1f} |", flush=True)
 
