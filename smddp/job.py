@@ -20,30 +20,14 @@ from typing import Any
 from smddp.cluster import Cluster
 from smddp.errors import JobError
 from smddp.hyperparameters import decode_untyped
+from smddp.inputs import Channels, Inputs, read_inputs
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
 """Names the place in S3 that checkpoints are saved to directly, wherever the job runs."""
 
-_CHANNEL_PREFIX = "SM_CHANNEL_"
 _S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
-
-
-class Channels(dict[str, Path]):
-    """The directories of the job's input, by channel.
-
-    Example:
-        >>> Channels(training=Path("/data"))["train"]
-        Traceback (most recent call last):
-        smddp.errors.JobError: There is no channel 'train'; this job has: training. ...
-    """
-
-    def __missing__(self, name: str) -> Path:
-        raise JobError(
-            f"There is no channel {name!r}; this job has: {', '.join(sorted(self)) or 'none'}. Give it to "
-            f"Estimator.fit(), or outside of a job set {_CHANNEL_PREFIX}{name.upper()} to its directory."
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +43,8 @@ class Job:
     hyperparameters: Mapping[str, Any]
     """The user's, without a type: JSON where they read as JSON. Outside of a job, only those of SM_HPS; `smddp.run`
     adds all that are in the script's dataclass."""
+    inputs: Inputs
+    """How each channel's data comes, pipes included."""
     channels: Channels
     """Where each channel's data is; a channel that is not there is an error that lists those that are."""
     input_dir: Path
@@ -110,12 +96,14 @@ class Job:
         config = input_dir / "config"
         checkpoints = _read_object(config / "checkpointconfig.json") or {}
         direct_uri = direct_checkpoint_uri(environ)
+        inputs = read_inputs(_input_configuration(config, environ), input_dir, environ)
         return cls(
             name=environ.get("TRAINING_JOB_NAME") or environ.get("SAGEMAKER_JOB_NAME") or base.name,
             on_sagemaker=on_sagemaker,
             cluster=Cluster.detect(environ) if cluster is None else cluster,
             hyperparameters=decode_untyped(_given(config / "hyperparameters.json", environ)),
-            channels=_channels(input_dir, environ),
+            inputs=inputs,
+            channels=Channels.of(inputs),
             input_dir=input_dir,
             code_dir=Path(
                 environ.get("SM_SOURCE_DIR") or (base / "code" if on_sagemaker else script.absolute().parent)
@@ -177,32 +165,11 @@ def _given(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
     return given or {}
 
 
-def _channels(input_dir: Path, environ: Mapping[str, str]) -> Channels:
-    """The channels by their true names, which variables have only in capitals."""
-    configured = _read_object(input_dir / "config" / "inputdataconfig.json")
-    names = list(configured) if configured is not None else _listed(environ)
-    in_capitals = [name.upper() for name in names]
-    channels = Channels({name: input_dir / "data" / name for name in names})
-    for variable, directory in environ.items():
-        if not (variable.startswith(_CHANNEL_PREFIX) and directory):
-            continue
-        capitals = variable.removeprefix(_CHANNEL_PREFIX)
-        if in_capitals.count(capitals) == 1:
-            channels[names[in_capitals.index(capitals)]] = Path(directory)
-        elif capitals not in in_capitals:
-            channels[capitals.lower()] = Path(directory)
-    return channels
-
-
-def _listed(environ: Mapping[str, str]) -> list[str]:
-    text = environ.get("SM_CHANNELS") or "[]"
-    try:
-        names = json.loads(text)
-    except ValueError as error:
-        raise JobError(f"SM_CHANNELS={text} is not JSON ({error}); expected a list of channels.") from error
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise JobError(f'SM_CHANNELS={text}: expected a JSON list of channels such as ["training"].')
-    return names
+def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+    given = _read_object(config / "inputdataconfig.json")
+    if given is None and environ.get("SM_INPUT_DATA_CONFIG"):
+        return _object(environ["SM_INPUT_DATA_CONFIG"], "SM_INPUT_DATA_CONFIG")
+    return given
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

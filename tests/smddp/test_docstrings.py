@@ -18,6 +18,7 @@ import pytest
         "smddp.hyperparameters.decode",
         "smddp.hyperparameters.encode",
         "smddp.hyperparameters.sources",
+        "smddp.inputs",
         "smddp.job",
     ],
 )
