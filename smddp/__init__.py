@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smddp.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
     from smddp.cluster import Cluster as Cluster
     from smddp.data import ElasticSampler as ElasticSampler
+    from smddp.data import fingerprint as fingerprint
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
@@ -33,6 +34,7 @@ _HOMES = {
     "Precision": "smddp.precision",
     "Retention": "smddp.checkpoint",
     "Trainer": "smddp.trainer",
+    "fingerprint": "smddp.data.fingerprint",
     "join": "smddp.distributed",
     "leave": "smddp.distributed",
     "load_weights": "smddp.checkpoint.exchange.weights",

@@ -30,7 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from smddp.checkpoint_policy import CheckpointPolicy
 from smddp.data import EvaluationSampler
+from smddp.data.host_sharding import OnChange
 from smddp.data.loaders import Loaders
+from smddp.data.orders import OrderOptions
 from smddp.data.partition import Tail
 from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
 from smddp.job import Job
@@ -116,7 +118,9 @@ class Trainer:
         self._progress = self._safeguard.progress
         self._in_step = False
 
-        self._loaders = Loaders(self._cluster, accumulate=accumulate, seed=seed, pin_memory=self.device.type == "cuda")
+        self._accumulate = accumulate
+        self._seed = seed
+        self._loaders = Loaders(self._membership, seed=seed, pin_memory=self.device.type == "cuda")
 
         self._rate = StepRate()
         self._log_every = log_every
@@ -140,6 +144,8 @@ class Trainer:
         shuffle: bool = True,
         tail: Tail = "drop",
         fingerprint: str | None = None,
+        sharded_by_host: bool = False,
+        on_host_change: OnChange = "refuse",
         **options: Any,
     ) -> DataLoader[Any]:
         """The training data of this rank; its place in each epoch is a part of every checkpoint.
@@ -153,17 +159,29 @@ class Trainer:
             tail: What becomes of the samples beyond the last whole batch of an epoch: ``"drop"`` leaves them out,
                 ``"short"`` makes them a smaller batch whose losses ``step`` weighs, ``"wrap"`` fills that batch with
                 the first samples of the epoch.
-            fingerprint: Of the data, by `smddp.data.fingerprint`: to resume with other data is then an error.
+            fingerprint: Of the data, by `smddp.fingerprint`: to resume with other data is then an error.
+            sharded_by_host: Each host has a dataset of its own part (a channel that is ``ShardedByS3Key``). An epoch
+                takes as many samples of each as the smallest has, and can only be resumed on the same hosts.
+            on_host_change: What a resume on others does: ``"refuse"``, or ``"restart"`` the epoch.
             **options: Further arguments of ``torch.utils.data.DataLoader``, such as ``num_workers``.
 
         Raises:
-            ValueError: If the batch size does not divide, there is a loader already, or training has begun.
+            ValueError: If the batch size does not divide, the ranks have other data, there is a loader already, or
+                training has begun.
+            PeerFailedError: If another rank's dataset has no length.
         """
         if self._loaders.order is not None or self._safeguard.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
-        return self._loaders.training(
-            dataset, batch_size=batch_size, shuffle=shuffle, tail=tail, fingerprint=fingerprint, options=options
+        order = OrderOptions(
+            global_batch=batch_size,
+            accumulate=self._accumulate,
+            seed=self._seed,
+            shuffle=shuffle,
+            tail=tail,
+            sharded_by_host=sharded_by_host,
+            on_host_change=on_host_change,
         )
+        return self._loaders.training(dataset, order, fingerprint=fingerprint, options=options)
 
     def evaluation_loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
         """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.

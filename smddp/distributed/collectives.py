@@ -1,14 +1,17 @@
-"""The few collectives that training needs beside DDP's own: a sum, and rank 0's outcome told to all."""
+"""The few collectives that training needs beside DDP's own: a sum, and the ranks' outcomes told to all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
 from smddp.distributed.membership import Membership
 from smddp.errors import SmddpError
+
+T = TypeVar("T")
 
 
 class PeerFailedError(SmddpError):
@@ -44,3 +47,27 @@ def share_outcome(action: Callable[[], None], membership: Membership) -> None:
         raise failure
     if told[0] is not None:
         raise PeerFailedError(f"rank 0 failed: {told[0]}")
+
+
+def on_each_rank(action: Callable[[], T], membership: Membership) -> list[T]:
+    """Runs the action on every rank; all return the (small) results of all, in the order of the ranks, or all raise.
+
+    Raises:
+        PeerFailedError: On every rank on which the action did not raise, if it did on another.
+    """
+    failure: Exception | None = None
+    outcome: tuple[Any, str | None] = (None, None)
+    try:
+        outcome = (action(), None)
+    except Exception as error:  # not swallowed: raised below, after the other ranks know
+        failure = error
+        outcome = (None, f"{type(error).__name__}: {error}")
+    outcomes = [outcome] * membership.cluster.world_size
+    if membership.store is not None:
+        dist.all_gather_object(outcomes, outcome)
+    if failure is not None:
+        raise failure
+    for rank, (_, told) in enumerate(outcomes):
+        if told is not None:
+            raise PeerFailedError(f"rank {rank} failed: {told}")
+    return [result for result, _ in outcomes]  # type: ignore[misc]

@@ -42,7 +42,7 @@ class Replica(DistributedDataParallel):
             dist.broadcast(buffer, src=0)
 
     def _settle_buckets(self) -> None:
-        module, self.module = self.module, _Rehearsal()
+        module, self.module = self.module, _Rehearsal(self.module)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         try:
             with torch.enable_grad():
@@ -54,7 +54,11 @@ class Replica(DistributedDataParallel):
 
 
 class _Rehearsal(nn.Module):
-    """Depends on all parameters, whatever their dtypes, and on none of their values."""
+    """Depends on all parameters of a module, whatever their dtypes, and on none of their values."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module  # whose buffers DDP broadcasts
 
     def forward(self, parameters: list[nn.Parameter]) -> Tensor:
         """A zero. Its gradients are computed from the last parameter to the first, about as a model's are."""

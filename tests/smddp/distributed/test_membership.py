@@ -70,7 +70,7 @@ TWO_RANKS = """
 import torch
 from torch import nn
 import smddp
-from smddp.distributed import Agreement, Replica, share_outcome, sum_over_ranks
+from smddp.distributed import Agreement, Replica, on_each_rank, share_outcome, sum_over_ranks
 from smddp.errors import SmddpError
 from smddp.stopping import StopSignal
 
@@ -90,6 +90,13 @@ def fail():
 try:
     share_outcome(fail, membership)
 except (OSError, SmddpError) as error:
+    print(type(error).__name__, error)
+
+# Each rank's result, or the failure of one
+assert on_each_rank(lambda: {"rank": rank}, membership) == [{"rank": 0}, {"rank": 1}]
+try:
+    on_each_rank(lambda: 1 // rank, membership)
+except (ZeroDivisionError, SmddpError) as error:
     print(type(error).__name__, error)
 
 # A replica: rank 0's weights; an evaluation waits for nobody; buffers are shared on demand
@@ -131,9 +138,13 @@ def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[..., 
 
     assert [rank.code for rank in ranks] == [0, 0], ranks
     first, second = (rank.printed for rank in ranks)
-    assert first.splitlines()[0] == "OSError disk full"
-    assert second.splitlines()[0] == "PeerFailedError rank 0 failed: OSError: disk full"
-    assert first.splitlines()[1:] == second.splitlines()[1:]
-    asked = [int(step) for step in first.splitlines()[1].removeprefix("asked [").removesuffix("]").split(", ")]
+    by_zero = "integer division or modulo by zero"
+    assert first.splitlines()[:2] == ["OSError disk full", f"ZeroDivisionError {by_zero}"]
+    assert second.splitlines()[:2] == [
+        "PeerFailedError rank 0 failed: OSError: disk full",
+        f"PeerFailedError rank 0 failed: ZeroDivisionError: {by_zero}",
+    ]
+    assert first.splitlines()[2:] == second.splitlines()[2:]
+    asked = [int(step) for step in first.splitlines()[2].removeprefix("asked [").removesuffix("]").split(", ")]
     assert asked[0] == 1
     assert asked[-2] < 20 <= asked[-1]
