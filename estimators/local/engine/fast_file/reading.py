@@ -107,8 +107,9 @@ class OpenObject:
             return b""
         first, last = offset // BLOCK, (end - 1) // BLOCK
         with self._lock:
-            # The kernel's own reading ahead is parallel: requests of a sequence come almost in order.
-            in_sequence = offset == self._end or first in self._blocks or first - 1 in self._blocks
+            # The kernel asks in parallel, so almost in order, and leaves out what it has in its cache: small steps
+            # ahead are a sequence too.
+            in_sequence = 0 <= offset - self._end < BLOCK or first in self._blocks or first - 1 in self._blocks
             self._end = end
             blocks = self._take(first, last) if in_sequence else []
         if not blocks:

@@ -91,6 +91,12 @@ def test_a_sequence_may_begin_anywhere(opened: OpenObject, counting: Counting) -
     assert len(counting.ranges) <= 1 + 6
 
 
+def test_what_the_kernel_has_in_its_cache_does_not_interrupt_a_sequence(opened: OpenObject, counting: Counting) -> None:
+    for offset in range(2500, len(DATA), 5 * KERNEL):  # what lies before, and four of five pieces, are there already
+        assert opened.read(offset, KERNEL) == DATA[offset : offset + KERNEL]
+    assert len(counting.ranges) == 1 + 8
+
+
 def test_memory_has_a_bound(opened: OpenObject) -> None:
     for offset in range(0, len(DATA), KERNEL):
         opened.read(offset, KERNEL)
