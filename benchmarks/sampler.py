@@ -113,7 +113,9 @@ def print_scale() -> None:
         f"{WORKERS} workers a rank, a global batch of {GLOBAL_BATCH:,}. Whole epochs begin on {LIVES[0]:,} ranks and "
     )
     print(f"resume on {', '.join(f'{ranks:,}' for ranks in LIVES[1:])} at each quarter.\n")
-    print("| N | what | samples read | missing | read twice | workers of a rank apart by | state, bytes | s |")
+    print(
+        "| N | what | samples read | missing | read twice | workers of a rank apart by, micro-batches | state, bytes | s |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     steps = 96
     for size in (10**6, 10**7, 10**8, 10**10, 10**15, 2**63):
@@ -121,7 +123,7 @@ def print_scale() -> None:
         scale = epoch(size) if whole else window(size, steps)
         what = "an epoch" if whole else f"{steps} steps from the middle"
         print(f"| {size:.0e} | {what} | {scale.read:,} | {scale.missing} | {scale.twice} ", end="")
-        print(f"| {scale.uneven} micro-batch | {scale.state} | {scale.seconds:.1f} |", flush=True)
+        print(f"| {scale.uneven} | {scale.state} | {scale.seconds:.1f} |", flush=True)
 
 
 def main() -> None:
