@@ -113,9 +113,7 @@ def print_scale() -> None:
         f"{WORKERS} workers a rank, a global batch of {GLOBAL_BATCH:,}. Whole epochs begin on {LIVES[0]:,} ranks and "
     )
     print(f"resume on {', '.join(f'{ranks:,}' for ranks in LIVES[1:])} at each quarter.\n")
-    print(
-        "| N | what | samples read | missing | read twice | workers of a rank apart by, micro-batches | state, bytes | s |"
-    )
+    print("| N | what | read | missing | twice | a rank's workers apart by, micro-batches | state, bytes | s |")
     print("|---|---|---|---|---|---|---|---|")
     steps = 96
     for size in (10**6, 10**7, 10**8, 10**10, 10**15, 2**63):
