@@ -35,7 +35,12 @@ class ByteStream:
         Raises:
             DataError: the file cannot be read.
         """
-        return self._advance(self._try(self._file.read, count))
+        try:
+            piece = self._file.read(count)
+        except OSError as error:
+            raise self._failure(error) from error
+        self.offset += len(piece)
+        return piece
 
     def read_line(self, limit: int) -> bytes:
         """Give a line with its end; without one at the end of the file, or after ``limit`` bytes.
@@ -43,7 +48,12 @@ class ByteStream:
         Raises:
             DataError: the file cannot be read.
         """
-        return self._advance(self._try(self._file.readline, limit))
+        try:
+            line = self._file.readline(limit)
+        except OSError as error:
+            raise self._failure(error) from error
+        self.offset += len(line)
+        return line
 
     def skip(self, count: int) -> int:
         """Pass over so many bytes, fewer only at the end, and say how many.
@@ -54,7 +64,10 @@ class ByteStream:
         if self._can_seek:
             assert self.size is not None
             count = max(min(count, self.size - self.offset), 0)
-            self._try(self._file.seek, count, os.SEEK_CUR)
+            try:
+                self._file.seek(count, os.SEEK_CUR)
+            except OSError as error:
+                raise self._failure(error) from error
             self.offset += count
             return count
         left = count
@@ -66,18 +79,11 @@ class ByteStream:
         """Close the file."""
         self._file.close()
 
-    def _advance(self, piece: bytes) -> bytes:
-        self.offset += len(piece)
-        return piece
-
-    def _try(self, operation: Any, *arguments: int) -> Any:
-        try:
-            return operation(*arguments)
-        except OSError as error:
-            raise DataError(
-                f"cannot read {self.name} at byte {self.offset}: {error.strerror or error}; see whether its disk, or "
-                "the way to it, fails"
-            ) from error
+    def _failure(self, error: OSError) -> DataError:
+        return DataError(
+            f"cannot read {self.name} at byte {self.offset}: {error.strerror or error}; see whether its disk, or the "
+            "way to it, fails"
+        )
 
 
 def _buffered(file: BinaryIO) -> io.BufferedIOBase:

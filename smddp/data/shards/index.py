@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 INDEX_NAME = "shards.json"
 """The file beside the shards."""
-MARK_EVERY = 1024
+MARK_EVERY = 256
 """Records from one mark to the next."""
 
 _VERSION = 1
 _LARGEST_INDEX = 2**30
-"""Bytes. As many describe some 10**11 records."""
+"""Bytes. As many describe some 10**10 records."""
 _SCANNERS = 8  # shards gone through at a time
 
 

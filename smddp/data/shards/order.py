@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 LANES = 48
 """The most streams by default: it divides by 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks."""
-WINDOW = 4096
+WINDOW = 2048
 """Records that one is shuffled among by default; they lie in memory, over all ranks."""
 
 _AHEAD = 4  # micro-batches; the window is ahead of them

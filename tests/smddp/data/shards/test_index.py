@@ -14,7 +14,7 @@ from smddp.data.shards.index import MARK_EVERY
 from smddp.data.shards.opening import open_reader
 from tests.smddp.data.shards.by_hand import MemorySource, fill, number_of, numbered, tar_bytes
 
-SIZES = [3, 0, 2500, 1024]
+SIZES = [3, 0, 600, 256]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "tar"])
@@ -31,7 +31,8 @@ def test_counts_the_records_and_marks_where_some_begin(tmp_path: Path, kind: str
         for place, offset in enumerate(shard.marks):
             record = open_reader(source, shard.blob, number=place * MARK_EVERY, offset=offset).read()
             assert record is not None
-            assert (record.number, record.offset, number_of(record)) == (place * 1024, offset, 3 + place * 1024)
+            number = place * MARK_EVERY
+            assert (record.number, record.offset, number_of(record)) == (number, offset, 3 + number)
 
 
 def test_is_the_same_after_a_way_through_json() -> None:
@@ -71,7 +72,7 @@ def test_shards_that_the_index_does_not_know_are_gone_through(tmp_path: Path, ca
     fill(tmp_path, {"part-000.jsonl": b'{"id": 1}\n', "z.jsonl": b'{"id": 2}\n'})
     (tmp_path / "part-003.jsonl").unlink()
     index = ShardIndex.of(source)
-    assert [shard.records for shard in index.shards] == [1, 0, 2500, 1]
+    assert [shard.records for shard in index.shards] == [1, 0, 600, 1]
     assert "does not know 2 of 4 shards, part-000.jsonl for one" in caplog.text
 
 
@@ -82,10 +83,10 @@ def test_shards_that_the_index_does_not_know_are_gone_through(tmp_path: Path, ca
         b"[]",
         b"null",
         b'{"version": 1',
-        b'{"version": 2, "mark_every": 1024, "shards": []}',
-        b'{"version": 1, "mark_every": 1024}',
-        b'{"version": 1, "mark_every": 1024, "shards": [1]}',
-        b'{"version": 1, "mark_every": 1024, "shards": [{}]}',
+        b'{"version": 2, "mark_every": 256, "shards": []}',
+        b'{"version": 1, "mark_every": 256}',
+        b'{"version": 1, "mark_every": 256, "shards": [1]}',
+        b'{"version": 1, "mark_every": 256, "shards": [{}]}',
         b"[" * 100_000,
         b"\xff",
     ],
@@ -100,7 +101,7 @@ def test_an_index_that_is_none_is_left_alone(content: bytes, caplog: pytest.LogC
     "change",
     [
         {"records": -1},
-        {"records": 2500.0},
+        {"records": 600.0},
         {"records": 5000},
         {"records": True},
         {"marks": [0, 5, 5]},
