@@ -125,6 +125,7 @@ def _problems(
     isolated = arguments.get("enable_network_isolation") is True
     yield from source.check(code, py_version=py_version, isolated=isolated)
     yield from checks.check_metrics(arguments)
+    yield from checks.check_input_modes(arguments, data)
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_checkpoints(arguments, data)
     yield from checks.check_hyperparameters(arguments, v2.hyperparameter_text)
