@@ -22,7 +22,9 @@ _GLANCE = 1.0  # seconds between two looks of a thread without work
 class _Part:
     """A piece of an object, fetched or under way."""
 
+    buffer: bytearray
     memory: memoryview
+    """As much of the buffer as the part has bytes."""
     is_done: bool = False
     read: int = 0
     """Bytes that the reader has taken."""
@@ -79,6 +81,8 @@ class ReadAhead:
         self._courses: list[Course] = []
         self._threads: list[threading.Thread] = []
         self._idle = 0
+        self._spare: list[bytearray] = []
+        """Buffers to use again: fresh memory costs more than what is read into it."""
 
     def start(self, key: str, position: int, stop: int | None, version: Version | None) -> Course:
         """Begin to fetch an object from a position on.
@@ -111,6 +115,7 @@ class ReadAhead:
         if part.read == len(part.memory):
             with self._locked():
                 course.parts.popleft()
+                self._spare.append(part.buffer)
                 self._changed.notify_all()
         return count
 
@@ -126,8 +131,9 @@ class ReadAhead:
             return
         with self._locked():
             self._forget_closed()
-            ending = [] if self._courses else self._threads
-            self._threads = self._threads if self._courses else []
+            ending = []
+            if not self._courses:
+                ending, self._threads, self._spare = self._threads, [], []
             self._changed.notify_all()
         for thread in ending:
             if thread is not threading.current_thread():
@@ -160,7 +166,7 @@ class ReadAhead:
             while threading.current_thread() in self._threads:
                 self._forget_closed()
                 if not self._courses:
-                    self._threads = []
+                    self._threads, self._spare = [], []
                     return
                 taken = self._take()
                 if taken is None:
@@ -204,7 +210,8 @@ class ReadAhead:
             return None
         start = course.position
         size = self._size_of_next(course)
-        part = _Part(memory=memoryview(bytearray(size)))
+        buffer = self._spare.pop() if self._spare else bytearray(self._part_size)
+        part = _Part(buffer=buffer, memory=memoryview(buffer)[:size])
         course.parts.append(part)
         course.position += size
         return course, start, part

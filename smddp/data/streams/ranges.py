@@ -28,7 +28,7 @@ ADVICE = {
     ),
     "SlowDown": "S3 limits the rate of requests: put the shards under several prefixes, or read with fewer processes",
 }
-_BLOCK = 2**20  # bytes that are read at a time
+_BLOCK = 2**18  # bytes that are read at a time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds
 _GLANCE = 0.05  # seconds between two looks whether it was cancelled
 _WORTH_SAYING = 1.0  # seconds; shorter pauses are S3's everyday life
@@ -128,7 +128,7 @@ class Ranges:
             memory: where to.
             version: which it must be; None: any, then that of the first answer.
             answered: called with the version as soon as S3 has answered, before the bytes are there.
-            cancelled: whether nobody wants them any more; asked after each mebibyte.
+            cancelled: whether nobody wants them any more; asked after each quarter of a mebibyte.
 
         Returns:
             The count of bytes.

@@ -80,7 +80,7 @@ def through(
 
     def make(**options: Any) -> S3Source:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint_url)
-        chosen = {"part_size": MIB, "connections": 4, "timeout": 1.0, "patience": 3.0, **options}
+        chosen = {"part_size": MIB, "connections": 4, "timeout": 1.0, "patience": 30.0, **options}
         return S3Source(f"s3://{bucket}/{prefix}", **chosen)
 
     return make
