@@ -2,6 +2,7 @@
 
 from smddp.data.shards.dataset import RecordDecoder, ShardedDataset
 from smddp.data.shards.errors import DataError
+from smddp.data.shards.evaluation import ShardEvaluation
 from smddp.data.shards.index import ShardIndex
 from smddp.data.shards.order import ShardOrder
 from smddp.data.shards.record import RawRecord
@@ -13,6 +14,7 @@ __all__ = [
     "DirectorySource",
     "RawRecord",
     "RecordDecoder",
+    "ShardEvaluation",
     "ShardIndex",
     "ShardOrder",
     "ShardedDataset",
