@@ -78,5 +78,5 @@ class PipeDataset:
         """
         path = self.channel.pipe(epoch)
         pipe = open_pipe(path, wait_seconds=self.wait_seconds, is_abandoned=is_abandoned)
-        reader = _READERS[self._format](pipe, name=str(path), largest_record=self._largest_record)
+        reader = _READERS[self._format](pipe, name=path.name, largest_record=self._largest_record)
         return cast("RecordReader", reader)
