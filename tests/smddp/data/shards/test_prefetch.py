@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -98,11 +99,13 @@ def test_a_producer_that_waits_long_can_ask_whether_it_is_wanted() -> None:
 
 
 def test_a_fork_that_inherits_it_does_not_wait_for_its_thread() -> None:
-    items = prefetch(Counting(), ahead=3)
+    items = prefetch(Counting(), ahead=1_000_000)  # it takes and lets go of the lock all the time
     next(items)
-    child = os.fork()
-    if child == 0:
-        del items
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    for _ in range(40):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            del items
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
     assert next(items) == 1

@@ -1,0 +1,31 @@
+"""Records by their position in a sequence of shards."""
+
+from __future__ import annotations
+
+from smddp.data.shards import ShardIndex
+from smddp.data.shards.index import MARK_EVERY
+from smddp.data.shards.sequence import ShardSequence
+from tests.smddp.data.shards.by_hand import MemorySource, jsonl_bytes, number_of, numbered
+
+
+def test_reads_any_record_in_any_order() -> None:
+    source = MemorySource(numbered([3, 0, 600, 0, 40]))
+    sequence = ShardSequence(source, ShardIndex.of(source).shards)
+    assert len(sequence) == 643
+    with sequence.cursor() as cursor:
+        for position in (0, 2, 3, 602, 603, 642, 5, 4, 300, 300, 642, 0):
+            assert number_of(cursor.read(position)) == position
+            assert source.open_files == 1
+    assert source.open_files == 0
+
+
+def test_passes_over_what_is_near_and_seeks_what_is_far() -> None:
+    source = MemorySource({"a.jsonl": jsonl_bytes({"id": number, "pad": "x" * 20_000} for number in range(1000))})
+    sequence = ShardSequence(source, ShardIndex.of(source).shards)
+    source.opened.clear()
+    with sequence.cursor() as cursor:
+        for position in (0, 50, 255, 300):
+            assert number_of(cursor.read(position)) == position
+        assert source.opened == [("a.jsonl", 0)]
+        assert number_of(cursor.read(999)) == 999
+        assert source.opened[1:] == [("a.jsonl", sequence.shards[0].marks[999 // MARK_EVERY])]
