@@ -16,6 +16,7 @@ import os
 import select
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.01
 """Between two looks whether a program has opened a pipe: an open for writing can't be waited for and given up."""
 _CLOSE_SECONDS = 5.0
+"""How long a thread that waits for S3 is waited for; it ends by itself later, and keeps nobody."""
 _PIPE_BYTES = 1 << 20
 _MAGIC = 0xCED7230A
 _LARGEST_RECORD = (1 << 29) - 1
@@ -84,9 +86,10 @@ class Pipes:
     def close(self) -> None:
         """Stop. Call it once no program reads any more."""
         self._closing.set()
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(_CLOSE_SECONDS)
+                thread.join(max(0, deadline - time.monotonic()))
 
     def _path(self, number: int, epoch: int) -> Path:
         return self._directories[number] / f"{self._channel.name}_{epoch}"

@@ -133,9 +133,9 @@ class Mount:
         except FailedJobError:  # it was told already
             self._reply(request, error=errno.EIO)
         except BaseException:  # without a reply, the program would wait for ever, and could not even be killed
-            self._reply(request, error=errno.EIO)
             if self._open:
                 logger.exception("a read of %s failed by a defect of the platform", self._thread.name)
+            self._reply(request, error=errno.EIO)
         else:
             self._reply(request, data)
 

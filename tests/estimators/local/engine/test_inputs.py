@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +76,15 @@ def test_a_program_reads_epoch_after_epoch_from_its_pipes(client: Any, channel: 
     )
     assert job["TrainingJobStatus"] == "Completed", job
     assert lines(job["TrainingJobName"]) == ["['training_0']", "Pipe"] + ["one two"] * 3
+
+
+def test_pipes_need_no_namespaces(client_of: Any, start_engine: Any, channel: Any, lines: Lines) -> None:
+    client = client_of(start_engine(executor=ProcessExecutor(isolated=False)))
+    job = client.run(
+        "import os; print(open(os.environ['SAGEMAKER_BASE_DIR'] + '/input/data/training_0').read())",
+        InputDataConfig=channel(objects={"a": b"content"}),
+    )
+    assert lines(job["TrainingJobName"]) == ["content"]
 
 
 def test_hosts_have_pipes_of_their_own_with_their_share_of_the_objects(client: Any, channel: Any, lines: Lines) -> None:
@@ -273,6 +287,57 @@ def test_a_program_that_waits_for_s3_is_ended_all_the_same(
         client.engine.close()
     assert time.monotonic() - begun < 5
     released.set()
+
+
+@pytest.mark.usefixtures("can_mount")
+def test_no_mount_and_no_program_that_waits_for_it_outlives_a_platform_that_is_killed(
+    endpoint: str, client: Any, channel: Any, tmp_path: Path
+) -> None:
+    token = f"token-{uuid.uuid4().hex}"
+    request = client.request(
+        "open('/opt/ml/input/data/training/a', 'rb').read()", InputDataConfig=channel("FastFile", objects={"a": LARGE})
+    )
+    request["AlgorithmSpecification"]["ContainerArguments"] = [token]
+    program = f"""
+        import json, time, boto3
+        from pathlib import Path
+        from estimators.local.engine import Engine
+        from estimators.local.executors import ProcessExecutor
+        session = boto3.Session(aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
+        s3, logs = (session.client(name, endpoint_url={endpoint!r}) for name in ("s3", "logs"))
+        def stall(**_):
+            print("stalled", flush=True)
+            time.sleep(60)
+        s3.get_object = stall
+        engine = Engine(directory=Path({str(tmp_path / "killed")!r}), s3=s3, logs=logs, executor=ProcessExecutor(),
+                        container_environment={{}}, account_id="123456789012")
+        engine.call("CreateTrainingJob", json.loads({json.dumps(request)!r}), region="us-east-1")
+        time.sleep(60)
+    """
+    holder = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    with holder.stdout as said:
+        assert said.readline() == b"stalled\n"
+        assert processes_with(token)
+        holder.kill()
+        holder.wait()
+    deadline = time.monotonic() + 10
+    while processes_with(token):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def processes_with(token: str) -> list[str]:
+    return [
+        process.name for process in Path("/proc").iterdir() if process.name.isdigit() and token in arguments_of(process)
+    ]
+
+
+def arguments_of(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def test_where_nothing_can_be_mounted_a_fastfile_channel_is_copied_and_one_line_says_so(
