@@ -26,6 +26,8 @@ class _Part:
     memory: memoryview
     """As much of the buffer as the part has bytes."""
     is_done: bool = False
+    arrived: int = 0
+    """Bytes that are there to be read."""
     read: int = 0
     """Bytes that the reader has taken."""
     error: BaseException | None = None
@@ -76,7 +78,11 @@ class ReadAhead:
         self._connections = connections
         self._memory = memory
         self._part_size = part_size
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._arrived = threading.Condition(self._lock)
+        """Readers wait for it."""
+        self._wanted = threading.Condition(self._lock)
+        """Threads without work wait for it: a part may be fetched, or all streams are closed."""
         self._holder: int | None = None
         self._courses: list[Course] = []
         self._threads: list[threading.Thread] = []
@@ -93,9 +99,7 @@ class ReadAhead:
         course = Course(key=key, position=position, stop=stop, version=version)
         with self._locked():
             self._courses.append(course)
-            if not self._threads:
-                self._start_thread()
-            self._changed.notify_all()
+            self._call_for_work()
         return course
 
     def read_into(self, course: Course, memory: memoryview) -> int:
@@ -109,14 +113,12 @@ class ReadAhead:
             part = self._next_part(course)
         if part is None:
             return 0
-        count = min(len(memory), len(part.memory) - part.read)
+        count = min(len(memory), part.arrived - part.read)
         memory[:count] = part.memory[part.read : part.read + count]
         part.read += count
-        if part.read == len(part.memory):
+        if part.is_done and part.error is None and part.read == len(part.memory):
             with self._locked():
-                course.parts.popleft()
-                self._spare.append(part.buffer)
-                self._changed.notify_all()
+                self._drop_first(course)
         return count
 
     def stop(self, course: Course) -> None:
@@ -134,7 +136,8 @@ class ReadAhead:
             ending = []
             if not self._courses:
                 ending, self._threads, self._spare = self._threads, [], []
-            self._changed.notify_all()
+            self._wanted.notify_all()
+            self._arrived.notify_all()
         for thread in ending:
             if thread is not threading.current_thread():
                 thread.join(_LONGEST_END)
@@ -145,18 +148,18 @@ class ReadAhead:
         try:
             while not course.is_closed:
                 end = course.end
-                if course.parts and course.parts[0].is_done:
+                if course.parts:
                     part = course.parts[0]
+                    if part.read < part.arrived:
+                        return part
                     if part.error is not None:
                         raise part.error
-                    if part.read < len(part.memory):
-                        return part
-                    course.parts.popleft()  # empty: the object ends where it begins
-                elif not course.parts and end is not None and course.position >= end:
+                    if part.is_done:
+                        self._drop_first(course)
+                        continue
+                elif end is not None and course.position >= end:
                     return None
-                else:
-                    self._changed.notify_all()
-                    self._wait()
+                self._wait(self._arrived)
             raise ValueError("read of a closed stream")
         finally:
             course.is_waited_for = False
@@ -171,11 +174,10 @@ class ReadAhead:
                 taken = self._take()
                 if taken is None:
                     self._idle += 1
-                    self._wait(_GLANCE)
+                    self._wait(self._wanted, _GLANCE)
                     self._idle -= 1
                     continue
-                if not self._idle and len(self._threads) < self._connections and self._choose() is not None:
-                    self._start_thread()
+                self._call_for_work()
                 course, start, part = taken
                 with self._unlocked():
                     size = self._fetch(course, start, part)
@@ -183,7 +185,7 @@ class ReadAhead:
                 part.is_done = True
                 if course.version is None:
                     course.position = course.stop = start  # an empty object, or one that ends before
-                self._changed.notify_all()
+                self._arrived.notify_all()
                 del course, part, taken  # a thread that waits holds no memory
 
     def _fetch(self, course: Course, start: int, part: _Part) -> int:
@@ -191,17 +193,29 @@ class ReadAhead:
             if course.version is None:
                 with self._locked():
                     course.version = version
-                    self._changed.notify_all()
+                    self._call_for_work()
+
+        def arrived(count: int) -> None:
+            part.arrived = count
+            if course.is_waited_for:
+                with self._locked():
+                    self._arrived.notify_all()
 
         try:
             return self._ranges.fill(
-                course.key, start, part.memory, course.version, answered=answered, cancelled=lambda: course.is_closed
+                course.key,
+                start,
+                part.memory,
+                course.version,
+                answered=answered,
+                arrived=arrived,
+                cancelled=lambda: course.is_closed,
             )
         except Cancelled:
             return 0
-        except BaseException as error:  # raised to the reader
+        except BaseException as error:  # raised to the reader, after what came before
             part.error = error
-            return 0
+            return part.arrived
 
     def _take(self) -> tuple[Course, int, _Part] | None:
         """Decide which part is fetched next."""
@@ -215,6 +229,20 @@ class ReadAhead:
         course.parts.append(part)
         course.position += size
         return course, start, part
+
+    def _drop_first(self, course: Course) -> None:
+        """Use its buffer again: it has been read."""
+        self._spare.append(course.parts.popleft().buffer)
+        self._call_for_work()
+
+    def _call_for_work(self) -> None:
+        """Wake a thread, or start one, if there is a part to fetch; the thread then calls for the next one."""
+        if self._choose() is None:
+            return
+        if self._idle:
+            self._wanted.notify()
+        elif len(self._threads) < self._connections:
+            self._start_thread()
 
     def _choose(self) -> Course | None:
         held = {course: course.held for course in self._courses}
@@ -249,7 +277,7 @@ class ReadAhead:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._changed:
+        with self._lock:
             self._holder = threading.get_ident()
             try:
                 yield
@@ -259,14 +287,14 @@ class ReadAhead:
     @contextmanager
     def _unlocked(self) -> Iterator[None]:
         self._holder = None
-        self._changed.release()
+        self._lock.release()
         try:
             yield
         finally:
-            self._changed.acquire()
+            self._lock.acquire()
             self._holder = threading.get_ident()
 
-    def _wait(self, seconds: float | None = None) -> None:
+    def _wait(self, condition: threading.Condition, seconds: float | None = None) -> None:
         self._holder = None
-        self._changed.wait(seconds)
+        condition.wait(seconds)
         self._holder = threading.get_ident()

@@ -118,6 +118,7 @@ class Ranges:
         version: Version | None,
         *,
         answered: Callable[[Version], None],
+        arrived: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> int:
         """Fill memory with the bytes of an object from one on, as far as the object goes.
@@ -128,6 +129,7 @@ class Ranges:
             memory: where to.
             version: which it must be; None: any, then that of the first answer.
             answered: called with the version as soon as S3 has answered, before the bytes are there.
+            arrived: called with the count of bytes that are there, again and again.
             cancelled: whether nobody wants them any more; asked after each quarter of a mebibyte.
 
         Returns:
@@ -164,6 +166,7 @@ class Ranges:
                         raise IncompleteReadError(actual_bytes=filled, expected_bytes=wanted)
                     filled += count
                     patience.progress()
+                    arrived(filled)
                     if cancelled():
                         raise Cancelled
 

@@ -1,0 +1,98 @@
+"""The order of parts, whatever the order they come in; without a server."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from smddp.data.shards import DataError
+from smddp.data.streams.ahead import Course, ReadAhead
+from smddp.data.streams.ranges import Version
+from tests.smddp.data.streams.conftest import stream_threads
+
+CONTENT = random.Random(0).randbytes(1000)
+VERSION = Version(etag="x", size=len(CONTENT))
+
+
+class Ranges:
+    """Gives the bytes in pieces, at random times; breaks off at a place."""
+
+    def __init__(self, broken_at: int = -100) -> None:
+        self.broken_at = broken_at
+        self.most = self.under_way = 0
+        self.lock = threading.Lock()
+
+    def fill(
+        self, key: str, start: int, memory: memoryview, version: Version | None, *, arrived: Callable[[int], None],
+        answered: Callable[[Version], None], cancelled: Callable[[], bool],
+    ) -> int:  # fmt: skip
+        with self.lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        try:
+            answered(VERSION)
+            end = min(start + len(memory), len(CONTENT))
+            for position in range(start, end, 10):
+                if position <= self.broken_at < position + 10:
+                    raise DataError("broken")
+                time.sleep(random.random() * 0.001)
+                count = min(10, end - position)
+                memory[position - start : position - start + count] = CONTENT[position : position + count]
+                arrived(position - start + count)
+            return max(end - start, 0)
+        finally:
+            with self.lock:
+                self.under_way -= 1
+
+
+def read(ahead: ReadAhead, course: Course, sizes: random.Random) -> bytes:
+    content, memory = bytearray(), bytearray(300)
+    while count := ahead.read_into(course, memoryview(memory)[: sizes.randint(1, 300)]):
+        content += memory[:count]
+    return bytes(content)
+
+
+@pytest.mark.parametrize("memory", [0, 150, 10_000])
+@pytest.mark.parametrize("version", [None, VERSION])
+def test_the_bytes_come_in_their_order(memory: int, version: Version | None) -> None:
+    ranges, sizes = Ranges(), random.Random(memory)
+    ahead = ReadAhead(ranges, connections=3, memory=memory, part_size=70)  # type: ignore[arg-type]
+    for start, stop in (0, None), (5, 900), (70, 140), (0, 0), (999, 5000):
+        course = ahead.start("key", start, stop, version)
+        assert read(ahead, course, sizes) == CONTENT[start:stop]
+        ahead.stop(course)
+        assert stream_threads() == 0
+    assert ranges.most <= (3 if memory else 1)
+
+
+@pytest.mark.parametrize("place", [0, 35, 70, 105, 999])
+def test_what_broke_off_is_never_passed_over(place: int) -> None:
+    ahead = ReadAhead(Ranges(place), connections=3, memory=10_000, part_size=70)  # type: ignore[arg-type]
+    course = ahead.start("key", 0, None, VERSION)
+    content, memory = bytearray(), memoryview(bytearray(300))
+    for _ in range(3):  # whoever goes on nevertheless hears it again
+        with pytest.raises(DataError, match="broken"):
+            while count := ahead.read_into(course, memory):
+                content += memory[:count]
+                time.sleep(0.002)
+    assert content == CONTENT[: place // 10 * 10]
+    ahead.stop(course)
+
+
+def test_a_stream_that_is_waited_for_goes_before_those_that_have_much() -> None:
+    ranges = Ranges()
+    ahead = ReadAhead(ranges, connections=2, memory=140, part_size=70)  # type: ignore[arg-type]
+    courses = [ahead.start("key", 0, None, VERSION) for _ in range(5)]
+    contents = [bytearray() for _ in courses]
+    memory = memoryview(bytearray(300))
+    for turn in range(200):
+        number = (turn * turn) % 5
+        contents[number] += memory[: ahead.read_into(courses[number], memory)]
+    for course, content in zip(courses, contents, strict=True):
+        assert bytes(content) + read(ahead, course, random.Random(0)) == CONTENT
+        ahead.stop(course)
+    assert ranges.most <= 2
