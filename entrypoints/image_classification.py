@@ -69,7 +69,12 @@ def main(config: Config, job: smddp.Job) -> None:
         log_every=config.log_every,
         seed=config.seed,
     )
-    loader = trainer.loader(train, batch_size=config.batch_size, collate_fn=as_it_is)
+    loader = trainer.loader(
+        train,
+        batch_size=config.batch_size,
+        fingerprint=smddp.fingerprint(train.images, train.labels),  # other data on a resume would be an error
+        collate_fn=as_it_is,
+    )
     test_loader = trainer.evaluation_loader(test, batch_size=256, collate_fn=as_it_is)
 
     for _ in trainer.epochs(config.epochs):

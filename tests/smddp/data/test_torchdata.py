@@ -6,10 +6,9 @@ import json
 from itertools import islice
 
 import pytest
+from torchdata import stateful_dataloader as stateful
 
 from smddp.data import ElasticSampler
-
-stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
 
 def make(workers: int) -> tuple[ElasticSampler, stateful.StatefulDataLoader]:
