@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from smddp.cluster import Cluster as Cluster
     from smddp.data import ElasticSampler as ElasticSampler
     from smddp.data import fingerprint as fingerprint
+    from smddp.data.pipes import PipeDataset as PipeDataset
+    from smddp.data.shards import ShardedDataset as ShardedDataset
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
@@ -31,8 +33,10 @@ _HOMES = {
     "Cluster": "smddp.cluster",
     "ElasticSampler": "smddp.data",
     "Job": "smddp.job",
+    "PipeDataset": "smddp.data.pipes",
     "Precision": "smddp.precision",
     "Retention": "smddp.checkpoint",
+    "ShardedDataset": "smddp.data.shards",
     "Trainer": "smddp.trainer",
     "fingerprint": "smddp.data.fingerprint",
     "join": "smddp.distributed",

@@ -32,3 +32,7 @@ class DistributedError(SmddpError, RuntimeError):
 
 class CheckpointError(SmddpError, RuntimeError):
     """A checkpoint could not be written, verified or applied."""
+
+
+class DataError(SmddpError, ValueError):
+    """Training data is missing, damaged, not readable, or not what it was when it was indexed."""

@@ -26,14 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from smddp.checkpoint_policy import CheckpointPolicy
 from smddp.data import EvaluationSampler
 from smddp.data.host_sharding import OnChange
 from smddp.data.loaders import Loaders
-from smddp.data.orders import OrderOptions
+from smddp.data.orders import AnyDataset, OrderOptions
 from smddp.data.partition import Tail
+from smddp.data.shards import ShardEvaluation
 from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
 from smddp.job import Job
 from smddp.metrics import StepRate, as_numbers, report
@@ -138,7 +139,7 @@ class Trainer:
 
     def loader(
         self,
-        dataset: Dataset[Any],
+        dataset: AnyDataset,
         batch_size: int,
         *,
         shuffle: bool = True,
@@ -153,7 +154,8 @@ class Trainer:
         What ``num_workers`` draw at random for a sample depends on seed, epoch and sample alone.
 
         Args:
-            dataset: The whole dataset, the same on all ranks; it must have a length.
+            dataset: All of the data, the same on all ranks: a dataset with a length, a `ShardedDataset`, or a
+                `PipeDataset`.
             batch_size: Samples an optimizer step, over all ranks and micro-batches; it must divide by both.
             shuffle: False keeps the dataset's order.
             tail: What becomes of the samples beyond the last whole batch of an epoch: ``"drop"`` leaves them out,
@@ -183,7 +185,7 @@ class Trainer:
         )
         return self._loaders.training(dataset, order, fingerprint=fingerprint, options=options)
 
-    def evaluation_loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
+    def evaluation_loader(self, dataset: AnyDataset, batch_size: int, **options: Any) -> DataLoader[Any]:
         """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.
 
         Args:
@@ -239,7 +241,7 @@ class Trainer:
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader, on the device; each that is trained on wants its ``step``."""
         batches = loader if self.device.type == "cpu" else (move(batch, self.device) for batch in loader)
-        if isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler):
+        if isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation):
             if self._replica is not None:
                 self._replica.share_buffers()
             yield from batches

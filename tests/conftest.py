@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from estimators.local.executors import ProcessExecutor
+
 
 def _docker_answers() -> bool:
     return shutil.which("docker") is not None and _succeeds("docker", "info")
@@ -31,6 +33,7 @@ def _succeeds(*command: str) -> bool:
 
 CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "docker": (_docker_answers, "no Docker engine answers"),
+    "fuse": (lambda: ProcessExecutor().cannot_mount is None, "nothing can be mounted here: is /dev/fuse open?"),
     "mpi": (lambda: shutil.which("mpirun") is not None, "no mpirun: install openmpi-bin"),
     "namespaces": (_namespaces_allowed, "user namespaces are barred here"),
     "seaweedfs": (

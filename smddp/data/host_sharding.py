@@ -10,9 +10,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from smddp.data.micro_batches import MicroBatches
 from smddp.data.partition import Partition, Tail
-from smddp.data.sampler import ElasticSampler
+from smddp.data.sampler import ElasticSampler, Share
 
 logger = logging.getLogger(__name__)
 
@@ -111,17 +110,12 @@ class HostShardedSampler(ElasticSampler):
                 *(smallest, max(sizes), smallest, sum(sizes) - self.size, sum(sizes)),
             )
 
-    def __iter__(self) -> MicroBatches:
-        """Give this rank's micro-batches from the first step not taken to the end of the epoch."""
+    @property
+    def share(self) -> Share:
+        """What this rank takes part in: its host's part."""
         # Else hosts with parts of one size would meet with the same samples of each other in every epoch.
         seed = self.seed * len(self.sizes) + self.host
-        return self._micro_batches(self._own, self.local_rank, self.sizes[self.host], seed)
-
-    def loss_weight(self, micro_batch: int) -> float:
-        """What the mean loss of a micro-batch of the step under way is multiplied by; see `ElasticSampler`."""
-        if not self._short or self._end - self._consumed != self._short:
-            return 1.0
-        return self._own.short_weight(self.local_rank, micro_batch)
+        return Share(partition=self._own, rank=self.local_rank, size=self.sizes[self.host], seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, the same on every rank: a small JSON object."""

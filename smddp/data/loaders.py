@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from smddp.data.augmentation import InEpoch, Seeded
 from smddp.data.order import Order
-from smddp.data.orders import Holding, OrderOptions, make_sampler
-from smddp.data.sampler import EvaluationSampler
+from smddp.data.orders import AnyDataset, OrderOptions, make_evaluation, make_order
 from smddp.distributed import Membership
 
 
@@ -36,46 +35,34 @@ class Loaders:
         self._defaults = {"pin_memory": pin_memory, "generator": self._worker_seeds}
 
     def training(
-        self, dataset: Dataset[Any], order: OrderOptions, *, fingerprint: str | None, options: dict[str, Any]
+        self, dataset: AnyDataset, order: OrderOptions, *, fingerprint: str | None, options: dict[str, Any]
     ) -> DataLoader[Any]:
         """Batches of this rank's share of each global batch; all ranks call it.
 
         Args:
-            dataset: The whole dataset, or this host's part of it; it must have a length.
+            dataset: All of the data, or this host's part.
             order: What is asked of the order.
             fingerprint: Of the data.
             options: Further arguments of DataLoader.
 
         Raises:
-            ValueError: If the batch size does not divide, the dataset has no length, or ranks have other data.
+            ValueError: As `smddp.data.orders.make_order`.
         """
-        self.order = make_sampler(
-            lambda: Holding(samples=_length(dataset), fingerprint=fingerprint), order, self._membership
-        )
-        return DataLoader(
-            Seeded(dataset, self._seed), batch_sampler=InEpoch(self.order), **{**self._defaults, **options}
-        )
+        self.order, fetching = make_order(dataset, order, self._membership, fingerprint=fingerprint)
+        seeded = Seeded(fetching, self._seed)
+        return DataLoader(seeded, batch_sampler=InEpoch(self.order), **{**self._defaults, **options})
 
-    def evaluation(self, dataset: Dataset[Any], *, batch_size: int, options: dict[str, Any]) -> DataLoader[Any]:
+    def evaluation(self, dataset: AnyDataset, *, batch_size: int, options: dict[str, Any]) -> DataLoader[Any]:
         """This rank's share of all samples, in order, none padded.
 
         Raises:
-            ValueError: If the dataset has no length.
+            ValueError: As `smddp.data.orders.make_evaluation`.
         """
-        cluster = self._membership.cluster
-        sampler = EvaluationSampler(
-            _length(dataset), batch_size=batch_size, rank=cluster.rank, world_size=cluster.world_size
-        )
-        return DataLoader(dataset, batch_sampler=sampler, **{**self._defaults, **options})
+        sampler, fetching = make_evaluation(dataset, batch_size, self._membership)
+        return DataLoader(fetching, batch_sampler=sampler, **{**self._defaults, **options})
 
     def start_epoch(self, epoch: int) -> None:
         """Goes to the beginning of the epoch, unless the place is in it already."""
         self._worker_seeds.manual_seed(hash((self._seed, epoch, self._membership.cluster.rank)) % 2**63)
         if self.order is not None:
             self.order.start_epoch(epoch)
-
-
-def _length(dataset: Dataset[Any]) -> int:
-    if not hasattr(dataset, "__len__"):
-        raise ValueError(f"{type(dataset).__name__} has no length, and so no order that could be kept; give it __len__")
-    return len(dataset)

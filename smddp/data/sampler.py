@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from smddp.data.micro_batches import MicroBatches
@@ -22,6 +23,20 @@ from smddp.data.permutation import ALGORITHM, Permutation
 logger = logging.getLogger(__name__)
 
 _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Share:
+    """What of an epoch a rank takes part in: all of it, or its host's part."""
+
+    partition: Partition
+    """How it is cut, among the ranks that have the same data."""
+    rank: int
+    """This one, among those."""
+    size: int
+    """How many samples these data have, which may be more than are cut."""
+    seed: int
+    """What decides their order, with epoch and size."""
 
 
 class ElasticSampler:
@@ -106,13 +121,21 @@ class ElasticSampler:
         """Optimizer steps in a whole epoch."""
         return self._partition.steps
 
+    @property
+    def share(self) -> Share:
+        """What this rank takes part in."""
+        return Share(partition=self._partition, rank=self.rank, size=self.size, seed=self.seed)
+
     def __len__(self) -> int:
         """Micro-batches of this rank that are left in the epoch."""
         return -((self._consumed - self._end) // self.global_batch) * self.accumulate
 
     def __iter__(self) -> MicroBatches:
         """Give this rank's micro-batches from the first step not taken to the end of the epoch."""
-        return self._micro_batches(self._partition, self.rank, self.size, self.seed)
+        share = self.share
+        order = Permutation(size=share.size, seed=share.seed, epoch=self._epoch) if self.shuffle else None
+        step = -(-self._consumed // self.global_batch)
+        return MicroBatches(share.partition, rank=share.rank, order=order, step=step, loaded=self._go_to)
 
     def start_epoch(self, epoch: int) -> None:
         """Begin this epoch, or go on with it where it is already under way."""
@@ -145,9 +168,15 @@ class ElasticSampler:
             repeats a sample nothing: so the step's gradient, divided by ``accumulate`` and by the world size, is
             that of the mean over its samples.
         """
-        if not self._short or self._end - self._consumed != self._short:
+        if not self.is_at_short_batch:
             return 1.0
-        return self._partition.short_weight(self.rank, micro_batch)
+        share = self.share
+        return share.partition.short_weight(share.rank, micro_batch)
+
+    @property
+    def is_at_short_batch(self) -> bool:
+        """Whether the step under way has fewer samples than the others."""
+        return self._short > 0 and self._end - self._consumed == self._short
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, the same on every rank: a small JSON object."""
@@ -200,11 +229,6 @@ class ElasticSampler:
             "shuffle": self.shuffle,
             "tail": self.tail,
         }
-
-    def _micro_batches(self, partition: Partition, rank: int, size: int, seed: int) -> MicroBatches:
-        order = Permutation(size=size, seed=seed, epoch=self._epoch) if self.shuffle else None
-        step = -(-self._consumed // self.global_batch)
-        return MicroBatches(partition, rank=rank, order=order, step=step, loaded=self._go_to)
 
     def _go_to(self, step: int) -> None:
         self._consumed = min(step * self.global_batch, self._end)

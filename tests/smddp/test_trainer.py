@@ -14,7 +14,10 @@ from torch.utils.data import TensorDataset
 from smddp import CheckpointPolicy, Retention
 from smddp.checkpoint import Manifest, list_checkpoints
 from smddp.data import ElasticSampler
+from smddp.data.pipes import PipeDataset
+from smddp.data.shards import ShardedDataset
 from smddp.distributed import agreement, leave
+from smddp.inputs import Input
 from smddp.job import Job
 from smddp.stopping import Stopped, stop_signal
 from smddp.trainer import Trainer
@@ -397,3 +400,56 @@ def test_a_dataset_without_a_length_is_refused(job: Job) -> None:
     trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="Endless has no length"):
         trainer.loader(Endless(), batch_size=8)
+
+
+def write_shards(directory: Path) -> Path:
+    directory.mkdir()
+    for shard in range(3):
+        lines = (f'{{"x": {number / SAMPLES}}}\n' for number in range(shard * 20, shard * 20 + 20))
+        (directory / f"{shard}.jsonl").write_text("".join(lines))
+    return directory
+
+
+def train_on_shards(job: Job, location: Path, *, stop_at: int | None = None) -> tuple[Tensor, list[float]]:
+    model = network()
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    shards = ShardedDataset(location, decode=lambda record: torch.full((6,), record["x"]), window=16)
+    loader = trainer.loader(shards, batch_size=8, tail="short")
+    seen: list[float] = []
+    try:
+        for _ in trainer.epochs(2):
+            for batch in trainer.batches(loader):
+                seen += batch[:, 0].tolist()
+                stop_signal.requested = trainer.steps + 1 == stop_at
+                trainer.step(trainer.model(batch).square().mean())
+    except Stopped:
+        stop_signal.requested = False
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()]), seen
+
+
+def test_shards_are_trained_on_like_any_dataset_and_resumed_in_mid_epoch(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards")
+    undisturbed, seen = train_on_shards(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), shards)
+    assert len(set(seen[:60])) == len(set(seen[60:])) == 60
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
+    _, before = train_on_shards(job, shards, stop_at=11)  # after three steps of the second epoch
+    resumed, after = train_on_shards(job, shards)
+    assert before + after == seen
+    assert torch.equal(resumed, undisturbed)
+
+
+def test_shards_are_evaluated_once_each(job: Job, tmp_path: Path) -> None:
+    trainer = Run(job).trainer
+    shards = ShardedDataset(write_shards(tmp_path / "shards"), decode=lambda record: record["x"])
+    seen = [value for batch in trainer.batches(trainer.evaluation_loader(shards, batch_size=7)) for value in batch]
+    assert [round(float(value) * SAMPLES) for value in seen] == list(range(60))
+
+
+@pytest.mark.parametrize("use", ["loader", "evaluation_loader"])
+def test_pipes_that_cannot_do_it_are_refused(job: Job, tmp_path: Path, use: str) -> None:
+    model = network()
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    pipes = PipeDataset(Input(name="training", mode="Pipe", path=tmp_path / "training"), format="jsonl")
+    options = {"tail": "short"} if use == "loader" else {}
+    with pytest.raises(ValueError, match="'training' comes through pipes"):
+        getattr(trainer, use)(pipes, batch_size=4, **options)

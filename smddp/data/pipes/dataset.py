@@ -32,6 +32,7 @@ class PipeDataset:
         *,
         format: Format | None = None,  # noqa: A002  # what it is called everywhere
         decode: Decode | None = None,
+        records: int | None = None,
         largest_record: int = LARGEST_RECORD,
         wait_seconds: float = 600,
     ) -> None:
@@ -41,6 +42,9 @@ class PipeDataset:
             channel: ``job.inputs["training"]``.
             format: what is in the objects; None if the platform makes RecordIO of them.
             decode: makes a sample of a record; it runs in the loader's workers. None gives the record itself.
+            records: how many come in an epoch, where that is known: so its number of steps is known before its end.
+                Of a channel that is sharded by host it is a must, and that of the host with the fewest: else ranks
+                would end their epochs after different numbers of steps, and wait for each other for ever.
             largest_record: the most bytes of a record; what is larger is an error and never read into memory.
             wait_seconds: how long a pipe may take to come, and then to send anything.
 
@@ -62,6 +66,7 @@ class PipeDataset:
             )
         self.channel = channel
         self.decoder = RecordDecoder(decode)
+        self.records = records
         self.wait_seconds = wait_seconds
         self._format = chosen
         self._largest_record = largest_record

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from smddp.data.shards.errors import DataError
+from smddp.errors import DataError
 
 _PIECE_SECONDS = 0.1
 """How long a read waits before it looks whether anybody still wants it."""

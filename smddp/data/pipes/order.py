@@ -9,9 +9,9 @@ from typing import Any
 
 from smddp.data.partition import Partition
 from smddp.data.pipes.dataset import PipeDataset
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.prefetch import prefetch
 from smddp.data.shards.record import RawRecord
+from smddp.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ class PipeOrder:
         world_size: int = 1,
         local_world_size: int = 1,
         accumulate: int = 1,
-        records: int | None = None,
     ) -> None:
         """Describe the order; nothing is opened yet.
 
@@ -56,9 +55,6 @@ class PipeOrder:
             world_size: how many processes there are.
             local_world_size: how many of them are on this host.
             accumulate: micro-batches an optimizer step on each rank.
-            records: what an epoch has, so that its number of steps is known before its end. Of a channel that is
-                sharded by host it is a must, and that of the host with the fewest: else ranks would end their epochs
-                after different numbers of steps, and wait for each other for ever.
 
         Raises:
             ValueError: the numbers do not fit each other, or several ranks would read one pipe.
@@ -69,6 +65,7 @@ class PipeOrder:
                 "and each record would reach but one of them: run one process a host, or give the job "
                 'input_mode="FastFile" or "File"'
             )
+        records = dataset.records
         self._sharded = dataset.channel.sharded_by_host and world_size > 1
         if self._sharded and records is None:
             raise ValueError(

@@ -10,8 +10,8 @@ import struct
 from typing import BinaryIO, NoReturn
 
 from smddp.data.shards.byte_stream import ByteStream
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.record import LARGEST_RECORD, RawRecord, place
+from smddp.errors import DataError
 
 _MAGIC = 0xCED7230A
 _HEADER = struct.Struct("<II")

@@ -1,7 +1,6 @@
 """Shards: data in large files, read in sequence, in an order that resumes in mid-epoch on any number of ranks."""
 
 from smddp.data.shards.dataset import RecordDecoder, ShardedDataset
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.evaluation import ShardEvaluation
 from smddp.data.shards.index import ShardIndex
 from smddp.data.shards.order import ShardOrder
@@ -10,7 +9,6 @@ from smddp.data.shards.source import Blob, DirectorySource, Source, open_source
 
 __all__ = [
     "Blob",
-    "DataError",
     "DirectorySource",
     "RawRecord",
     "RecordDecoder",

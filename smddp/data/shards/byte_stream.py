@@ -6,7 +6,7 @@ import io
 import os
 from typing import Any, BinaryIO
 
-from smddp.data.shards.errors import DataError
+from smddp.errors import DataError
 
 _SKIP = 1 << 20  # bytes read at a time to pass over them where a file cannot be sought in
 

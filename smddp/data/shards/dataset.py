@@ -8,11 +8,14 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.index import ShardIndex
 from smddp.data.shards.record import LARGEST_RECORD, RawRecord
 from smddp.data.shards.sequence import ShardSequence
 from smddp.data.shards.source import Source, open_source
+from smddp.errors import DataError
+
+WINDOW = 2048
+"""Records that one is shuffled among by default; they lie in memory, over all ranks."""
 
 Decode = Callable[[dict[str, Any]], Any]
 """Makes a sample of a record."""
@@ -33,6 +36,8 @@ class ShardedDataset(IterableDataset[Any]):
         location: str | os.PathLike[str] | Source,
         *,
         decode: Decode | None = None,
+        window: int = WINDOW,
+        lanes: int | None = None,
         largest_record: int = LARGEST_RECORD,
     ) -> None:
         """Use the shards at a location. They are looked at when `index` is asked for.
@@ -40,15 +45,26 @@ class ShardedDataset(IterableDataset[Any]):
         Args:
             location: a directory, ``s3://bucket/prefix``, or a source of your own.
             decode: makes a sample of a record; it runs in the loader's workers. None gives the record itself.
+            window: records among which one is shuffled, over all lanes. Each rank holds its part of them in memory.
+            lanes: streams that are read at a time, over all ranks; it divides the global batch. A rank reads but its
+                own where the number of ranks divides it, else some records in vain. The default is the greatest common
+                divisor of the global batch and 48; without a shuffle, 1.
             largest_record: the most bytes of a record; what is larger is an error and never read into memory.
 
         Raises:
             DataError: the location is none.
+            ValueError: a number is out of its range.
         """
+        if window < 1:
+            raise ValueError(f"window is {window}: a record is shuffled among 1 or more")
+        if lanes is not None and lanes < 1:
+            raise ValueError(f"lanes is {lanes}: at least one stream is read")
         if largest_record < 1:
             raise ValueError(f"largest_record is {largest_record}: a record has at least one byte")
         self.source = location if isinstance(location, Source) else open_source(location)
         self.decoder = RecordDecoder(decode)
+        self.window = window
+        self.lanes = lanes
         self.largest_record = largest_record
         self._index: ShardIndex | None = None
 

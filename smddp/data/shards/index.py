@@ -21,11 +21,11 @@ from typing import Any
 
 import xxhash
 
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.opening import list_shards, open_reader
 from smddp.data.shards.record import LARGEST_RECORD
 from smddp.data.shards.source import Blob, Source
 from smddp.data.shards.tar import TarReader
+from smddp.errors import DataError
 
 logger = logging.getLogger(__name__)
 

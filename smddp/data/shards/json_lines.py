@@ -6,8 +6,8 @@ import json
 from typing import BinaryIO, NoReturn
 
 from smddp.data.shards.byte_stream import ByteStream
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.record import LARGEST_RECORD, RawRecord, place
+from smddp.errors import DataError
 
 
 class JsonLinesReader:

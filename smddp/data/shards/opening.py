@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.json_lines import JsonLinesReader
 from smddp.data.shards.record import LARGEST_RECORD, RecordReader
 from smddp.data.shards.source import Blob, Source
 from smddp.data.shards.tar import TarReader
+from smddp.errors import DataError
 
 _READERS: dict[str, type[TarReader] | type[JsonLinesReader]] = {".tar": TarReader, ".jsonl": JsonLinesReader}
 _COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".lz4")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from smddp.data.partition import Partition, Tail
+from smddp.data.partition import Tail
 from smddp.data.sampler import ElasticSampler
 from smddp.data.shards.dataset import ShardedDataset
 from smddp.data.shards.lanes import ALGORITHM, Lanes
@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 LANES = 48
 """The most streams by default: it divides by 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks."""
-WINDOW = 2048
-"""Records that one is shuffled among by default; they lie in memory, over all ranks."""
 
 _AHEAD = 4  # micro-batches; the window is ahead of them
 
@@ -50,8 +48,6 @@ class ShardOrder:
         accumulate: int = 1,
         seed: int = 0,
         shuffle: bool = True,
-        window: int = WINDOW,
-        lanes: int | None = None,
         tail: Tail = "drop",
     ) -> None:
         """Describe the order, and see that the shards are what the index says.
@@ -64,22 +60,14 @@ class ShardOrder:
             accumulate: micro-batches an optimizer step on each rank.
             seed: decides, with the epoch and the number of records, the order.
             shuffle: False keeps the shards' order.
-            window: records among which one is shuffled, over all lanes. Each rank holds its part of them in memory.
-            lanes: streams that are read at a time, over all ranks; it divides the global batch. A rank reads but its
-                own where the number of ranks divides it, else some records in vain. The default is the greatest common
-                divisor of the global batch and 48; without a shuffle, 1.
             tail: what becomes of the records beyond the last whole global batch; see `smddp.ElasticSampler`.
 
         Raises:
             ValueError: the numbers do not fit each other. DataError, which is one: the shards are not as they were.
         """
         index = dataset.index
-        if lanes is None:
-            lanes = math.gcd(global_batch, LANES) if shuffle else 1
-        if window < 1:
-            raise ValueError(f"window is {window}: a record is shuffled among 1 or more")
         # It keeps the place, and checks the numbers: these are the same for all data.
-        self._place = ElasticSampler(
+        place = ElasticSampler(
             index.records,
             global_batch=global_batch,
             rank=rank,
@@ -90,26 +78,43 @@ class ShardOrder:
             tail=tail,
             fingerprint=index.fingerprint,
         )
-        if lanes < 1 or global_batch % lanes:
-            raise ValueError(f"lanes is {lanes}: it must divide the global batch, {global_batch}")
+        self._begin(dataset, place)
+
+    @classmethod
+    def of(cls, dataset: ShardedDataset, place: ElasticSampler) -> ShardOrder:
+        """Describe the order of a place among as many samples as the shards have, or as the hosts' parts of them have.
+
+        Raises:
+            ValueError: the numbers do not fit each other.
+        """
+        order = cls.__new__(cls)
+        order._begin(dataset, place)  # noqa: SLF001  # its own
+        return order
+
+    def _begin(self, dataset: ShardedDataset, place: ElasticSampler) -> None:
+        share = place.share
+        cut = share.partition
+        lanes = dataset.lanes
+        if lanes is None:
+            lanes = math.gcd(cut.global_batch, LANES) if place.shuffle else 1
+        if cut.global_batch % lanes:
+            raise ValueError(f"lanes is {lanes}: it must divide the global batch, {cut.global_batch}")
         self.dataset = dataset
-        self.global_batch = global_batch
-        self.window = window
+        self.global_batch = place.global_batch
+        self.window = dataset.window
         self.lanes = lanes
-        self._index = index
-        self._cut = Partition(
-            size=index.records, global_batch=global_batch, world_size=world_size, accumulate=accumulate, tail=tail
-        )
-        if rank == 0:
+        self._place = place
+        self._share = share
+        if place.rank == 0:
             logger.info(
                 "%d records in %d shards of %s; the ranks read %d streams, and hold some %.0f MiB in memory together",
-                *(index.records, len(index.shards), dataset.source, lanes, self._memory() / 2**20),
+                *(share.size, len(dataset.index.shards), dataset.source, lanes, self._memory() / 2**20),
             )
-            if lanes % world_size:
+            if lanes % cut.world_size:
                 logger.warning(
                     "%d ranks do not divide %d lanes: some are read by two ranks or more; choose a global_batch or "
                     "lanes that the number of ranks divides, or the other way round, to read each record once",
-                    *(world_size, lanes),
+                    *(cut.world_size, lanes),
                 )
 
     @property
@@ -139,23 +144,24 @@ class ShardOrder:
         Raises:
             DataError: a record cannot be read.
         """
+        cut = self._share.partition
         lanes = Lanes(
-            records=self._index.records,
-            global_batch=self.global_batch,
+            records=cut.size,
+            global_batch=cut.global_batch,
             lanes=self.lanes,
             window=self.window,
-            seed=self._place.seed,
+            seed=self._share.seed,
             epoch=self.epoch,
             shuffle=self._place.shuffle,
         )
-        shards = self._index.shards
+        shards = self.dataset.index.shards
         sequence = ShardSequence(
             self.dataset.source,
             [shards[number] for number in lanes.shard_order(len(shards))],
             largest_record=self.dataset.largest_record,
         )
         step = -(-self.consumed // self.global_batch)
-        produce = partial(read_micro_batches, sequence, lanes, self._cut, rank=self._place.rank, step=step)
+        produce = partial(read_micro_batches, sequence, lanes, cut, rank=self._share.rank, step=step)
         return prefetch(lambda is_abandoned: produce(is_abandoned=is_abandoned), ahead=_AHEAD)
 
     def start_epoch(self, epoch: int) -> None:
@@ -176,10 +182,10 @@ class ShardOrder:
         Args:
             micro_batch: from 0 to ``accumulate - 1``.
         """
-        cut = self._cut
-        if not cut.short or cut.end - self.consumed != cut.short:
+        if not self._place.is_at_short_batch:
             return 1.0
-        return shares_of(cut).short_weight(0, self._place.rank * cut.accumulate + micro_batch)
+        cut = self._share.partition
+        return shares_of(cut).short_weight(0, self._share.rank * cut.accumulate + micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the position in the data, the same on every rank: a small JSON object."""
@@ -205,5 +211,6 @@ class ShardOrder:
 
     def _memory(self) -> float:
         """Bytes of the records in all windows, about."""
+        index = self.dataset.index
         held = self.window if self._place.shuffle else self.global_batch
-        return min(held, self._index.records) * self._index.size / max(self._index.records, 1)
+        return min(held, index.records) * index.size / max(index.records, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Protocol
 
-from smddp.data.shards.errors import DataError
+from smddp.errors import DataError
 
 LARGEST_RECORD = 256 * 2**20
 """Bytes: what is larger is taken for damage, or an attack, and not read into memory."""

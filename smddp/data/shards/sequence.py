@@ -7,11 +7,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.index import MARK_EVERY, Shard
 from smddp.data.shards.opening import open_reader
 from smddp.data.shards.record import LARGEST_RECORD, RawRecord, RecordReader
 from smddp.data.shards.source import Source
+from smddp.errors import DataError
 
 _WORTH_A_SEEK = 8 * 2**20
 """Bytes. Less is passed over faster than a stream from S3 is opened anew."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
-from smddp.data.shards.errors import DataError
+from smddp.errors import DataError
 
 _TEMPORARY_PREFIXES = (".", "_", "~")  # hidden files, Hadoop's and Spark's _temporary and _SUCCESS, editors' copies
 _TEMPORARY_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".crdownload", "~")

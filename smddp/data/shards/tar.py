@@ -13,9 +13,9 @@ import re
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from smddp.data.shards.byte_stream import ByteStream
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.record import LARGEST_RECORD, RawRecord, place
 from smddp.data.shards.tar_header import BLOCK, DIRECTORY, REFUSED, BadHeaderError, Header, extension_fields
+from smddp.errors import DataError
 
 _LARGEST_EXTENSION = 1 << 20  # bytes of a long name, or of pax fields
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from botocore.exceptions import IncompleteReadError
 
-from smddp.data.shards.errors import DataError
+from smddp.errors import DataError
 from smddp.s3.errors import S3_ERRORS, code_of, explain, is_missing
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from smddp.data.shards.errors import DataError
 from smddp.data.shards.source import Blob, is_temporary
 from smddp.data.streams.ahead import Course, ReadAhead
 from smddp.data.streams.ranges import ADVICE, Patience, Ranges, Version
+from smddp.errors import DataError
 from smddp.s3.client import connect
 from smddp.s3.errors import S3_ERRORS, explain
 

@@ -164,13 +164,7 @@ def test_a_channel_without_objects_fails_before_anything_runs(client: Any, chann
     assert not lines(job["TrainingJobName"])
 
 
-@pytest.fixture
-def can_mount(executor: ProcessExecutor) -> None:
-    if executor.cannot_mount is not None:
-        pytest.skip(f"nothing can be mounted here: {executor.cannot_mount}")
-
-
-@pytest.mark.usefixtures("can_mount")
+@pytest.mark.fuse
 def test_a_fastfile_channel_is_a_read_only_directory_of_the_objects(client: Any, channel: Any, lines: Lines) -> None:
     job = client.run(
         """
@@ -202,7 +196,7 @@ def test_a_fastfile_channel_is_a_read_only_directory_of_the_objects(client: Any,
     ]
 
 
-@pytest.mark.usefixtures("can_mount")
+@pytest.mark.fuse
 def test_nothing_of_a_fastfile_channel_is_copied_to_disk(client: Any, channel: Any, lines: Lines) -> None:
     program = """
         import signal, time
@@ -220,7 +214,7 @@ def test_nothing_of_a_fastfile_channel_is_copied_to_disk(client: Any, channel: A
     client.wait(name)
 
 
-@pytest.mark.usefixtures("can_mount")
+@pytest.mark.fuse
 def test_hosts_see_their_share_of_a_fastfile_channel(client: Any, channel: Any, lines: Lines) -> None:
     job = client.run(
         "import os; print(sorted(os.listdir('/opt/ml/input/data/training')))",
@@ -233,7 +227,7 @@ def test_hosts_see_their_share_of_a_fastfile_channel(client: Any, channel: Any, 
     assert shares == [["['a', 'c']"], ["['b', 'd']"]]
 
 
-@pytest.mark.usefixtures("can_mount")
+@pytest.mark.fuse
 @pytest.mark.parametrize("fault", ["deleted", "changed"])
 def test_an_object_that_can_not_be_read_is_an_error_and_the_log_says_why(
     client: Any, channel: Any, s3: Any, lines: Lines, fault: str
@@ -259,7 +253,7 @@ def test_an_object_that_can_not_be_read_is_an_error_and_the_log_says_why(
     assert said.endswith(f"data can not be read: s3://{client.bucket}/data/a: {why}" + said.partition(why)[2])
 
 
-@pytest.mark.usefixtures("can_mount")
+@pytest.mark.fuse
 @pytest.mark.parametrize("ending", ["stop", "close"])
 def test_a_program_that_waits_for_s3_is_ended_all_the_same(
     client_of: Any, start_engine: Any, s3: Any, channel: Any, lines: Lines, ending: str
@@ -289,7 +283,7 @@ def test_a_program_that_waits_for_s3_is_ended_all_the_same(
     released.set()
 
 
-@pytest.mark.usefixtures("can_mount")
+@pytest.mark.fuse
 def test_no_mount_and_no_program_that_waits_for_it_outlives_a_platform_that_is_killed(
     endpoint: str, client: Any, channel: Any, tmp_path: Path
 ) -> None:

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from smddp.data.pipes import PipeDataset, PipeOrder
-from smddp.data.shards import DataError
-from smddp.errors import JobError
+from smddp.errors import DataError, JobError
 from smddp.inputs import Input
 
 Serve = Callable[..., Input]
@@ -91,8 +90,9 @@ def epoch_of(records: int) -> Callable[[int], bytes]:
     return lambda epoch: lines(range(1000 * epoch, 1000 * epoch + records))
 
 
-def order_of(channel: Input, **parameters: Any) -> PipeOrder:
-    return PipeOrder(PipeDataset(channel, format="jsonl", wait_seconds=10), **({"global_batch": 4} | parameters))
+def order_of(channel: Input, *, records: int | None = None, **parameters: Any) -> PipeOrder:
+    dataset = PipeDataset(channel, format="jsonl", records=records, wait_seconds=10)
+    return PipeOrder(dataset, **({"global_batch": 4} | parameters))
 
 
 def numbers(micro_batch: Any) -> list[int]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from smddp.data.shards import DataError, ShardedDataset, ShardIndex
+from smddp.data.shards import ShardedDataset, ShardIndex
+from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import MemorySource, fill, numbered
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from smddp.data.shards import DataError, RawRecord
+from smddp.data.shards import RawRecord
 from smddp.data.shards.json_lines import JsonLinesReader
+from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import Body
 
 

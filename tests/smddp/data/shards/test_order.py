@@ -19,15 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from smddp.data import ElasticSampler
-from smddp.data.shards import DataError, ShardedDataset, ShardOrder
+from smddp.data import ElasticSampler, HostShardedSampler
+from smddp.data.shards import ShardedDataset, ShardOrder
 from smddp.data.shards.index import MARK_EVERY
 from smddp.data.shards.tar import TarReader
+from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import MemorySource, fill, number_of, numbered
 
 
-def dataset_of(*sizes: int, kind: str = "jsonl") -> ShardedDataset:
-    return ShardedDataset(MemorySource(numbered(sizes, kind=kind)))
+def dataset_of(*sizes: int, kind: str = "jsonl", **options: Any) -> ShardedDataset:
+    return ShardedDataset(MemorySource(numbered(sizes, kind=kind)), **options)
 
 
 def all_ranks(dataset: ShardedDataset, world_size: int, **options: Any) -> list[ShardOrder]:
@@ -50,8 +51,8 @@ def global_batches(orders: list[ShardOrder], accumulate: int = 1) -> list[list[i
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[int], list[tuple[int, int, int]]]:
-    """Options, sizes of shards, and lives: (world size, accumulate, steps taken before the next one)."""
+def runs(draw: st.DrawFn) -> tuple[dict[str, Any], ShardedDataset, list[tuple[int, int, int]]]:
+    """Options, shards, and lives: (world size, accumulate, steps taken before the next one)."""
     global_batch = draw(st.integers(1, 48))
     divisors = [number for number in range(1, global_batch + 1) if global_batch % number == 0]
     sizes = draw(st.lists(st.integers(0, 150), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) >= global_batch))
@@ -64,20 +65,18 @@ def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[int], list[tuple[int, in
         "global_batch": global_batch,
         "seed": draw(st.integers()),
         "shuffle": draw(st.booleans()),
-        "window": draw(st.integers(1, 200)),
-        "lanes": draw(st.sampled_from([None, *divisors])),
         "tail": draw(st.sampled_from(["drop", "wrap"])),
     }
-    return options, sizes, lives
+    kind, window = draw(st.sampled_from(["jsonl", "tar"])), draw(st.integers(1, 200))
+    return options, dataset_of(*sizes, kind=kind, window=window, lanes=draw(st.sampled_from([None, *divisors]))), lives
 
 
 @settings(deadline=None, max_examples=30)
-@given(run=runs(), epoch=st.integers(0, 3), kind=st.sampled_from(["jsonl", "tar"]))
+@given(run=runs(), epoch=st.integers(0, 3))
 def test_any_schedule_of_world_sizes_and_resumes_gives_the_undisturbed_order(
-    run: tuple[dict[str, Any], list[int], list[tuple[int, int, int]]], epoch: int, kind: str
+    run: tuple[dict[str, Any], ShardedDataset, list[tuple[int, int, int]]], epoch: int
 ) -> None:
-    options, sizes, lives = run
-    dataset = dataset_of(*sizes, kind=kind)
+    options, dataset, lives = run
     alone = ShardOrder(dataset, **options)
     alone.start_epoch(epoch)
     undisturbed = global_batches([alone])
@@ -102,7 +101,7 @@ def test_any_schedule_of_world_sizes_and_resumes_gives_the_undisturbed_order(
         saved = states[0]
 
     assert seen == undisturbed
-    records, counts = sum(sizes), Counter(chain.from_iterable(seen))
+    records, counts = len(dataset), Counter(chain.from_iterable(seen))
     whole = records // options["global_batch"] * options["global_batch"]
     filled_up = -(-records // options["global_batch"]) * options["global_batch"]
     expected = (whole, whole) if options["tail"] == "drop" else (records, filled_up)
@@ -162,8 +161,8 @@ def test_a_short_last_batch_resumes_on_another_number_of_ranks() -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "tar"])
 def test_the_number_of_loader_workers_changes_nothing(tmp_path: Path, kind: str) -> None:
-    dataset = ShardedDataset(fill(tmp_path, numbered([40, 3, 60], kind=kind)))
-    order = ShardOrder(dataset, global_batch=16, rank=1, world_size=2, accumulate=2, window=20)
+    dataset = ShardedDataset(fill(tmp_path, numbered([40, 3, 60], kind=kind)), window=20)
+    order = ShardOrder(dataset, global_batch=16, rank=1, world_size=2, accumulate=2)
     expected = [[record.parse() for record in batch] for batch in order]
     assert len(expected) == 12
     for workers in (0, 1, 2):
@@ -197,7 +196,7 @@ def test_samples_are_decoded_in_the_workers(tmp_path: Path) -> None:
 
 
 def test_the_order_never_changes() -> None:
-    order = ShardOrder(dataset_of(7, 5, 9, 3), global_batch=6, window=12, seed=3)
+    order = ShardOrder(dataset_of(7, 5, 9, 3, window=12), global_batch=6, seed=3)
     order.start_epoch(2)
     assert micro_batches(order) == [
         [7, 11, 0, 5, 14, 17],
@@ -224,7 +223,7 @@ def test_without_a_shuffle_the_shards_keep_their_order() -> None:
 
 
 def test_a_record_is_shuffled_within_its_window_only() -> None:
-    order = ShardOrder(dataset_of(400), global_batch=4, lanes=1, window=50)
+    order = ShardOrder(dataset_of(400, lanes=1, window=50), global_batch=4)
     seen = list(chain.from_iterable(micro_batches(order)))
     for start in range(0, 400, 50):
         block = seen[start : start + 50]
@@ -237,7 +236,7 @@ def test_a_rank_reads_only_its_own_lanes() -> None:
     opened = []
     for rank in range(4):
         source = MemorySource(files)
-        order = ShardOrder(ShardedDataset(source), global_batch=8, rank=rank, world_size=4, lanes=8)
+        order = ShardOrder(ShardedDataset(source, lanes=8), global_batch=8, rank=rank, world_size=4)
         source.opened.clear()
         list(order)
         opened += [name for name, _ in source.opened]
@@ -246,7 +245,7 @@ def test_a_rank_reads_only_its_own_lanes() -> None:
 
 def test_no_more_than_the_window_is_held_in_memory() -> None:
     source = MemorySource(numbered([3000], kind="tar"))
-    order = ShardOrder(ShardedDataset(source), global_batch=4, lanes=1, window=100)
+    order = ShardOrder(ShardedDataset(source, lanes=1, window=100), global_batch=4)
     batches = iter(order)
     source.bodies.clear()
     for _ in range(50):
@@ -259,8 +258,8 @@ def test_no_more_than_the_window_is_held_in_memory() -> None:
 
 def test_a_resume_reads_a_window_again_and_not_the_epoch() -> None:
     source = MemorySource(numbered([20_000]))
-    dataset = ShardedDataset(source)
-    order = ShardOrder(dataset, global_batch=100, lanes=1, window=200)
+    dataset = ShardedDataset(source, lanes=1, window=200)
+    order = ShardOrder(dataset, global_batch=100)
     expected = micro_batches(order)
     order.load_state_dict({**order.state_dict(), "consumed": 15_000})
     source.bodies.clear()
@@ -344,9 +343,6 @@ def test_refuses_a_position_in_data_without_shards() -> None:
     [
         ({"global_batch": 7, "world_size": 2}, "the nearest that do are 6 and 8"),
         ({"global_batch": 32}, "only 20 samples"),
-        ({"global_batch": 8, "lanes": 3}, "lanes is 3: it must divide the global batch, 8"),
-        ({"global_batch": 8, "lanes": 0}, "lanes is 0"),
-        ({"global_batch": 8, "window": 0}, "window is 0"),
         ({"global_batch": 8, "rank": 3}, "ranks go from 0"),
         ({"global_batch": 8, "tail": "pad"}, "tail is 'pad'"),
     ],
@@ -354,6 +350,43 @@ def test_refuses_a_position_in_data_without_shards() -> None:
 def test_refuses_numbers_that_do_not_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ShardOrder(dataset_of(20), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lanes": 3}, "lanes is 3: it must divide the global batch, 8"),
+        ({"lanes": 0}, "lanes is 0"),
+        ({"window": 0}, "window is 0"),
+    ],
+)
+def test_refuses_to_read_so(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShardOrder(dataset_of(20, **options), global_batch=8)
+
+
+def test_hosts_with_shards_of_their_own_take_equal_steps_and_resume() -> None:
+    parts = [dataset_of(30, 11), dataset_of(20, 9)]
+
+    def orders() -> list[ShardOrder]:
+        places = [
+            HostShardedSampler([41, 29], global_batch=12, host=host, local_rank=rank, local_world_size=2)
+            for host in range(2)
+            for rank in range(2)
+        ]
+        return [ShardOrder.of(parts[place.host], place) for place in places]
+
+    of_ranks = [micro_batches(order) for order in orders()]
+    assert {len(batches) for batches in of_ranks} == {4}
+    for host, records in enumerate((41, 29)):
+        seen = [number for batches in of_ranks[2 * host : 2 * host + 2] for batch in batches for number in batch]
+        assert len(set(seen)) == len(seen) == 24
+        assert max(seen) < records
+
+    resumed = orders()
+    for order in resumed:
+        order.load_state_dict(json.loads(json.dumps({**orders()[0].state_dict(), "consumed": 24})))
+    assert [micro_batches(order) for order in resumed] == [batches[2:] for batches in of_ranks]
 
 
 def test_says_once_what_is_read_and_warns_of_reading_in_vain(caplog: pytest.LogCaptureFixture) -> None:

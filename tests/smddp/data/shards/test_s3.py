@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from smddp.data.shards import DataError, ShardedDataset, ShardOrder
+from smddp.data.shards import ShardedDataset, ShardOrder
+from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import fill, numbered
 from tests.torture.s3_server import Server, s3_server
 
@@ -28,18 +29,17 @@ def test_gives_the_same_batches_as_a_directory_and_resumes(
     for name, value in server.environ().items():
         monkeypatch.setenv(name, value)
     files = numbered([600, 40, 300], kind=kind)
-    here = ShardedDataset(fill(tmp_path, files))
+    here = ShardedDataset(fill(tmp_path, files), window=96)
     client = server.client()
     client.create_bucket(Bucket=kind)
     for name, content in files.items():
         client.put_object(Bucket=kind, Key=f"data/{name}", Body=content)
 
-    there = ShardedDataset(f"s3://{kind}/data")
+    there = ShardedDataset(f"s3://{kind}/data", window=96)
     assert there.index == here.index
-    order = ShardOrder(there, global_batch=24, rank=1, world_size=2, window=96)
+    order = ShardOrder(there, global_batch=24, rank=1, world_size=2)
     expected = [
-        [record.parse() for record in batch]
-        for batch in ShardOrder(here, global_batch=24, rank=1, world_size=2, window=96)
+        [record.parse() for record in batch] for batch in ShardOrder(here, global_batch=24, rank=1, world_size=2)
     ]
     for workers in (0, 2):
         loader = DataLoader(there.decoder, batch_sampler=order, num_workers=workers, collate_fn=list)  # type: ignore[arg-type]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from smddp.data.shards import Blob, DataError, DirectorySource, Source, open_source
+from smddp.data.shards import Blob, DirectorySource, Source, open_source
+from smddp.errors import DataError
 
 
 def fill(root: Path, *names: str, content: bytes = b"0123456789") -> None:

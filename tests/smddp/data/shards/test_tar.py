@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smddp.data.shards import DataError, RawRecord
+from smddp.data.shards import RawRecord
 from smddp.data.shards.tar import TarReader
+from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import Body, tar_bytes
 
 TWO = [("a.txt", b"first"), ("a.cls", b"1"), ("b.txt", b"second"), ("b.cls", b"2")]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from smddp.data.shards import DataError
 from smddp.data.streams.ahead import Course, ReadAhead
 from smddp.data.streams.ranges import Version
+from smddp.errors import DataError
 from tests.smddp.data.streams.conftest import stream_threads
 
 CONTENT = random.Random(0).randbytes(1000)

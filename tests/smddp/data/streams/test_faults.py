@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from smddp.data.shards import DataError
 from smddp.data.streams import S3Source
+from smddp.errors import DataError
 from tests.smddp.data.streams.conftest import MIB, stream_threads
 from tests.torture.fault_proxy import Fault, FaultProxy
 

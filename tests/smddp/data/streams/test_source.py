@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from smddp.data.shards import Blob, DataError, Source, open_source
+from smddp.data.shards import Blob, Source, open_source
 from smddp.data.streams import S3Source
+from smddp.errors import DataError
 from tests.smddp.data.streams.conftest import MIB, stream_threads
 from tests.torture.fault_proxy import FaultProxy
 
