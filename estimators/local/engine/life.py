@@ -175,12 +175,11 @@ class Life:
         watchers: list[threading.Thread] = []
 
         def start(spec: HostSpec) -> None:
-            process = self._platform.executor.start(spec)
-            inputs.serve(spec.name, process.devices)
-            watcher = threading.Thread(target=self._watch, args=(spec.name, process, logs[spec.name]), daemon=True)
+            process = self._platform.executor.start(spec, lambda devices: inputs.serve(spec.name, devices))
             running.append(process)
-            watchers.append(watcher)
+            watcher = threading.Thread(target=self._watch, args=(spec.name, process, logs[spec.name]), daemon=True)
             watcher.start()
+            watchers.append(watcher)
 
         try:
             with ThreadPoolExecutor(len(specs)) as pool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimators.local.executors.executor import Executor, HostProcess, HostSpec, HostStartError
+from estimators.local.executors.executor import Executor, HostProcess, HostSpec, HostStartError, Serve
 from estimators.local.executors.process import ProcessExecutor
 
-__all__ = ["Executor", "HostProcess", "HostSpec", "HostStartError", "ProcessExecutor"]
+__all__ = ["Executor", "HostProcess", "HostSpec", "HostStartError", "ProcessExecutor", "Serve"]

@@ -5,7 +5,7 @@ It knows nothing of training jobs: a host is a name, an address, a directory, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -31,19 +31,20 @@ class HostSpec:
     """Directories in ``ml_root`` at which the program is to see file systems that whoever starts the host serves."""
 
 
+Serve = Callable[[tuple[int, ...]], None]
+"""Begins to serve a host's ``mounts``: for each it is given a descriptor of /dev/fuse, which it has to close.
+
+It is called before the program is started, as the search for the program may go through a mount. Who uses a mount waits
+until it is served, or its descriptor closed, and can't even be killed. A mount ends with its host, or its descriptor.
+"""
+
+
 class HostProcess(Protocol):
     """A host that runs, or ran."""
 
     @property
     def pid(self) -> int:
         """The program's process ID, as this machine counts."""
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """For each of the host's ``mounts`` a descriptor of /dev/fuse at which it is served; the caller closes them.
-
-        Until then who uses a mount waits, and can't even be killed. A mount ends with its host, or its descriptor.
-        """
 
     @property
     def output(self) -> BinaryIO:
@@ -73,8 +74,12 @@ class Executor(Protocol):
     def cannot_mount(self) -> str | None:
         """Why hosts can't have ``mounts`` here; None if they can."""
 
-    def start(self, host: HostSpec) -> HostProcess:
+    def start(self, host: HostSpec, serve: Serve | None = None) -> HostProcess:
         """Start the host's program in ``/opt/ml/code``.
+
+        Args:
+            host: What to start.
+            serve: Serves the host's mounts; only a host without any needs none. What it raises ends the host.
 
         Raises:
             HostStartError: If the program can't be started, with the reason.

@@ -2,9 +2,10 @@
 
 It is a program of its own, run as ``python -I -S keeper.py STATUS_FD``, and imports nothing of this project. Standard
 input brings one line of JSON (what to start), then one byte for each signal to deliver. Standard input's end means that
-whoever started the host is gone: the host dies with it. The status descriptor is a socket that carries one line of JSON
-back, the program's process ID or why it could not be started, and with it a descriptor of /dev/fuse for each mount. The
-keeper's exit code is the program's.
+whoever started the host is gone: the host dies with it. The status descriptor is a socket that keeps messages apart.
+Back over it comes JSON: if there are mounts, a message with a descriptor of /dev/fuse for each, as soon as they are
+mounted, for the search for the program may already go through one; then the program's process ID, or why it could not
+be started. The keeper's exit code is the program's.
 
 With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
@@ -36,24 +37,26 @@ class _NotStarted(Exception):  # noqa: N818  # it is told to the other side, nev
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main(status: int) -> int:
+def main(descriptor: int) -> int:
     """Keep one host from its start to its end; the exit code of its program."""
-    os.set_inheritable(status, False)
+    os.set_inheritable(descriptor, False)
+    status = socket.socket(fileno=descriptor)
     spec = json.loads(_read_line(0))
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    devices: list[int] = []
     try:
         if spec["isolated"]:
             _enter_namespaces(spec)
-            devices = [_mount_served(f"{ML}/{path}") for path in spec["mounts"]]
+        if spec["mounts"]:
+            _hand_over(status, [_mount_served(f"{ML}/{path}") for path in spec["mounts"]])
         program = _start(spec)
     except (OSError, _NotStarted) as error:
-        _report(status, {"error": _describe(error)})
+        status.send(json.dumps({"error": _describe(error)}).encode())
         return 127
-    _report(status, {"pid": program}, devices)
+    status.send(json.dumps({"pid": program}).encode())
+    status.close()
     code = _wait(program, woken)
     _kill_children()
     return code
@@ -241,9 +244,9 @@ def _read_line(descriptor: int) -> bytes:
     return line
 
 
-def _report(status: int, message: dict[str, Any], devices: list[int] | tuple[()] = ()) -> None:
-    with socket.socket(fileno=status) as to:
-        socket.send_fds(to, [json.dumps(message).encode() + b"\n"], devices)
+def _hand_over(status: socket.socket, devices: list[int]) -> None:
+    """Give the devices away: a mount would not end with whoever serves it if they stayed open here."""
+    socket.send_fds(status, [b"{}"], devices)
     for device in devices:
         os.close(device)
 

@@ -19,12 +19,16 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from estimators.local.executors.executor import HostSpec, HostStartError
+from estimators.local.executors.executor import HostSpec, HostStartError, Serve
 
 logger = logging.getLogger(__name__)
 
 _MOST_MOUNTS = 253
 """As many descriptors as one message can carry; a job has at most 20 channels."""
+_MESSAGE_BYTES = 1 << 18
+"""Room for the longest message: a PATH in which the program was not found."""
+_START_SECONDS = 60.0
+"""How long a host may take to its next report; a machine under load takes seconds, a host that hangs for ever."""
 _KEEPER = str(Path(__file__).with_name("keeper.py"))
 
 
@@ -54,8 +58,12 @@ class ProcessExecutor:
             return str(error).partition("could not be started: ")[2] or str(error)
         return None
 
-    def start(self, host: HostSpec) -> _KeptProcess:
+    def start(self, host: HostSpec, serve: Serve | None = None) -> _KeptProcess:
         """Start the host's program in ``/opt/ml/code``.
+
+        Args:
+            host: What to start.
+            serve: Serves the host's mounts; only a host without any needs none. What it raises ends the host.
 
         Raises:
             HostStartError: If the program can't be started, with the reason.
@@ -63,6 +71,7 @@ class ProcessExecutor:
         ml_root = str(host.ml_root.absolute())
         if host.mounts and not self._isolated:
             raise HostStartError(f"{host.name}: only a host with namespaces of its own can have mounts")
+        assert serve or not host.mounts
         root = "/opt/ml" if self._isolated else ml_root
         base = {} if self._isolated else {"SAGEMAKER_BASE_DIR": ml_root}
         return _KeptProcess(
@@ -75,15 +84,16 @@ class ProcessExecutor:
                 "environment": {**host.environment, **base},
                 "directory": f"{root}/code",
                 "mounts": host.mounts,
-            }
+            },
+            serve,
         )
 
 
 class _KeptProcess:
     """A `HostProcess`, through its keeper's pipes."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        status, reporting = socket.socketpair()
+    def __init__(self, spec: dict[str, Any], serve: Serve | None) -> None:
+        status, reporting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with reporting:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", _KEEPER, str(reporting.fileno())],
@@ -98,23 +108,28 @@ class _KeptProcess:
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
         self._control, self._output = self._keeper.stdin, self._keeper.stdout
-        with status:
-            self._send(json.dumps(spec).encode() + b"\n")
-            answer, self._devices = _receive(status)
+        self._send(json.dumps(spec).encode() + b"\n")
+        try:
+            with status:
+                status.settimeout(_START_SECONDS)
+                answer = _receive(status, serve)
+        except BaseException as error:
+            self._keeper.kill()  # it takes no orders yet; its child goes with it
+            self._output.close()
+            self.wait()
+            if isinstance(error, TimeoutError):
+                raise _not_started(spec, f"it did not run within {_START_SECONDS:g} seconds") from error
+            raise
         if "pid" not in answer:
             with self._output as output:
                 said = answer.get("error") or output.read().decode(errors="replace").strip()
             self.wait()
-            raise HostStartError(f"{spec['name']}: {spec['argv'][0]} could not be started: {said}")
+            raise _not_started(spec, said)
         self._pid: int = answer["pid"]
 
     @property
     def pid(self) -> int:
         return self._pid
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        return self._devices
 
     @property
     def output(self) -> BinaryIO:
@@ -143,18 +158,21 @@ class _KeptProcess:
             return
 
 
-def _receive(status: socket.socket) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """What the keeper reports, and the descriptors that come with it."""
-    text, devices = b"", []
-    while not text.endswith(b"\n"):
-        piece, received, _, _ = socket.recv_fds(status, 1 << 16, _MOST_MOUNTS)
-        devices += received
-        if not piece:
-            break
-        text += piece
-    for device in devices:
-        os.set_inheritable(device, False)
-    return json.loads(text or b"{}"), tuple(devices)
+def _receive(status: socket.socket, serve: Serve | None) -> dict[str, Any]:
+    """What the keeper reports in the end; empty if it ended without a word. The mounts are served in between."""
+    while True:
+        text, devices, _, _ = socket.recv_fds(status, _MESSAGE_BYTES, _MOST_MOUNTS)
+        if not devices:
+            answer: dict[str, Any] = json.loads(text or b"{}")
+            return answer
+        for device in devices:
+            os.set_inheritable(device, False)
+        assert serve is not None
+        serve(tuple(devices))
+
+
+def _not_started(spec: dict[str, Any], why: str) -> HostStartError:
+    return HostStartError(f"{spec['name']}: {spec['argv'][0]} could not be started: {why}")
 
 
 def _namespaces_are_allowed() -> bool:
@@ -189,8 +207,11 @@ def _try_a_host(*mounts: str) -> None:
             hosts={"algo-1": "127.0.0.1"},
             mounts=mounts,
         )
-        host = ProcessExecutor(isolated=True).start(spec)
-        for device in host.devices:
-            os.close(device)
+        host = ProcessExecutor(isolated=True).start(spec, _close)
         with host.output:
             host.wait()
+
+
+def _close(devices: tuple[int, ...]) -> None:
+    for device in devices:
+        os.close(device)

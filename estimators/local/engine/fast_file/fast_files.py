@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,23 +42,28 @@ class FastFiles:
         getting = receivers(channel, hosts)
         trees: dict[int, Tree] = {}
         for host, share in zip(getting, share_out(channel, files, len(getting)), strict=True):
-            tree = trees.setdefault(id(share), Tree({name: files[name] for name in share}))
-            self._trees.setdefault(host.name, {})[f"input/data/{channel.name}"] = tree
+            if id(share) not in trees:  # all hosts have one share, unless the channel is sharded
+                trees[id(share)] = Tree({name: files[name] for name in share})
+            self._trees.setdefault(host.name, {})[f"input/data/{channel.name}"] = trees[id(share)]
 
     def mounts(self, host: str) -> tuple[str, ...]:
         """Where in its /opt/ml a host is to have mounts."""
         return tuple(self._trees.get(host, ()))
 
     def serve(self, host: str, devices: Sequence[int]) -> None:
-        """Serve a host's mounts, in the order of `mounts`. The descriptors are closed in the end."""
-        if not devices:
-            return
-        reading = Reading(self._s3, failed=lambda why: self._say(host, f"[platform] {why}"))
-        self._open.callback(reading.close)
-        for device, (path, tree) in zip(devices, self._trees[host].items(), strict=True):
-            mount = Mount(device, tree, reading, name=f"fast file {host} {path}")
-            mount.start()
-            self._open.callback(mount.close)
+        """Serve a host's mounts, in the order of `mounts`; the descriptors are closed in the end, or if it fails."""
+        left = list(devices)
+        try:
+            reading = Reading(self._s3, failed=lambda why: self._say(host, f"[platform] {why}"))
+            self._open.callback(reading.close)
+            for path, tree in self._trees[host].items():
+                mount = Mount(left[0], tree, reading, name=f"fast file {host} {path}")
+                mount.start()
+                del left[0]
+                self._open.callback(mount.close)
+        finally:
+            for device in left:
+                os.close(device)
 
     def close(self) -> None:
         """Break all mounts off."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from estimators.local.engine.fast_file import mount
 from estimators.local.executors import ProcessExecutor
 
 Lines = Callable[..., list[str]]
@@ -194,6 +196,42 @@ def test_a_fastfile_channel_is_a_read_only_directory_of_the_objects(client: Any,
         "Read-only file system",
         "No such file or directory",
     ]
+
+
+@pytest.mark.fuse
+def test_a_program_may_be_looked_for_in_a_fastfile_channel(client: Any, channel: Any, lines: Lines) -> None:
+    request = client.request(InputDataConfig=channel("FastFile", objects={"run.sh": b"#!/bin/sh\necho ran\n"}))
+    request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["sh", "-c", "echo ran"]
+    request["Environment"] = {"PATH": f"/opt/ml/input/data/training:{os.environ['PATH']}"}
+    job = client.wait(client.create(request))
+    assert job["TrainingJobStatus"] == "Completed", job
+    assert lines(job["TrainingJobName"]) == ["ran"]
+
+
+@pytest.mark.fuse
+def test_a_program_that_lies_in_a_fastfile_channel_may_not_be_executed_as_in_file_mode(
+    client: Any, channel: Any
+) -> None:
+    request = client.request(InputDataConfig=channel("FastFile", objects={"run.sh": b"#!/bin/sh\necho ran\n"}))
+    request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["/opt/ml/input/data/training/run.sh"]
+    job = client.wait(client.create(request))
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "/opt/ml/input/data/training/run.sh could not be started: " in job["FailureReason"]
+    assert job["FailureReason"].endswith("Permission denied")
+
+
+@pytest.mark.fuse
+def test_mounts_that_can_not_be_served_fail_the_job_and_nothing_runs(
+    client: Any, channel: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any) -> None:
+        raise RuntimeError("no more threads")
+
+    monkeypatch.setattr(mount.Mount, "start", broken)
+    job = client.run("print('up')", InputDataConfig=channel("FastFile", objects={"a": b"first"}))
+    assert job["FailureReason"] == "InternalServerError: RuntimeError: no more threads"
+    assert not lines(job["TrainingJobName"])
+    assert "/dev/fuse" not in [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
 
 
 @pytest.mark.fuse

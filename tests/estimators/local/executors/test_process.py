@@ -260,7 +260,7 @@ def test_a_host_dies_with_its_keeper(start: Start, isolated: bool) -> None:
 def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def barred(self: ProcessExecutor, host: HostSpec) -> HostProcess:
+    def barred(self: ProcessExecutor, host: HostSpec, serve: object) -> HostProcess:
         raise HostStartError("unshare: Operation not permitted")
 
     monkeypatch.setattr(ProcessExecutor, "start", barred)
@@ -283,6 +283,7 @@ def test_a_mount_is_seen_by_the_program_alone_and_breaks_off_with_its_descriptor
         pytest.skip(f"nothing can be mounted here: {executor.cannot_mount}")
     for name in ("code", "data"):
         (tmp_path / name).mkdir()
+    handed: list[int] = []
     host = executor.start(
         HostSpec(
             name="algo-1",
@@ -292,9 +293,10 @@ def test_a_mount_is_seen_by_the_program_alone_and_breaks_off_with_its_descriptor
             environment={"PATH": os.environ["PATH"], "LC_ALL": "C"},
             hosts={"algo-1": "127.77.0.1"},
             mounts=("data",),
-        )
+        ),
+        handed.extend,
     )
-    (device,) = host.devices
+    (device,) = handed
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     assert not os.get_inheritable(device)
     assert await_line(host) == "1"
@@ -315,3 +317,41 @@ def test_a_device_that_is_barred_is_why_nothing_can_be_mounted(
     keeper.write_text(Path(process._KEEPER).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
     monkeypatch.setattr(process, "_KEEPER", str(keeper))
     assert ProcessExecutor(isolated=True).cannot_mount == "/dev/no-fuse: No such file or directory"
+
+
+@pytest.mark.fuse
+def test_a_host_whose_mounts_can_not_be_served_does_not_start(tmp_path: Path) -> None:
+    for name in ("code", "data"):
+        (tmp_path / name).mkdir()
+    token = f"token-{uuid.uuid4().hex}"
+
+    def refuse(devices: tuple[int, ...]) -> None:
+        for device in devices:
+            os.close(device)
+        raise RuntimeError("no more threads")
+
+    spec = HostSpec(
+        name="algo-1",
+        address="127.77.0.1",
+        ml_root=tmp_path,
+        argv=(*python("import time; time.sleep(60)"), token),
+        environment={"PATH": os.environ["PATH"]},
+        hosts={"algo-1": "127.77.0.1"},
+        mounts=("data",),
+    )
+    with pytest.raises(RuntimeError, match="no more threads"):
+        ProcessExecutor(isolated=True).start(spec, refuse)
+    await_none_alive(token)
+
+
+@pytest.mark.parametrize("isolated", [False])
+def test_a_host_that_hangs_while_it_starts_is_given_up(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = f"token-{uuid.uuid4().hex}.py"
+    (tmp_path / token).write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(process, "_KEEPER", str(tmp_path / token))
+    monkeypatch.setattr(process, "_START_SECONDS", 0.2)
+    with pytest.raises(HostStartError, match=r"algo-1: true could not be started: it did not run within 0\.2 seconds"):
+        start("true")
+    await_none_alive(str(tmp_path / token))
