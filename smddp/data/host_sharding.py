@@ -136,6 +136,7 @@ class HostShardedSampler(ElasticSampler):
                     'or choose on_change="restart", which begins the epoch anew'
                 )
             state = {**state, "sizes": self.sizes, "consumed": 0}
+            state.pop("size", None)  # of data that every host had all of
         compared = self.fingerprints is not None
         super().load_state_dict({**state, "fingerprint": None if compared else state.get("fingerprint")})
         if change is not None and self.rank == 0:

@@ -190,6 +190,12 @@ class ElasticSampler:
             ValueError: the position belongs to another order, or to none.
         """
         state = {"tail": "drop", **state}  # positions were saved before there was a choice
+        others = sorted(set(state) - set(self.state_dict()))
+        if others:
+            raise ValueError(
+                f"the saved position in the data has {', '.join(others)}, which one in these data has not: it belongs "
+                "to another kind of data; resume with that kind, or start a new run"
+            )
         for name, here in self._identity().items():
             if state.get(name) != here:
                 raise ValueError(

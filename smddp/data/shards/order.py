@@ -197,13 +197,14 @@ class ShardOrder:
         Raises:
             ValueError: the position belongs to another order, or to none; or the data changed.
         """
-        for name, here in self._identity().items():
+        own = self._identity()
+        for name, here in own.items():
             if state.get(name) != here:
                 raise ValueError(
                     f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}: "
                     f"the samples would come in another order; resume with the same {name}, or start a new run"
                 )
-        self._place.load_state_dict(state)
+        self._place.load_state_dict({name: value for name, value in state.items() if name not in own})
 
     def _identity(self) -> dict[str, Any]:
         """What decides the order besides what the place knows."""

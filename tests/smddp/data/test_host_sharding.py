@@ -166,9 +166,18 @@ def test_a_new_start_is_not_for_another_order() -> None:
         sampler.load_state_dict({**sampler.state_dict(), "sizes": [40], "seed": 5})
 
 
+def test_data_that_every_host_had_may_be_sharded_if_the_epoch_begins_anew() -> None:
+    whole = ElasticSampler(100, global_batch=10, fingerprint="f")
+    whole.start_epoch(2)
+    whole.advance()
+    sampler = HostShardedSampler([50, 50], global_batch=10, host=0, fingerprints=["a", "b"], on_change="restart")
+    sampler.load_state_dict(whole.state_dict())
+    assert (sampler.epoch, sampler.consumed) == (2, 0)
+
+
 def test_a_sampler_of_whole_data_refuses_a_position_in_parts() -> None:
     state = HostShardedSampler([50, 50], global_batch=10, host=0).state_dict()
-    with pytest.raises(ValueError, match="has size=None, this run size=100"):
+    with pytest.raises(ValueError, match="has sizes, which one in these data has not"):
         ElasticSampler(100, global_batch=10).load_state_dict(state)
 
 

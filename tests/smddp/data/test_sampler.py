@@ -256,6 +256,14 @@ def test_a_position_saved_before_there_were_tails_and_fingerprints_still_counts(
     assert (sampler.epoch, sampler.consumed) == (3, 10)
 
 
+def test_a_position_in_another_kind_of_data_is_refused() -> None:
+    sampler = ElasticSampler(20, global_batch=5)
+    in_shards = {**sampler.state_dict(), "shards": 1, "window": 9, "consumed": 10}
+    with pytest.raises(ValueError, match=r"has shards, window, .* another kind of data; resume with that kind"):
+        sampler.load_state_dict(in_shards)
+    assert sampler.consumed == 0
+
+
 def test_a_position_in_data_that_changed_is_refused() -> None:
     state = ElasticSampler(20, global_batch=5, fingerprint="abc").state_dict()
     with pytest.raises(ValueError, match=r"the data changed: its fingerprint was abc .* is xyz now; resume with"):

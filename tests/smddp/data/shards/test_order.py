@@ -331,6 +331,13 @@ def test_refuses_a_position_in_another_order(change: dict[str, object], message:
         order.load_state_dict({**order.state_dict(), **change})
 
 
+def test_data_without_shards_refuse_a_position_in_shards() -> None:
+    dataset = dataset_of(20)
+    sampler = ElasticSampler(20, global_batch=6, fingerprint=dataset.index.fingerprint)
+    with pytest.raises(ValueError, match="has lanes, shards, window, which one in these data has not"):
+        sampler.load_state_dict(ShardOrder(dataset, global_batch=6).state_dict())
+
+
 def test_refuses_a_position_in_data_without_shards() -> None:
     dataset = dataset_of(20)
     order = ShardOrder(dataset, global_batch=6)
