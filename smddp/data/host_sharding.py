@@ -127,7 +127,7 @@ class HostShardedSampler(ElasticSampler):
         Raises:
             ValueError: the position belongs to another order, or to none.
         """
-        change = self._change(state)
+        change = self.host_change(state)
         if change is not None:
             if self.on_change == "refuse":
                 raise ValueError(
@@ -146,13 +146,8 @@ class HostShardedSampler(ElasticSampler):
                 change,
             )
 
-    def _identity(self) -> dict[str, Any]:
-        identity = {**super()._identity(), "sizes": self.sizes}
-        del identity["size"]  # so that no sampler of data that all hosts have takes this position for its own
-        return identity
-
-    def _change(self, state: Mapping[str, Any]) -> str | None:
-        """What was otherwise when the position was saved, or None."""
+    def host_change(self, state: Mapping[str, Any]) -> str | None:
+        """Say what was otherwise about the hosts and their parts when a position was saved; None if nothing was."""
         sizes, fingerprints = state.get("sizes"), state.get("fingerprint")
         if not isinstance(sizes, list):
             return "every host had all of the data"
@@ -166,3 +161,8 @@ class HostShardedSampler(ElasticSampler):
             host = next(number for number, (before, now) in enumerate(pairs) if before != now)
             return f"host {host} had other data (its fingerprint differs)"
         return None
+
+    def _identity(self) -> dict[str, Any]:
+        identity = {**super()._identity(), "sizes": self.sizes}
+        del identity["size"]  # so that no sampler of data that all hosts have takes this position for its own
+        return identity

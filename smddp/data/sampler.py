@@ -213,6 +213,10 @@ class ElasticSampler:
             )
         self._epoch, self._consumed = epoch, consumed
 
+    def host_change(self, state: Mapping[str, Any]) -> str | None:  # noqa: ARG002  # every host has all of the data
+        """Say what was otherwise about the hosts when a position was saved; None if that decides nothing."""
+        return None
+
     def _is_between_steps(self, consumed: int) -> bool:
         return consumed % self.global_batch == 0 or consumed == self._end
 

@@ -46,9 +46,11 @@ class ShardedDataset(IterableDataset[Any]):
             location: a directory, ``s3://bucket/prefix``, or a source of your own.
             decode: makes a sample of a record; it runs in the loader's workers. None gives the record itself.
             window: records among which one is shuffled, over all lanes. Each rank holds its part of them in memory.
+                Where each host has a part of its own, it is that of each host.
             lanes: streams that are read at a time, over all ranks; it divides the global batch. A rank reads but its
                 own where the number of ranks divides it, else some records in vain. The default is the greatest common
-                divisor of the global batch and 48; without a shuffle, 1.
+                divisor of the global batch and 48; without a shuffle, 1. Where each host has a part of its own, ranks,
+                streams and global batch are those of each host.
             largest_record: the most bytes of a record; what is larger is an error and never read into memory.
 
         Raises:

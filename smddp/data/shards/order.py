@@ -194,12 +194,16 @@ class ShardOrder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state_dict` gave, at any number of ranks.
 
+        Where each host has a part of its own, other hosts are refused, or begin the epoch anew, as the place says.
+
         Raises:
             ValueError: the position belongs to another order, or to none; or the data changed.
         """
         own = self._identity()
+        # Other hosts have other lanes. Their position is refused as such, or its epoch begun anew: any lanes fit that.
+        is_of_others = own.keys() <= state.keys() and self._place.host_change(state) is not None
         for name, here in own.items():
-            if state.get(name) != here:
+            if not is_of_others and state.get(name) != here:
                 raise ValueError(
                     f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}: "
                     f"the samples would come in another order; resume with the same {name}, or start a new run"

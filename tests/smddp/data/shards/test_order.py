@@ -396,6 +396,49 @@ def test_hosts_with_shards_of_their_own_take_equal_steps_and_resume() -> None:
     assert [micro_batches(order) for order in resumed] == [batches[2:] for batches in of_ranks]
 
 
+def of_hosts(hosts: int, **options: Any) -> list[ShardOrder]:
+    """The orders of hosts with one rank each."""
+    places = [HostShardedSampler([100] * hosts, global_batch=48, host=host, **options) for host in range(hosts)]
+    return [ShardOrder.of(dataset_of(60, 40), place) for place in places]
+
+
+def position_of_two_hosts() -> dict[str, Any]:
+    order = of_hosts(2)[0]
+    order.start_epoch(3)
+    order.advance()
+    return dict(json.loads(json.dumps(order.state_dict())))
+
+
+def test_another_number_of_hosts_is_refused_as_such() -> None:
+    order = of_hosts(4)[0]
+    with pytest.raises(ValueError, match=r"sharded over 2 hosts, and it is over 4 now.* on_change=\"restart\""):
+        order.load_state_dict(position_of_two_hosts())
+    assert (order.epoch, order.consumed) == (0, 0)
+
+
+def test_another_number_of_hosts_begins_the_epoch_anew_where_that_was_chosen() -> None:
+    undisturbed = of_hosts(4)
+    resumed = of_hosts(4, on_change="restart")
+    for order, expected in zip(resumed, undisturbed, strict=True):
+        order.load_state_dict(position_of_two_hosts())
+        expected.start_epoch(3)
+        assert (order.epoch, order.consumed, len(order)) == (3, 0, 8)
+        assert micro_batches(order) == micro_batches(expected)
+
+
+@pytest.mark.parametrize(("hosts", "change"), [(2, {"lanes": 3}), (4, {"seed": 5})])
+def test_a_new_start_is_not_for_another_order(hosts: int, change: dict[str, object]) -> None:
+    (name,) = change
+    with pytest.raises(ValueError, match=f"resume with the same {name}"):
+        of_hosts(hosts, on_change="restart")[0].load_state_dict({**position_of_two_hosts(), **change})
+
+
+def test_a_new_start_is_not_for_a_position_in_data_without_shards() -> None:
+    state = HostShardedSampler([100, 100], global_batch=48, host=0).state_dict()
+    with pytest.raises(ValueError, match="has shards=None"):
+        of_hosts(4, on_change="restart")[0].load_state_dict(state)
+
+
 def test_says_once_what_is_read_and_warns_of_reading_in_vain(caplog: pytest.LogCaptureFixture) -> None:
     dataset = dataset_of(20, 30)
     caplog.clear()
