@@ -12,8 +12,7 @@ checkpoints, resumes from them, and stops when the job is told to::
             trainer.step(loss)
     trainer.save_model()
 
-All ranks must run the same loop: ``epochs``, ``batches``, ``step``, ``sum`` and ``save_model`` are for every rank.
-``log`` may be called on any.
+All ranks must run the same loop: everything but ``log`` is for every rank, the making of the loaders included.
 """
 
 from __future__ import annotations
@@ -180,20 +179,30 @@ class Trainer:
             seed=self._seed,
             shuffle=shuffle,
             tail=tail,
+            fingerprint=fingerprint,
             sharded_by_host=sharded_by_host,
             on_host_change=on_host_change,
         )
-        return self._loaders.training(dataset, order, fingerprint=fingerprint, options=options)
+        return self._loaders.training(dataset, order, options=options)
 
-    def evaluation_loader(self, dataset: AnyDataset, batch_size: int, **options: Any) -> DataLoader[Any]:
+    def evaluation_loader(
+        self, dataset: AnyDataset, batch_size: int, *, sharded_by_host: bool = False, **options: Any
+    ) -> DataLoader[Any]:
         """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.
 
         Args:
-            dataset: The whole dataset, the same on all ranks; it must have a length.
+            dataset: All of the data, the same on all ranks: with a length, or a `ShardedDataset`.
             batch_size: Samples a batch of each rank.
+            sharded_by_host: Each host has a dataset of its own part.
             **options: Further arguments of ``torch.utils.data.DataLoader``.
+
+        Raises:
+            ValueError: If the ranks have other data, or it comes through pipes.
+            PeerFailedError: If another rank could not look at its data.
         """
-        return self._loaders.evaluation(dataset, batch_size=batch_size, options=options)
+        return self._loaders.evaluation(
+            dataset, batch_size=batch_size, sharded_by_host=sharded_by_host, options=options
+        )
 
     def resume(self) -> bool:
         """Loads the newest valid checkpoint; ``epochs`` does it where it was not done before.

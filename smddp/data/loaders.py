@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from smddp.data.augmentation import InEpoch, Seeded
 from smddp.data.order import Order
-from smddp.data.orders import AnyDataset, OrderOptions, make_evaluation, make_order
+from smddp.data.orders import AnyDataset, OrderOptions, make_evaluation, make_feed
 from smddp.distributed import Membership
 
 
@@ -34,31 +34,32 @@ class Loaders:
         self._worker_seeds = torch.Generator()
         self._defaults = {"pin_memory": pin_memory, "generator": self._worker_seeds}
 
-    def training(
-        self, dataset: AnyDataset, order: OrderOptions, *, fingerprint: str | None, options: dict[str, Any]
-    ) -> DataLoader[Any]:
+    def training(self, dataset: AnyDataset, order: OrderOptions, *, options: dict[str, Any]) -> DataLoader[Any]:
         """Batches of this rank's share of each global batch; all ranks call it.
 
         Args:
             dataset: All of the data, or this host's part.
             order: What is asked of the order.
-            fingerprint: Of the data.
             options: Further arguments of DataLoader.
 
         Raises:
-            ValueError: As `smddp.data.orders.make_order`.
+            ValueError, PeerFailedError: As `smddp.data.orders.make_feed`.
         """
-        self.order, fetching = make_order(dataset, order, self._membership, fingerprint=fingerprint)
-        seeded = Seeded(fetching, self._seed)
-        return DataLoader(seeded, batch_sampler=InEpoch(self.order), **{**self._defaults, **options})
+        feed = make_feed(dataset, order, self._membership)
+        self.order = feed.order
+        return DataLoader(
+            Seeded(feed.fetching, feed.seed), batch_sampler=InEpoch(feed.order), **{**self._defaults, **options}
+        )
 
-    def evaluation(self, dataset: AnyDataset, *, batch_size: int, options: dict[str, Any]) -> DataLoader[Any]:
-        """This rank's share of all samples, in order, none padded.
+    def evaluation(
+        self, dataset: AnyDataset, *, batch_size: int, sharded_by_host: bool, options: dict[str, Any]
+    ) -> DataLoader[Any]:
+        """This rank's share of all samples, in order, none padded; all ranks call it.
 
         Raises:
-            ValueError: As `smddp.data.orders.make_evaluation`.
+            ValueError, PeerFailedError: As `smddp.data.orders.make_evaluation`.
         """
-        sampler, fetching = make_evaluation(dataset, batch_size, self._membership)
+        sampler, fetching = make_evaluation(dataset, batch_size, self._membership, sharded_by_host=sharded_by_host)
         return DataLoader(fetching, batch_sampler=sampler, **{**self._defaults, **options})
 
     def start_epoch(self, epoch: int) -> None:

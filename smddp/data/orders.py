@@ -1,24 +1,21 @@
-"""The order of a dataset of any kind on one rank, made once all ranks have told what they have of it.
-
-Ranks whose data differ would wait for each other for ever, or train on something that no one asked for: so they compare
-before the first step.
-"""
+"""The order of a dataset on one rank, whatever kind it is of: with a length, read in sequence, or through pipes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
+from smddp.data.fingerprint import fingerprint as fingerprint_of
+from smddp.data.holdings import Holding, compare, share_index
 from smddp.data.host_sharding import HostShardedSampler, OnChange
 from smddp.data.order import Order
 from smddp.data.partition import Tail
 from smddp.data.pipes import PipeDataset, PipeOrder
 from smddp.data.sampler import ElasticSampler, EvaluationSampler
-from smddp.data.shards import ShardedDataset, ShardEvaluation, ShardIndex, ShardOrder
+from smddp.data.shards import ShardedDataset, ShardEvaluation, ShardOrder
 from smddp.distributed import Membership, on_each_rank
 
 AnyDataset = Dataset[Any] | ShardedDataset | PipeDataset
@@ -34,6 +31,8 @@ class OrderOptions:
     seed: int
     shuffle: bool
     tail: Tail
+    fingerprint: str | None
+    """Of the data here; shards have one besides."""
     sharded_by_host: bool
     """Whether each host has another part of the data; else all ranks have all of it."""
     on_host_change: OnChange
@@ -41,94 +40,61 @@ class OrderOptions:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Holding:
-    """What a rank has of the data."""
+class Feed:
+    """What feeds one rank."""
 
-    samples: int
-    fingerprint: str | None
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class _Told:
-    node_rank: int
-    local_world_size: int
-    holding: Holding
+    order: Order
+    fetching: Dataset[Any]
+    """What makes samples of what the order gives."""
+    seed: int
+    """Decides, with epoch and sample, what is drawn at random for a sample."""
 
 
-def make_order(
-    dataset: AnyDataset, options: OrderOptions, membership: Membership, *, fingerprint: str | None
-) -> tuple[Order, Dataset[Any]]:
-    """Make the order of this rank for training, and give what fetches its samples; all ranks call it.
+def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership) -> Feed:
+    """Make what feeds this rank in training; all ranks call it.
 
     Args:
         dataset: the data, or this host's part of them.
         options: what is asked.
         membership: the ranks.
-        fingerprint: of the data; shards have one of their own.
 
     Raises:
         ValueError: the ranks have not what they must, the numbers do not fit each other, or the data cannot be read.
         PeerFailedError: another rank could not look at its data.
     """
     if isinstance(dataset, PipeDataset):
-        return _pipe_order(dataset, options, membership), dataset.decoder
+        sharded = dataset.channel.sharded_by_host
+        order: Order = _pipe_order(dataset, options, membership)
+        return Feed(order=order, fetching=dataset.decoder, seed=_seed(options, membership, sharded_by_host=sharded))
+    seed = _seed(options, membership, sharded_by_host=options.sharded_by_host)
     if isinstance(dataset, ShardedDataset):
-        adopt = _exchange_index(dataset, membership, sharded_by_host=options.sharded_by_host)
-
-        def look() -> Holding:
-            adopt()
-            return Holding(samples=dataset.index.records, fingerprint=dataset.index.fingerprint)
-
-        return ShardOrder.of(dataset, make_sampler(look, options, membership)), dataset.decoder
-    return (
-        make_sampler(lambda: Holding(samples=_length(dataset), fingerprint=fingerprint), options, membership),
-        dataset,
+        share_index(dataset, membership, sharded_by_host=options.sharded_by_host)
+        own = dataset.index.fingerprint
+        named = own if options.fingerprint is None else fingerprint_of(own, options.fingerprint)
+        holding = Holding(samples=dataset.index.records, fingerprint=named)
+        holdings = compare(lambda: holding, membership, sharded_by_host=options.sharded_by_host)
+        order = ShardOrder.of(dataset, make_sampler(holdings, options, membership))
+        return Feed(order=order, fetching=dataset.decoder, seed=seed)
+    holdings = compare(
+        lambda: Holding(samples=_length(dataset), fingerprint=options.fingerprint),
+        membership,
+        sharded_by_host=options.sharded_by_host,
     )
+    return Feed(order=make_sampler(holdings, options, membership), fetching=dataset, seed=seed)
 
 
-def make_evaluation(
-    dataset: AnyDataset, batch_size: int, membership: Membership
-) -> tuple[EvaluationSampler | ShardEvaluation, Dataset[Any]]:
-    """Make the share of this rank for evaluation, and give what fetches its samples; of shards, all ranks call it.
-
-    Raises:
-        ValueError: the dataset has no length or comes through pipes, a number is out of its range, or the shards cannot
-            be read.
-        PeerFailedError: another rank could not look at its data.
-    """
-    cluster = membership.cluster
-    if isinstance(dataset, PipeDataset):
-        raise ValueError(
-            f"the channel {dataset.channel.name!r} comes through pipes, of which each can be read once: give "
-            'evaluation data as files, by input_mode="File" or "FastFile" of that channel'
-        )
-    if isinstance(dataset, ShardedDataset):
-        on_each_rank(_exchange_index(dataset, membership, sharded_by_host=False), membership)
-        shards = ShardEvaluation(dataset, batch_size=batch_size, rank=cluster.rank, world_size=cluster.world_size)
-        return shards, dataset.decoder
-    sampler = EvaluationSampler(
-        _length(dataset), batch_size=batch_size, rank=cluster.rank, world_size=cluster.world_size
-    )
-    return sampler, dataset
-
-
-def make_sampler(look: Callable[[], Holding], options: OrderOptions, membership: Membership) -> ElasticSampler:
-    """Make the order of this rank; all ranks call it.
+def make_sampler(holdings: Sequence[Holding], options: OrderOptions, membership: Membership) -> ElasticSampler:
+    """Make the order of this rank among samples that can be counted.
 
     Args:
-        look: gives what this rank has; it may raise.
+        holdings: what each host has, or what all have.
         options: what is asked.
         membership: the ranks.
 
     Raises:
-        ValueError: the ranks have not what they must, or the numbers do not fit each other.
-        PeerFailedError: another rank's ``look`` raised.
+        ValueError: the numbers do not fit each other.
     """
     cluster = membership.cluster
-    told = on_each_rank(
-        lambda: _Told(node_rank=cluster.node_rank, local_world_size=cluster.local_world_size, holding=look()),
-        membership,
-    )
     common: dict[str, Any] = {
         "global_batch": options.global_batch,
         "accumulate": options.accumulate,
@@ -137,21 +103,14 @@ def make_sampler(look: Callable[[], Holding], options: OrderOptions, membership:
         "tail": options.tail,
     }
     if not options.sharded_by_host:
-        _check_same(told, range(len(told)), 'say sharded_by_host=True if the channel is "ShardedByS3Key"')
-        own = told[cluster.rank].holding
+        (all_of_it,) = holdings
         return ElasticSampler(
-            own.samples, rank=cluster.rank, world_size=cluster.world_size, fingerprint=own.fingerprint, **common
+            all_of_it.samples,
+            rank=cluster.rank,
+            world_size=cluster.world_size,
+            fingerprint=all_of_it.fingerprint,
+            **common,
         )
-    hosts = [[rank for rank, each in enumerate(told) if each.node_rank == node] for node in range(cluster.node_count)]
-    for ranks in hosts:
-        _check_same(told, ranks, "the ranks of one host must have the same part")
-    if len({len(ranks) for ranks in hosts}) != 1:
-        counts = ", ".join(str(len(ranks)) for ranks in hosts)
-        raise ValueError(
-            f"the hosts have {counts} ranks: data that is sharded by host needs as many ranks on each; give all "
-            "hosts as many, or distribute the data FullyReplicated"
-        )
-    holdings = [told[ranks[0]].holding for ranks in hosts]
     fingerprints = [each.fingerprint for each in holdings if each.fingerprint is not None]
     return HostShardedSampler(
         [each.samples for each in holdings],
@@ -164,58 +123,82 @@ def make_sampler(look: Callable[[], Holding], options: OrderOptions, membership:
     )
 
 
-def _check_same(told: Sequence[_Told], ranks: Sequence[int], advice: str) -> None:
-    first = ranks[0]
-    for rank in ranks:
-        if told[rank].holding != told[first].holding:
-            raise ValueError(
-                f"rank {first} has {_describe(told[first].holding)}, rank {rank} {_describe(told[rank].holding)}: "
-                f"they must have the same data; {advice}"
-            )
+def make_evaluation(
+    dataset: AnyDataset, batch_size: int, membership: Membership, *, sharded_by_host: bool
+) -> tuple[EvaluationSampler | ShardEvaluation, Dataset[Any]]:
+    """Make the share of this rank for evaluation, and give what makes samples of what it gives; all ranks call it.
 
-
-def _describe(holding: Holding) -> str:
-    named = "" if holding.fingerprint is None else f" (fingerprint {holding.fingerprint})"
-    return f"{holding.samples} samples{named}"
-
-
-def _exchange_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_host: bool) -> Callable[[], None]:
-    """Let one rank go through the shards, or one of each host; give what makes this one take over what that found."""
+    Raises:
+        ValueError: the dataset has no length or comes through pipes, the ranks have not what they must, a number is out
+            of its range, or the shards cannot be read.
+        PeerFailedError: another rank could not look at its data.
+    """
+    if isinstance(dataset, PipeDataset):
+        raise ValueError(
+            f"the channel {dataset.channel.name!r} comes through pipes, of which each can be read once: give "
+            'evaluation data as files, by input_mode="File" or "FastFile" of that channel'
+        )
     cluster = membership.cluster
-    looks = cluster.local_rank == 0 if sharded_by_host else cluster.is_main
-    told = on_each_rank(lambda: dataset.index.to_json() if looks else None, membership)
-    if looks:
-        return lambda: None
-    found = told[cluster.rank - cluster.local_rank if sharded_by_host else 0]
-    assert found is not None
-    return partial(_adopt, dataset, found)
+    rank, world_size = cluster.rank, cluster.world_size
+    if sharded_by_host:
+        rank, world_size = cluster.local_rank, cluster.local_world_size
+    if isinstance(dataset, ShardedDataset):
+        share_index(dataset, membership, sharded_by_host=sharded_by_host)
+        shards = ShardEvaluation(dataset, batch_size=batch_size, rank=rank, world_size=world_size)
+        return shards, dataset.decoder
+    compare(lambda: Holding(samples=_length(dataset), fingerprint=None), membership, sharded_by_host=sharded_by_host)
+    return EvaluationSampler(_length(dataset), batch_size=batch_size, rank=rank, world_size=world_size), dataset
 
 
-def _adopt(dataset: ShardedDataset, found: dict[str, Any]) -> None:
-    dataset.adopt(ShardIndex.from_json(found))
+def _seed(options: OrderOptions, membership: Membership, *, sharded_by_host: bool) -> int:
+    if not sharded_by_host:
+        return options.seed
+    # Else all hosts would draw the same for the n-th sample of their parts.
+    return options.seed * membership.cluster.node_count + membership.cluster.node_rank
 
 
 def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Membership) -> PipeOrder:
-    if options.tail != "drop":
-        raise ValueError(
-            f"tail is {options.tail!r}, but the channel {dataset.channel.name!r} comes through pipes, which end when "
-            'they end: only "drop" can be had'
-        )
+    name = dataset.channel.name
+    cannot = {
+        f"tail is {options.tail!r}": options.tail != "drop",
+        "a fingerprint is given": options.fingerprint is not None,
+        f"on_host_change is {options.on_host_change!r}": options.on_host_change != "refuse",
+        "sharded_by_host is True": options.sharded_by_host and not dataset.channel.sharded_by_host,
+    }
+    for what, is_asked in cannot.items():
+        if is_asked:
+            raise ValueError(
+                f"{what}, but the channel {name!r} comes through pipes: as it is sent, unseen before, dealt to the "
+                "hosts as the job says; leave that option out"
+            )
     cluster = membership.cluster
-    return PipeOrder(
-        dataset,
-        global_batch=options.global_batch,
-        rank=cluster.rank,
-        world_size=cluster.world_size,
-        local_world_size=cluster.local_world_size,
-        accumulate=options.accumulate,
-    )
+    made: list[PipeOrder] = []
+
+    def make() -> int | None:
+        order = PipeOrder(
+            dataset,
+            global_batch=options.global_batch,
+            rank=cluster.rank,
+            world_size=cluster.world_size,
+            local_world_size=cluster.local_world_size,
+            accumulate=options.accumulate,
+        )
+        made.append(order)
+        return dataset.records
+
+    records = on_each_rank(make, membership)
+    if len(set(records)) != 1:
+        raise ValueError(
+            f"the ranks have records={records} for the channel {name!r}, and would end their epochs after different "
+            "numbers of steps: give the same number on all, that of the host with the fewest"
+        )
+    return made[0]
 
 
 def _length(dataset: Dataset[Any]) -> int:
-    if not hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"{type(dataset).__name__} has no length, and so no order that could be kept; give it __len__, or its data "
-            "as shards: smddp.data.shards.ShardedDataset"
+            f"{type(dataset).__name__} has no order that could be kept: it wants __len__ and __getitem__; or give its "
+            "data as shards: smddp.ShardedDataset"
         )
     return len(dataset)

@@ -1,7 +1,7 @@
 """The ranks of a job as one: joining and leaving the process group, and what they tell each other."""
 
 from smddp.distributed.agreement import Agreement, Decision
-from smddp.distributed.collectives import PeerFailedError, on_each_rank, share_outcome, sum_over_ranks
+from smddp.distributed.collectives import PeerFailedError, from_rank, on_each_rank, share_outcome, sum_over_ranks
 from smddp.distributed.device import move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
@@ -15,6 +15,7 @@ __all__ = [
     "PeerFailedError",
     "Replica",
     "current_membership",
+    "from_rank",
     "is_communication_error",
     "join",
     "leave",

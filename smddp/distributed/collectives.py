@@ -71,3 +71,17 @@ def on_each_rank(action: Callable[[], T], membership: Membership) -> list[T]:
         if told is not None:
             raise PeerFailedError(f"rank {rank} failed: {told}")
     return [result for result, _ in outcomes]  # type: ignore[misc]
+
+
+def from_rank(source: int, value: T | None, membership: Membership) -> T:
+    """The value that one rank has, on all ranks; all must call it.
+
+    Args:
+        source: whose.
+        value: what it has; None on the others.
+        membership: the ranks.
+    """
+    shared: list[Any] = [value]
+    if membership.store is not None:
+        dist.broadcast_object_list(shared, src=source, device=membership.control_device)
+    return shared[0]  # type: ignore[no-any-return]

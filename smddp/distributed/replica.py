@@ -12,6 +12,7 @@ rehearsed here, with gradients that are zero, in an order that is always the sam
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smddp.distributed.membership import Membership
+
+logger = logging.getLogger(__name__)
 
 
 class Replica(DistributedDataParallel):
@@ -42,8 +45,16 @@ class Replica(DistributedDataParallel):
             dist.broadcast(buffer, src=0)
 
     def _settle_buckets(self) -> None:
-        module, self.module = self.module, _Rehearsal(self.module)
+        module = self.module
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if obstacle := _obstacle(module, parameters):
+            logger.info(
+                "the model has %s: DDP's first step is not rehearsed, and where three ranks or more add, the step after "
+                "a resume may differ in the last bits",
+                obstacle,
+            )
+            return
+        self.module = _Rehearsal(module)
         try:
             with torch.enable_grad():
                 super().forward(parameters).backward()  # type: ignore[no-untyped-call]
@@ -63,3 +74,12 @@ class _Rehearsal(nn.Module):
     def forward(self, parameters: list[nn.Parameter]) -> Tensor:
         """A zero. Its gradients are computed from the last parameter to the first, about as a model's are."""
         return torch.stack([parameter.flatten()[:0].abs().sum().float() for parameter in parameters]).sum()
+
+
+def _obstacle(module: nn.Module, parameters: list[nn.Parameter]) -> str | None:
+    """What would make a rehearsal more than that, or nothing."""
+    if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in module.modules()):
+        return "sparse gradients"  # DDP wants none that are not
+    if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):
+        return "hooks on its gradients"  # which may be an optimizer's
+    return None

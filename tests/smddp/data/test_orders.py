@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import smddp.data.orders
+import smddp.data.holdings
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler, HostShardedSampler
-from smddp.data.orders import Holding, OrderOptions, make_sampler
+from smddp.data.holdings import Holding, compare
+from smddp.data.orders import OrderOptions, make_sampler
 from smddp.distributed import Membership
 
 Make = Callable[..., ElasticSampler]
@@ -44,15 +45,17 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         def on_each_rank(action: Callable[[], Any], membership: Membership) -> list[Any]:
             own = action()
             others = (
-                type(own)(node_rank=each.cluster.node_rank, local_world_size=2, holding=holding)
+                type(own)(node_rank=each.cluster.node_rank, holding=holding)
                 for each, holding in zip(members, holdings, strict=True)
             )
             return [own if each == rank else other for each, other in enumerate(others)]
 
-        monkeypatch.setattr(smddp.data.orders, "on_each_rank", on_each_rank)
-        defaults = {"accumulate": 1, "seed": 0, "shuffle": True, "tail": "drop", "on_host_change": "refuse"}
+        monkeypatch.setattr(smddp.data.holdings, "on_each_rank", on_each_rank)
+        defaults = {"accumulate": 1, "seed": 0, "shuffle": True, "tail": "drop"}
+        defaults |= {"fingerprint": None, "on_host_change": "refuse"}
         options = OrderOptions(**{**defaults, "global_batch": 8, "sharded_by_host": False, **asked})
-        return make_sampler(lambda: holdings[rank], options, members[rank])
+        found = compare(lambda: holdings[rank], members[rank], sharded_by_host=options.sharded_by_host)
+        return make_sampler(found, options, members[rank])
 
     return order
 

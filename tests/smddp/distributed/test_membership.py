@@ -116,6 +116,19 @@ with torch.no_grad():
     for _ in range(rank):  # rank 0 has nothing to evaluate
         replica(torch.randn(4, 3))
 
+# What must not be rehearsed: sparse gradients, and hooks that may be an optimizer's
+words = nn.Embedding(5, 2, sparse=True)
+hooked = nn.Linear(2, 2)
+hooked.weight.register_post_accumulate_grad_hook(lambda weight: done.append(weight))
+before = len(done)
+sparse, alone = Replica(words, membership), Replica(hooked, membership)
+assert len(done) == before
+sparse(torch.tensor([rank])).sum().backward()
+assert words.weight.grad.is_sparse
+alone(torch.ones(1, 2)).sum().backward()
+assert len(done) == before + 1
+del sparse, alone
+
 # Agreement: only rank 1 was told to stop, and both agree on the same step
 stop = StopSignal()
 agreement = Agreement(membership, stop)

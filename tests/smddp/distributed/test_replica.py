@@ -20,9 +20,9 @@ class OutOfOrder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.last = nn.Linear(301, 3)
+        self.last = nn.Linear(801, 3)
         self.first = nn.Linear(7, 703)
-        self.middle = nn.Linear(703, 301)
+        self.middle = nn.Linear(703, 801)
 
     def forward(self, x):
         return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
