@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from smddp.data.streams.ranges import Cancelled, Ranges, Version
+from smddp.errors import DataError
 
 _LONGEST_END = 60.0  # seconds
 _GLANCE = 1.0  # seconds between two looks of a thread without work
@@ -94,12 +95,16 @@ class ReadAhead:
         """Begin to fetch an object from a position on.
 
         Raises:
-            RuntimeError: no thread can be started.
+            DataError: no thread can be started.
         """
         course = Course(key=key, position=position, stop=stop, version=version)
         with self._locked():
             self._courses.append(course)
-            self._call_for_work()
+            try:
+                self._call_for_work()
+            except RuntimeError as error:
+                self._courses.remove(course)
+                raise DataError(f"no thread can be started that reads {key}: {error}; raise the limit") from error
         return course
 
     def read_into(self, course: Course, memory: memoryview) -> int:
@@ -224,7 +229,16 @@ class ReadAhead:
             return None
         start = course.position
         size = self._size_of_next(course)
-        buffer = self._spare.pop() if self._spare else bytearray(self._part_size)
+        try:
+            buffer = self._spare.pop() if self._spare else bytearray(self._part_size)
+        except MemoryError:
+            error = DataError(
+                f"there is no memory for {self._part_size} bytes of {course.key}: give S3Source a smaller part_size, "
+                "or read fewer objects at a time (the lanes of ShardedDataset)"
+            )
+            course.parts.append(_Part(buffer=bytearray(), memory=memoryview(b""), is_done=True, error=error))
+            self._arrived.notify_all()
+            return None
         part = _Part(buffer=buffer, memory=memoryview(buffer)[:size])
         course.parts.append(part)
         course.position += size

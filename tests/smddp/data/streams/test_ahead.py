@@ -96,3 +96,27 @@ def test_a_stream_that_is_waited_for_goes_before_those_that_have_much() -> None:
         assert bytes(content) + read(ahead, course, random.Random(0)) == CONTENT
         ahead.stop(course)
     assert ranges.most <= 2
+
+
+def test_a_part_that_there_is_no_memory_for_is_an_error() -> None:
+    ahead = ReadAhead(Ranges(), connections=2, memory=0, part_size=2**62)  # type: ignore[arg-type]
+    course = ahead.start("a", 0, None, None)
+    with pytest.raises(DataError, match="smaller part_size"):
+        ahead.read_into(course, memoryview(bytearray(10)))
+    ahead.stop(course)
+    assert not stream_threads()
+
+
+def test_a_stream_without_a_thread_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def barred(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead = ReadAhead(Ranges(), connections=2, memory=0, part_size=100)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", barred)
+        with pytest.raises(DataError, match="can't start new thread"):
+            ahead.start("a", 0, None, None)
+    course = ahead.start("b", 0, None, None)
+    assert read(ahead, course, random.Random(0)) == CONTENT
+    ahead.stop(course)
+    assert not stream_threads()
