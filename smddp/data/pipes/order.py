@@ -74,6 +74,11 @@ class PipeOrder:
             )
         total = _UNKNOWN if records is None else records * (world_size if self._sharded else 1)
         self._cut = Partition(size=total, global_batch=global_batch, world_size=world_size, accumulate=accumulate)
+        if rank == 0 and records is not None and self._cut.end < total:
+            logger.info(
+                "an epoch is %d steps of %d records; the last %d are left out (%d records in all)",
+                *(self._cut.steps, global_batch, total - self._cut.end, total),
+            )
         self.dataset = dataset
         self.global_batch = global_batch
         self.rank = rank
@@ -118,7 +123,7 @@ class PipeOrder:
         They are read ahead by a thread, which ends with the iterator.
 
         Raises:
-            DataError: a record cannot be read, or there are fewer than was said.
+            DataError: a record cannot be read, or there are fewer than was said, or than one step takes.
             ValueError: the epoch's pipe was read already.
         """
         if self._epoch < self._next_pipe:
@@ -219,17 +224,35 @@ class PipeOrder:
                     "resumed in epoch %d: %d records (%d bytes) came through the pipe again and were dropped",
                     *(epoch, reader.number, reader.offset),
                 )
-            for _ in range(done, self._cut.steps):
+            for number in range(done, self._cut.steps):
                 step = []
                 for share in range(self._cut.accumulate * ranks):
                     records = [reader.read() if share % ranks == mine else reader.skip() for _ in range(size)]
                     if records[-1] is None:
-                        if self.records is not None and not is_abandoned():
-                            raise self._too_few(reader.number)
+                        if not is_abandoned():
+                            self._check_end(reader.number, steps=number)
                         return
                     if share % ranks == mine:
                         step.append(records)
                 yield from step  # type: ignore[misc]  # of this rank's shares, all are records
+
+    def _check_end(self, found: int, *, steps: int) -> None:
+        """See that a pipe that ended behind so many steps may end there."""
+        if self.records is not None:
+            raise self._too_few(found)
+        pipe = self.dataset.channel.pipe(self._epoch)
+        if steps == 0:
+            raise DataError(
+                f"the pipe {pipe} ended after {found} records, and a step takes global_batch = {self.global_batch}: "
+                f"{f'choose a global_batch of at most {found}, or ' if found else ''}see whether all objects of the "
+                "channel came"
+            )
+        left = found - steps * self.global_batch
+        if left and self.rank == 0:
+            logger.info(
+                "the pipe %s sent %d records: %d steps of %d, and the last %d are left out",
+                *(pipe, found, steps, self.global_batch, left),
+            )
 
     def _too_few(self, found: int) -> DataError:
         said = "the saved position is behind them" if self.records is None else f"records={self.records} was said"

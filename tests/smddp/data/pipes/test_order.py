@@ -265,6 +265,31 @@ def test_fewer_records_than_were_said_are_an_error_and_more_are_left(serve: Serv
     assert len(list(order_of(serve(epoch_of(10)), records=4))) == 1
 
 
+@pytest.mark.parametrize(("records", "said"), [(3, "choose a global_batch of at most 3, or see"), (0, "= 4: see")])
+def test_less_than_one_batch_is_an_error_on_all_ranks(serve: Serve, records: int, said: str) -> None:
+    for rank in range(2):
+        order = order_of(serve(epoch_of(records)), rank=rank, world_size=2)
+        with pytest.raises(DataError, match=rf"training_0 ended after {records} records, .*{said} whether all objects"):
+            list(order)
+
+
+def test_an_epoch_whose_steps_were_all_taken_may_be_resumed(serve: Serve) -> None:
+    order = order_of(serve(epoch_of(6)))
+    order.load_state_dict(order.state_dict() | {"consumed": 4})
+    assert list(order) == []
+
+
+def test_says_once_how_many_records_are_left_out(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for rank in range(2):
+        assert len(list(order_of(serve(epoch_of(11)), rank=rank, world_size=2))) == 2
+        assert len(list(order_of(serve(epoch_of(8)), rank=rank, world_size=2))) == 2
+        order_of(serve(epoch_of(11)), rank=rank, world_size=2, records=11)
+    unknown, known = (record.getMessage() for record in caplog.records)
+    assert unknown.endswith("training_0 sent 11 records: 2 steps of 4, and the last 3 are left out")
+    assert known == "an epoch is 2 steps of 4 records; the last 3 are left out (11 records in all)"
+
+
 def test_a_position_behind_the_end_is_an_error(serve: Serve) -> None:
     order = order_of(serve(epoch_of(10)))
     order.load_state_dict(order.state_dict() | {"consumed": 12})
