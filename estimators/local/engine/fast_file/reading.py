@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import HTTPClientError, IncompleteReadError
 
 from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.fast_file.blocks import Blocks
 from estimators.local.engine.objects import S3Object, explaining
 
 if TYPE_CHECKING:
@@ -23,14 +25,16 @@ BLOCK = 4 << 20
 """Bytes of a request when a file is read in sequence."""
 AHEAD = 2
 """Blocks that are asked for before they are needed."""
-_KEPT = AHEAD + 2
-"""Blocks of a file that are in memory at a time."""
+KEPT_BYTES = 256 << 20
+"""Bytes of blocks that are in memory at a time."""
+_SEQUENCES = 3
+"""Places of an open file from which it can be read in sequence at the same time."""
 _TRANSFERS_AT_ONCE = 8
 _ATTEMPTS = 5
 
 
 class Reading:
-    """Reads objects for all files of a job.
+    """Reads objects for all files of a host.
 
     Args:
         s3: A client.
@@ -40,6 +44,7 @@ class Reading:
     def __init__(self, s3: S3Client, *, failed: Callable[[str], None]) -> None:
         self._s3 = s3
         self._failed = failed
+        self.blocks = Blocks(KEPT_BYTES)
         self._pool = ThreadPoolExecutor(_TRANSFERS_AT_ONCE, thread_name_prefix="fast file transfer")
         self._closing = threading.Event()
 
@@ -93,8 +98,7 @@ class OpenObject:
         self._reading = reading
         self._object = found
         self._lock = threading.Lock()
-        self._blocks: dict[int, Future[bytes]] = {}
-        self._end = 0
+        self._ends: deque[int] = deque([0], maxlen=_SEQUENCES)
 
     def read(self, offset: int, size: int) -> bytes:
         """At most ``size`` bytes from ``offset`` on, fewer only at the file's end.
@@ -105,39 +109,42 @@ class OpenObject:
         end = min(offset + size, self._object.size)
         if offset >= end:
             return b""
-        first, last = offset // BLOCK, (end - 1) // BLOCK
-        with self._lock:
-            # The kernel asks in parallel, so almost in order, and leaves out what it has in its cache: small steps
-            # ahead are a sequence too.
-            in_sequence = 0 <= offset - self._end < BLOCK or first in self._blocks or first - 1 in self._blocks
-            self._end = end
-            blocks = self._take(first, last) if in_sequence else []
-        if not blocks:
+        wanted = range(offset // BLOCK, (end - 1) // BLOCK + 1)
+        blocks = self._reading.blocks
+        there = blocks.of(self)
+        in_sequence = self._goes_on(offset, end)
+        if not in_sequence and not there.issuperset(wanted):
             return self._reading.fetch(self._object, offset, end)
-        try:
-            data = b"".join(block.result() for block in blocks)
-        except BaseException:
-            self.close()  # the next read tries again
-            raise
-        return data[offset - first * BLOCK : end - first * BLOCK]
+        # Who has gone from one block to another will go on.
+        ahead = in_sequence and (len(wanted) > 1 or wanted.start - 1 in there)
+        later = range(wanted.stop, self._horizon(wanted.stop) if ahead else wanted.stop)
+        with blocks.use(self, wanted, later, self._fetch_block) as futures:
+            data = b"".join(future.result() for future in futures)
+        return data[offset - wanted.start * BLOCK : end - wanted.start * BLOCK]
 
     def close(self) -> None:
         """Forget what was read ahead."""
-        with self._lock:
-            for block in self._blocks.values():
-                block.cancel()
-            self._blocks.clear()
+        self._reading.blocks.forget(self)
 
-    def _take(self, first: int, last: int) -> list[Future[bytes]]:
-        """These blocks, and the next ones asked for, once the program has gone from one block to another."""
-        beyond = (self._object.size - 1) // BLOCK
-        wanted = range(first, min(last + (AHEAD if last else 0), beyond) + 1)
-        for number in wanted:
-            if number not in self._blocks:
-                start = number * BLOCK
-                end = min(start + BLOCK, self._object.size)
-                self._blocks[number] = self._reading.fetch_later(self._object, start, end)
-        taken = [self._blocks[number] for number in range(first, last + 1)]
-        for number in sorted(self._blocks)[: -max(_KEPT, len(wanted))]:
-            del self._blocks[number]
-        return taken
+    def _goes_on(self, offset: int, end: int) -> bool:
+        """Whether a read goes on where one of the last ones ended.
+
+        The kernel asks in parallel, so almost in order, and leaves out what it has in its cache: small steps ahead are
+        a sequence too.
+        """
+        with self._lock:
+            before = next((one for one in self._ends if 0 <= offset - one < BLOCK), None)
+            if before is not None:
+                self._ends.remove(before)
+            self._ends.append(end)
+            return before is not None
+
+    def _horizon(self, first: int) -> int:
+        """Before which block to end if ``first`` is the first to be asked for ahead."""
+        room = self._reading.blocks.room_for_each(BLOCK) - 1
+        return min(first + max(0, min(AHEAD, room)), -(-self._object.size // BLOCK))
+
+    def _fetch_block(self, number: int) -> tuple[int, Future[bytes]]:
+        start = number * BLOCK
+        end = min(start + BLOCK, self._object.size)
+        return end - start, self._reading.fetch_later(self._object, start, end)
