@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, Sampler, Subset, get_worker_info
 
 from smddp.data.order import Order
 
@@ -58,11 +58,10 @@ class Seeded(Dataset[Any]):
         """Fetch the samples of a batch."""
         epoch, samples = key
         in_worker = get_worker_info() is not None
-        fetch = getattr(self.dataset, "__getitems__", None)
-        if fetch is not None:
+        if _fetches_batches(self.dataset):
             if in_worker and samples:
                 self._seed(epoch, samples[0])
-            return fetch(samples)
+            return self.dataset.__getitems__(samples)  # type: ignore[attr-defined]
         fetched = []
         for sample in samples:
             if in_worker:
@@ -77,3 +76,10 @@ class Seeded(Dataset[Any]):
         random.seed(number)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(number % 2**32)
+
+
+def _fetches_batches(dataset: Dataset[Any]) -> bool:
+    """Whether a dataset fetches a batch at a time of its own; a `Subset` only passes that on."""
+    while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from smddp.data import ElasticSampler
 from smddp.data.augmentation import InEpoch, Seeded
@@ -73,6 +73,17 @@ def test_a_dataset_that_fetches_batches_is_seeded_for_each_batch() -> None:
     alone = fetch(DrawsByBatch(), workers=1)
     assert fetch(DrawsByBatch(), workers=2) == alone
     assert len(set(alone.values())) == 24
+
+
+def test_a_subset_is_seeded_for_each_sample() -> None:
+    part = Subset(Subset(Draws(), range(24)), range(23, -1, -1))
+    alone = fetch(part, workers=1)
+    assert len(set(alone.values())) == 24
+    assert fetch(part, workers=1, ranks=3) == alone
+
+
+def test_a_subset_of_a_dataset_that_fetches_batches_fetches_batches() -> None:
+    assert fetch(Subset(DrawsByBatch(), range(24)), workers=1) == fetch(DrawsByBatch(), workers=1)
 
 
 def test_in_the_ranks_own_process_nothing_is_seeded() -> None:
