@@ -42,7 +42,8 @@ class InEpoch(Sampler[Any]):
 class Seeded(Dataset[Any]):
     """A dataset whose samples are each fetched with generators seeded for it, in the workers of a loader.
 
-    Seeded are the global generators of torch, of ``random`` and, where it is imported, of NumPy. A dataset that fetches
+    Seeded are the global generators of torch (that of the CPU, where workers compute), of ``random`` and, where it is
+    imported, of NumPy. A dataset that fetches
     a batch at a time (``__getitems__``) has them seeded once a batch, by its first sample.
     """
 
@@ -72,7 +73,7 @@ class Seeded(Dataset[Any]):
     def _seed(self, epoch: int, sample: object) -> None:
         digest = hashlib.blake2b(f"{self.seed}, {epoch}, {sample}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "little")
-        torch.manual_seed(number)
+        torch.default_generator.manual_seed(number)  # no accelerator's, as torch.manual_seed does: slowly
         random.seed(number)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(number % 2**32)
