@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset, Sampler, Subset, get_worker_info
 
 from smddp.data.order import Order
+from smddp.data.shards.record import RawRecord
 
 Key = tuple[int, list[Any]]
 """An epoch, and the samples of a batch as the order names them."""
@@ -48,6 +49,12 @@ class Seeded(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        """Seed for this dataset.
+
+        Args:
+            dataset: fetches a sample, or a batch of them.
+            seed: what decides the draws, with epoch and sample; hosts that call other samples alike need each its own.
+        """
         self.dataset = dataset
         self.seed = seed
 
@@ -71,7 +78,9 @@ class Seeded(Dataset[Any]):
         return fetched
 
     def _seed(self, epoch: int, sample: object) -> None:
-        digest = hashlib.blake2b(f"{self.seed}, {epoch}, {sample}".encode(), digest_size=8).digest()
+        name = sample.key if isinstance(sample, RawRecord) else sample
+        text = f"{self.seed}, {epoch}, {name}"
+        digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest()
         number = int.from_bytes(digest, "little")
         torch.default_generator.manual_seed(number)  # no accelerator's, as torch.manual_seed does: slowly
         random.seed(number)

@@ -18,6 +18,7 @@ class JsonLinesReader:
         file: BinaryIO,
         *,
         name: str,
+        location: str = "",
         number: int = 0,
         offset: int = 0,
         size: int | None = None,
@@ -27,14 +28,16 @@ class JsonLinesReader:
 
         Args:
             file: the lines, from ``offset`` on.
-            name: what errors call it.
+            name: what its records call it.
+            location: what stands before the name where errors call it.
             number: the number of the record at ``offset``.
             offset: the byte of the whole at which ``file`` begins.
             size: the bytes of the whole; None if nobody knows, as of a pipe.
             largest_record: the most bytes of a line.
         """
         self.number = number
-        self._stream = ByteStream(file, name=name, offset=offset, size=size)
+        self._name, self._location = name, location
+        self._stream = ByteStream(file, name=location + name, offset=offset, size=size)
         self._largest = largest_record
 
     @property
@@ -48,7 +51,7 @@ class JsonLinesReader:
         if found is None:
             return None
         offset, line = found
-        return RawRecord(shard=self._stream.name, number=self.number - 1, offset=offset, content=line)
+        return RawRecord(shard=self._name, number=self.number - 1, offset=offset, content=line, location=self._location)
 
     def skip(self) -> int | None:
         """Pass over the next line, and give the byte at which it begins; None at the end."""

@@ -51,7 +51,8 @@ def open_reader(
     assert ending is not None, shard
     return _READERS[ending](
         source.open(shard.name, offset),
-        name=f"{source}/{shard.name}",
+        name=shard.name,
+        location=f"{source}/",
         number=number,
         offset=offset,
         size=shard.size,

@@ -18,17 +18,24 @@ class RawRecord(NamedTuple):
     """
 
     shard: str
-    """The name of its shard."""
+    """The name of its shard, the same wherever the shards lie."""
     number: int
     """Its place in the shard, from 0."""
     offset: int
     """The byte of the shard at which it begins."""
     content: bytes | dict[str, Any]
     """A line of JSON; or the members of a tar file with the same stem: ``{"__key__": "000123", "jpg": b"..."}``."""
+    location: str = ""
+    """Where the shards lie, as it stands before the shard's name."""
+
+    @property
+    def key(self) -> str:
+        """What it is called among all records, also after the shards were moved."""
+        return f"{self.shard}, record {self.number}"
 
     def __str__(self) -> str:
         """Say where it lies."""
-        return place(self.shard, self.number, self.offset)
+        return place(self.location + self.shard, self.number, self.offset)
 
     def parse(self) -> dict[str, Any]:
         """Give the record as a dict.

@@ -39,6 +39,7 @@ class TarReader:
         file: BinaryIO,
         *,
         name: str,
+        location: str = "",
         number: int = 0,
         offset: int = 0,
         size: int | None = None,
@@ -48,7 +49,8 @@ class TarReader:
 
         Args:
             file: the archive, from ``offset`` on, where a record begins.
-            name: what errors call it.
+            name: what its records call it.
+            location: what stands before the name where errors call it.
             number: the number of the record at ``offset``.
             offset: the byte of the whole at which ``file`` begins.
             size: the bytes of the whole; None if nobody knows, as of a pipe.
@@ -57,7 +59,8 @@ class TarReader:
         self.number = number
         self.is_complete = False
         """Whether the last that was read is the mark at the end of an archive."""
-        self._stream = ByteStream(file, name=name, offset=offset, size=size)
+        self._name, self._location = name, location
+        self._stream = ByteStream(file, name=location + name, offset=offset, size=size)
         self._largest = largest_record
         self._archive = 0
         self._next: _Member | None = None
@@ -73,7 +76,9 @@ class TarReader:
         offset = self._record(fields)
         if offset is None:
             return None
-        return RawRecord(shard=self._stream.name, number=self.number - 1, offset=offset, content=fields)
+        return RawRecord(
+            shard=self._name, number=self.number - 1, offset=offset, content=fields, location=self._location
+        )
 
     def skip(self) -> int | None:
         """Pass over the next record, and give the byte at which it begins; None at the end."""

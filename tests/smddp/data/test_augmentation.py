@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from smddp.data import ElasticSampler
 from smddp.data.augmentation import InEpoch, Seeded
+from smddp.data.shards import ShardedDataset, ShardOrder
+from tests.smddp.data.shards.by_hand import MemorySource, fill, numbered
 
 
 class Draws(Dataset[tuple[int, float, float, float]]):
@@ -84,6 +88,20 @@ def test_a_subset_is_seeded_for_each_sample() -> None:
 
 def test_a_subset_of_a_dataset_that_fetches_batches_fetches_batches() -> None:
     assert fetch(Subset(DrawsByBatch(), range(24)), workers=1) == fetch(DrawsByBatch(), workers=1)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "tar"])
+def test_shards_draw_the_same_wherever_they_lie(tmp_path: Path, kind: str) -> None:
+    def draws(location: Any) -> list[tuple[str, float]]:
+        dataset = ShardedDataset(location, decode=lambda fields: (str(fields), torch.rand(()).item()))
+        order = InEpoch(ShardOrder(dataset, global_batch=6))
+        loader = DataLoader(Seeded(dataset.decoder, 3), batch_sampler=order, num_workers=1, collate_fn=list)
+        return [sample for batch in loader for sample in batch]
+
+    files = {f"sub-\udcff/{name}": content for name, content in numbered([12, 12], kind=kind).items()}
+    here = draws(MemorySource(files))
+    assert len({drawn for _, drawn in here}) == 24
+    assert draws(fill(tmp_path / "a", files)) == draws(fill(tmp_path / "moved" / "b", files)) == here
 
 
 def test_in_the_ranks_own_process_nothing_is_seeded() -> None:
