@@ -53,7 +53,7 @@ def epoch(size: int) -> Scale:
                 sampler.load_state_dict(position)
             loads = [0] * WORKERS
             for worker, indices in _of_workers(islice(sampler, until - taken)):
-                reads[indices] += 1
+                np.add.at(reads, indices, 1)  # a repeat within the micro-batch counts too
                 loads[worker] += 1
             uneven = max(uneven, max(loads) - min(loads))
         for _ in range(until - taken):
