@@ -10,7 +10,7 @@ one at most.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,15 +81,20 @@ class Lanes:
                 if position % self.stride in slots
             ]
 
-    def place(self, position: int) -> int:
-        """Give where the record at a position of the epoch's order lies in the sequence of all."""
-        step, slot = divmod(position, self.global_batch)
-        if step >= self.steps:
-            return position
-        lane, slot = divmod(slot, self.stride)
-        in_lane = step * self.stride + slot
-        first = in_lane // self.block * self.block
-        return self._block(lane, first, min(first + self.block, self.length))[in_lane - first]
+    def places(self, positions: Iterable[int]) -> Iterator[int]:
+        """Give where the records at some positions of the epoch's order lie in the sequence of all."""
+        held, places = (-1, -1), []
+        for position in positions:
+            step, slot = divmod(position, self.global_batch)
+            if step >= self.steps:
+                yield position
+                continue
+            lane, slot = divmod(slot, self.stride)
+            in_lane = step * self.stride + slot
+            first = in_lane // self.block * self.block
+            if held != (lane, first):  # neighbours mostly lie in one block
+                held, places = (lane, first), self._block(lane, first, min(first + self.block, self.length))
+            yield places[in_lane - first]
 
     def _block(self, lane: int, first: int, last: int) -> list[int]:
         start, size = lane * self.length + first, last - first

@@ -107,7 +107,7 @@ def _last(sequence: ShardSequence, lanes: Lanes, cut: Partition, rank: int, read
     else:
         all_positions = shares.positions(range(cut.steps - 1, cut.steps), 0)[0].tolist()
     mine = all_positions[rank * cut.accumulate : (rank + 1) * cut.accumulate]
-    places = [[lanes.place(position) for position in positions] for positions in mine]
+    places = [list(lanes.places(positions)) for positions in mine]
     with sequence.cursor() as cursor:
         held = {place: read(cursor, place) for place in sorted({place for each in places for place in each})}
     yield from ([held[place] for place in each] for each in places)
