@@ -398,7 +398,7 @@ def test_a_dataset_without_a_length_is_refused(job: Job) -> None:
 
     model = network()
     trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="Endless has no length"):
+    with pytest.raises(ValueError, match="Endless has no order that could be kept"):
         trainer.loader(Endless(), batch_size=8)
 
 
