@@ -14,6 +14,7 @@ from smddp.data.shards.record import LARGEST_RECORD, RawRecord, place
 from smddp.errors import DataError
 
 _MAGIC = 0xCED7230A
+_MAGIC_SIZE = 4  # bytes
 _HEADER = struct.Struct("<II")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
@@ -48,7 +49,7 @@ class RecordIOReader:
         parts: list[bytes] = []
         if not self._record(parts):
             return None
-        content = {"__key__": str(self.number - 1), "record": _MAGIC.to_bytes(4, "little").join(parts)}
+        content = {"__key__": str(self.number - 1), "record": _MAGIC.to_bytes(_MAGIC_SIZE, "little").join(parts)}
         return RawRecord(shard=self._stream.name, number=self.number - 1, offset=offset, content=content)
 
     def skip(self) -> int | None:
@@ -73,7 +74,7 @@ class RecordIOReader:
             kind, size = kind_and_size >> 29, kind_and_size & ((1 << 29) - 1)
             if magic != _MAGIC or kind not in expected:
                 self._fail('no RecordIO record begins here; is the channel\'s RecordWrapperType "RecordIO"?')
-            left -= size
+            left -= size if kind in (_WHOLE, _FIRST) else _MAGIC_SIZE + size
             if left < 0:
                 self._fail(f"the record has more than {self._largest} bytes, the most of one; raise largest_record")
             self._part(size, parts)

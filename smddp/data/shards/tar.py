@@ -54,7 +54,7 @@ class TarReader:
             number: the number of the record at ``offset``.
             offset: the byte of the whole at which ``file`` begins.
             size: the bytes of the whole; None if nobody knows, as of a pipe.
-            largest_record: the most bytes of the members of a record.
+            largest_record: the most bytes of the members of a record, and of their names.
         """
         self.number = number
         self.is_complete = False
@@ -96,7 +96,7 @@ class TarReader:
         if fields is not None:
             fields["__key__"] = first.key
         seen = {"__key__"}
-        left = self._largest
+        left = self._largest - len(first.key)
         while member is not None and (member.key, member.archive) == (first.key, first.archive):
             if member.field in seen:
                 self._fail(
@@ -105,7 +105,7 @@ class TarReader:
                     "files of different records differently up to the first dot",
                 )
             seen.add(member.field)
-            left -= member.size
+            left -= len(member.field) + member.size
             if left < 0:
                 self._too_large(first.offset)
             self._data(member, fields)
@@ -179,8 +179,8 @@ class TarReader:
     def _too_large(self, offset: int) -> NoReturn:
         self._fail(
             offset,
-            f"its files have more than {self._largest} bytes, the most of a record; raise largest_record if they "
-            "are meant to be so large",
+            f"its files and their names have more than {self._largest} bytes, the most of a record; raise "
+            "largest_record if they are meant to be so large",
         )
 
     def _fail(self, offset: int, problem: str, cause: Exception | None = None) -> NoReturn:

@@ -246,12 +246,21 @@ WRAPPED = recordio((0, b"first"), (0, b"second"))
         (recordio((0, b"x"), (2, b"middle")), "record 1 .* no RecordIO record begins here"),
         (recordio((0, b"x"), (1, b"begun")), "record 1 .* cut between two parts"),
         (recordio((0, bytes(200))), "record 0 .* more than 100 bytes"),
+        (recordio((1, bytes(40)), (3, bytes(57))), "record 0 .* more than 100 bytes"),
+        (recordio((1, b""), *[(2, b"")] * 26), "record 0 .* more than 100 bytes"),
     ],
 )
 def test_a_damaged_stream_of_records_is_an_error_with_its_place(serve: Serve, stream: bytes, said: str) -> None:
     dataset = PipeDataset(serve(stream, recordio=True), largest_record=100)
     with pytest.raises(DataError, match=said):
         list(PipeOrder(dataset, global_batch=1))
+
+
+def test_a_record_in_parts_may_be_as_large_as_a_whole_one(serve: Serve) -> None:
+    stream = recordio((1, bytes(40)), (3, bytes(56)))
+    dataset = PipeDataset(serve(stream, recordio=True), largest_record=100)
+    ((record,),) = PipeOrder(dataset, global_batch=1)
+    assert len(record.parse()["record"]) == 100
 
 
 def test_a_line_that_is_cut_is_an_error(serve: Serve) -> None:

@@ -204,11 +204,18 @@ def test_damaged_pax_fields_are_refused(body: bytes) -> None:
 
 def test_a_record_that_is_too_large_is_refused_also_when_it_is_passed_over() -> None:
     content = tar_bytes([("a.x", bytes(600)), ("a.y", bytes(600))])
-    assert len(read_all(content, largest_record=1200)) == 1
+    assert len(read_all(content, largest_record=1203)) == 1
     for is_pipe in (False, True):
-        reader = reader_of(content, is_pipe=is_pipe, largest_record=1199)
-        with pytest.raises(DataError, match="more than 1199 bytes, the most of a record; raise largest_record"):
+        reader = reader_of(content, is_pipe=is_pipe, largest_record=1202)
+        with pytest.raises(DataError, match="more than 1202 bytes, the most of a record; raise largest_record"):
             reader.skip()
+
+
+def test_names_count_as_bytes_of_a_record() -> None:
+    content = tar_bytes((f"a.{number:090}", b"") for number in range(12))
+    assert len(read_all(content, largest_record=1081)) == 1
+    with pytest.raises(DataError, match="its files and their names have more than 1080 bytes"):
+        read_all(content, largest_record=1080)
 
 
 def test_the_same_file_twice_in_a_record_is_refused() -> None:
