@@ -77,18 +77,27 @@ class Reading:
 
     def _fetch(self, found: S3Object, start: int, end: int) -> bytes:
         """Try a few times; a connection that breaks says nothing of the object."""
-        failures = 0
+        failures, size = 0, end - start
         while True:
             response = self._s3.get_object(
                 Bucket=found.uri.bucket, Key=found.uri.key, IfMatch=found.etag, Range=f"bytes={start}-{end - 1}"
             )
             try:
                 with contextlib.closing(response["Body"]) as body:
-                    data: bytes = body.read()
-                return data
+                    came, data = response.get("ContentLength", size), b""
+                    if came == size:  # else it may be a whole object, however large
+                        data = body.read()
+                        came = len(data)
             except (HTTPClientError, IncompleteReadError):
                 if (failures := failures + 1) == _ATTEMPTS or self._closing.wait(0.05 * 2**failures):
                     raise
+            else:
+                if came != size:
+                    raise FailedJobError(
+                        f"ClientError: FastFile: data can not be read: {found.uri}: S3 was asked for the {size} bytes "
+                        f"from {start} on and sent {came}; ranges of objects must work in it"
+                    )
+                return data
 
 
 class OpenObject:

@@ -33,11 +33,13 @@ class Counting:
         self.ranges: list[tuple[int, int]] = []
         self.breaks = 0
         self.refused: set[int] = set()
+        self.changes: Callable[[dict[str, Any]], Any] = lambda _: None
 
     def get_object(self, **request: Any) -> Any:
         start, _, end = request["Range"].removeprefix("bytes=").partition("-")
         if int(start) in self.refused:
             raise ClientError({"Error": {"Code": "SlowDown", "Message": "reduce your rate"}}, "GetObject")
+        self.changes(request)
         response = self._s3.get_object(**request)
         with self._lock:
             self.ranges.append((int(start), int(end) + 1))
@@ -233,3 +235,19 @@ def test_a_read_that_fails_takes_nothing_from_another(opened: OpenObject, counti
     assert opened.read(4 * BLOCK, BLOCK) == DATA[4 * BLOCK : 5 * BLOCK]
     starts = [start for start, _ in counting.ranges]
     assert starts.count(4 * BLOCK) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "came"),
+    [
+        (lambda request: request.pop("Range"), len(DATA)),
+        (lambda request: request.update(Range="bytes=4000-4011"), 12),
+    ],
+    ids=["a server that ignores ranges", "a server that sends less"],
+)
+def test_what_is_not_the_range_that_was_asked_for_is_an_error(
+    opened: OpenObject, counting: Counting, change: Callable[[dict[str, Any]], Any], came: int
+) -> None:
+    counting.changes = change
+    with pytest.raises(FailedJobError, match=f"asked for the {KERNEL} bytes from 4000 on and sent {came}"):
+        opened.read(4000, KERNEL)
