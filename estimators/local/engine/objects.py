@@ -129,7 +129,8 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Iterator[bytes]]:
     changes meanwhile is an error (412).
 
     Raises:
-        ClientError: If S3 refuses; reading the pieces raises it too, and BotoCoreError.
+        ClientError: If S3 refuses; reading the pieces raises it too, BotoCoreError, and FailedJobError if S3 does not
+            go on where it was asked to.
     """
     first = s3.get_object(Bucket=uri.bucket, Key=uri.key)
     size, tag = first["ContentLength"], first["ETag"]
@@ -148,7 +149,15 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Iterator[bytes]]:
                     time.sleep(0.05 * 2**failures)
             if done == size:
                 return
-            body = s3.get_object(Bucket=uri.bucket, Key=uri.key, IfMatch=tag, Range=f"bytes={done}-")["Body"]
+            following = s3.get_object(Bucket=uri.bucket, Key=uri.key, IfMatch=tag, Range=f"bytes={done}-")
+            body = following["Body"]
+            came = following.get("ContentRange", "the whole object")
+            if not came.startswith(f"bytes {done}-"):
+                body.close()
+                raise FailedJobError(
+                    f"ClientError: {uri}: S3 was asked to go on at byte {done} and sent {came}; ranges of objects must "
+                    "work in it"
+                )
 
     return size, pieces()
 

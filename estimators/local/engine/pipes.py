@@ -2,8 +2,8 @@
 
 A channel's pipes are ``/opt/ml/input/data/<channel>_0``, ``_1``, … The next one is there before its predecessor ends,
 and a program that closes one early has the next one a moment later. Nothing is kept on disk. Writing never waits for a
-program that does not read: all is given up when the hosts have ended. An object that can't be read ends the job; its
-pipe stays open until the program is gone, for a closed one would look like the end of the data.
+program that does not read: all is given up when the hosts have ended. An object that can't be read, or a defect of
+ours, ends the job; the pipe stays open until the program is gone, for a closed one would look like the end of the data.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import logging
 import os
 import select
 import struct
@@ -20,7 +21,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
@@ -30,6 +31,8 @@ from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.01
 """Between two looks whether a program has opened a pipe: an open for writing can't be waited for and given up."""
@@ -96,31 +99,47 @@ class Pipes:
 
     def _serve(self, number: int) -> None:
         """Send epoch after epoch to one host."""
-        try:
+        with contextlib.suppress(_ClosedError):
             for epoch in itertools.count():
                 self._serve_epoch(number, epoch)
-        except _ClosedError:
-            return
-        except OSError as error:
-            self._failed(f'ClientError: channel "{self._channel.name}": its pipe can not be served: {error}')
 
     def _serve_epoch(self, number: int, epoch: int) -> None:
-        path = self._path(number, epoch)
-        pipe = self._await_reader(path)
+        path, pipe = self._path(number, epoch), None
         try:
+            pipe = self._await_reader(path)
             with contextlib.suppress(BrokenPipeError):  # the program has enough of this epoch
                 share = share_out(self._channel, self._files, len(self._directories), epoch=epoch)[number]
                 for name in share:
                     for piece in self._content(self._files[name]):
                         self._write(pipe, piece)
+            self._require_open()
             os.mkfifo(self._path(number, epoch + 1))
             path.unlink(missing_ok=True)  # before the end is seen: who opened it once more would wait for ever
-        except FailedJobError as error:
-            self._failed(str(error))
-            self._closing.wait()
-            raise _ClosedError from error
+        except _ClosedError:
+            raise
+        except Exception as error:
+            self._give_up(error)
         finally:
-            os.close(pipe)
+            if pipe is not None:
+                os.close(pipe)
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        """End the job, and wait for that."""
+        self._require_open()
+        if isinstance(error, FailedJobError):
+            self._failed(str(error))
+        elif isinstance(error, OSError):
+            self._failed(f'ClientError: channel "{self._channel.name}": its pipe can not be served: {error}')
+        else:
+            logger.error("channel %s can't be sent, by a defect of the platform", self._channel.name, exc_info=error)
+            self._failed(f'InternalServerError: channel "{self._channel.name}": {type(error).__name__}: {error}')
+        self._closing.wait()
+        raise _ClosedError from error
+
+    def _require_open(self) -> None:
+        """Once closed, the directory and the job are those of a life in which this thread has no part."""
+        if self._closing.is_set():
+            raise _ClosedError
 
     def _await_reader(self, path: Path) -> int:
         while not self._closing.wait(_LOOK_SECONDS):
@@ -153,8 +172,7 @@ class Pipes:
         room = select.poll()
         room.register(pipe, select.POLLOUT)
         while rest:
-            if self._closing.is_set():
-                raise _ClosedError
+            self._require_open()
             try:
                 rest = rest[os.write(pipe, rest) :]
             except BlockingIOError:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine import objects
+from estimators.local.engine import pipes as module
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import InstanceGroup, allocate_hosts
 from estimators.local.engine.objects import S3Uri
@@ -189,16 +190,81 @@ def test_an_object_that_is_gone_never_looks_like_the_end(harness: Harness, serve
     assert "there is no such object" in failure
 
 
-class Breaking:
-    """A client whose connections break after some bytes, as often as it is told to."""
+def test_a_defect_in_mid_object_never_looks_like_the_end(harness: Harness, serve: Any) -> None:
+    def broken() -> None:
+        raise RuntimeError("out of order")
 
-    def __init__(self, s3: Any, *, after: int, times: int, change: Callable[[], Any] = lambda: None) -> None:
-        self._s3, self._after, self._times, self._change = s3, after, times, change
+    harness.put(a=LARGE)
+    harness.s3 = Breaking(harness.s3, after=1 << 20, times=1, change=broken)
+    pipes = serve()
+    with harness.open() as pipe:
+        await_failure(harness, pipe)
+        ended = threading.Event()
+        os.set_blocking(pipe.fileno(), True)
+        reader = threading.Thread(target=lambda: (pipe.readall(), ended.set()), daemon=True)
+        reader.start()
+        assert not ended.wait(0.3)
+        pipes.close()
+        assert ended.wait(5)
+    assert harness.failures == ['InternalServerError: channel "train": RuntimeError: out of order']
+
+
+@pytest.mark.parametrize("fault", ["an error", "the end"])
+def test_a_thread_that_waits_for_s3_for_long_does_nothing_to_the_next_life(
+    harness: Harness, serve: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    waiting, answered = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        answered.wait(20)
+        if fault == "an error":
+            raise RuntimeError("too late")
+
+    monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.05)
+    harness.put(a=b"")
+    harness.s3 = Before(harness.s3, wait)
+    pipes = serve()
+    try:
+        with harness.open(host="algo-2"):
+            assert waiting.wait(10)
+        pipes.close()
+    finally:
+        answered.set()
+    pipes._threads[1].join(10)
+    assert not harness.failures
+    assert harness.path(0, "algo-2").exists()
+    assert not harness.path(1, "algo-2").exists()
+
+
+class Before:
+    """A client that does something before it gets an object."""
+
+    def __init__(self, s3: Any, act: Callable[[], None]) -> None:
+        self._s3, self._act = s3, act
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._s3, name)
 
     def get_object(self, **request: Any) -> Any:
+        self._act()
+        return self._s3.get_object(**request)
+
+
+class Breaking:
+    """A client whose connections break after some bytes, as often as it is told to."""
+
+    def __init__(
+        self, s3: Any, *, after: int, times: int, change: Callable[[], Any] = lambda: None, ranges: bool = True
+    ) -> None:
+        self._s3, self._after, self._times, self._change, self._ranges = s3, after, times, change, ranges
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._s3, name)
+
+    def get_object(self, **request: Any) -> Any:
+        if not self._ranges:
+            request.pop("Range", None)
         response = self._s3.get_object(**request)
         if self._times:
             self._times -= 1
@@ -245,6 +311,16 @@ def test_an_object_that_changes_is_an_error_and_never_a_mix(harness: Harness, se
     with harness.open() as pipe:
         await_failure(harness, pipe)
     assert "changed while it was read" in harness.failures[0]
+
+
+def test_a_server_that_ignores_ranges_is_an_error_and_never_a_repetition(harness: Harness, serve: Any) -> None:
+    harness.put(a=LARGE)
+    harness.s3 = Breaking(harness.s3, after=1 << 20, times=1, ranges=False)
+    serve()
+    with harness.open() as pipe:
+        await_failure(harness, pipe)
+    assert harness.failures[0].startswith(f"ClientError: s3://{harness.bucket}/data/a: S3 was asked to go on at byte ")
+    assert "and sent the whole object" in harness.failures[0]
 
 
 @pytest.mark.parametrize("reader", ["nobody", "one that does not read", "one that reads"])
