@@ -10,7 +10,9 @@ MAX_CHARACTERS = 1024
 _GAP = " … "
 
 
-def algorithm_error(exits: Mapping[str, int], roots: Mapping[str, Path], tails: Mapping[str, str]) -> str:
+def algorithm_error(
+    exits: Mapping[str, int], roots: Mapping[str, Path], tails: Mapping[str, str], unread: str | None = None
+) -> str:
     """``AlgorithmError: <why>, exit code: <n>``.
 
     Why is the ``output/failure`` of the host that failed first, else of any host that failed, else of any host. If no
@@ -20,6 +22,7 @@ def algorithm_error(exits: Mapping[str, int], roots: Mapping[str, Path], tails: 
         exits: Exit codes by host, in the order in which the hosts ended; one of them is not 0.
         roots: Every host's /opt/ml.
         tails: Every host's last lines.
+        unread: Why data could not be read, if some could not: all that the program saw was an input/output error.
     """
     failed = [host for host, code in exits.items() if code]
     first = failed[0]
@@ -27,6 +30,8 @@ def algorithm_error(exits: Mapping[str, int], roots: Mapping[str, Path], tails: 
     if not why:
         printed = tails[first].strip()
         why = f"{first} wrote no /opt/ml/output/failure" + (f"; it printed: {printed}" if printed else "")
+    if unread:
+        why = f"{why}; {unread}"
     return fit(f"AlgorithmError: {why}", f", exit code: {exits[first]}")
 
 

@@ -86,6 +86,11 @@ class Inputs:
         """Serve a host's mounts, in the order of `mounts`. The descriptors are closed in the end."""
         self._fast_files.serve(host, devices)
 
+    @property
+    def read_failure(self) -> str | None:
+        """Why a program could not read a file of a mount, if there was one that could not."""
+        return self._fast_files.failure
+
     def break_off(self) -> None:
         """End the mounts now: a program that waits for one could not be killed."""
         self._fast_files.close()

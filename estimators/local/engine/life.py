@@ -133,7 +133,8 @@ class Life:
         failure = None
         if ending is Ending.FAILED:
             tails = {name: log.tail for name, log in logs.items()}
-            failure = fit(self._job.input_failure or "") or algorithm_error(exits, roots, tails)
+            sending = self._job.input_failure
+            failure = fit(sending) if sending else algorithm_error(exits, roots, tails, inputs.read_failure)
         self._save(roots, checkpoints, failure)
         return ending
 

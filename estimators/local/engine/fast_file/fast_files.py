@@ -31,6 +31,8 @@ class FastFiles:
         self._say = say
         self._trees: dict[str, dict[str, Tree]] = {}
         self._open = contextlib.ExitStack()
+        self.failure: str | None = None
+        """Why something could not be read, the last time that it was so."""
 
     def plan(self, channel: Channel, hosts: Sequence[Host]) -> None:
         """See what is in a channel, and which host is to have what of it.
@@ -54,7 +56,7 @@ class FastFiles:
         """Serve a host's mounts, in the order of `mounts`; the descriptors are closed in the end, or if it fails."""
         left = list(devices)
         try:
-            reading = Reading(self._s3, failed=lambda why: self._say(host, f"[platform] {why}"))
+            reading = Reading(self._s3, failed=lambda why: self._read_failed(host, why))
             self._open.callback(reading.close)
             for path, tree in self._trees[host].items():
                 mount = Mount(left[0], tree, reading, name=f"fast file {host} {path}")
@@ -68,3 +70,7 @@ class FastFiles:
     def close(self) -> None:
         """Break all mounts off."""
         self._open.close()
+
+    def _read_failed(self, host: str, why: str) -> None:
+        self.failure = why
+        self._say(host, f"[platform] {why}")

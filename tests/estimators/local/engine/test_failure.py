@@ -51,6 +51,13 @@ def test_without_a_failure_file_the_last_lines_speak(roots: dict[str, Path]) -> 
     )
 
 
+def test_why_data_could_not_be_read_follows_what_the_program_made_of_it(roots: dict[str, Path]) -> None:
+    write(roots["algo-1"], "OSError: [Errno 5] Input/output error")
+    assert algorithm_error({"algo-1": 1}, roots, TAILS, "s3://bucket/key: there is no such object") == (
+        "AlgorithmError: OSError: [Errno 5] Input/output error; s3://bucket/key: there is no such object, exit code: 1"
+    )
+
+
 def test_a_long_reason_keeps_its_beginning_its_end_and_the_exit_code(roots: dict[str, Path]) -> None:
     write(roots["algo-1"], "ValueError: " + "x" * 5000 + " in train.py")
     reason = algorithm_error({"algo-1": 1}, roots, TAILS)
