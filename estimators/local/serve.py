@@ -18,12 +18,17 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from botocore.config import Config
+
 from estimators.local.access import ACCOUNT_ID, Access
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
 
 logger = logging.getLogger(__name__)
+
+ENGINE_S3 = Config(max_pool_connections=64, read_timeout=15, retries={"mode": "standard"})
+"""Several jobs read at once, each from several threads; S3 is on this machine, and a silence of 15 seconds is none."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error: it unwinds whatever the main thread is doing
@@ -79,7 +84,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
     )
     access.write_files(run_directory)
     clients = access.boto_session()
-    s3 = clients.client("s3")
+    s3 = clients.client("s3", config=ENGINE_S3)
     engine = Engine(
         directory=run_directory / "jobs",
         s3=s3,
