@@ -18,11 +18,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from estimators.local.engine import states
+from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.metrics import Metrics
-from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, DEFAULT_MAX_RUNTIME, TrainingRequest
+from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import Progress
-from estimators.local.engine.validation import operation_model
 
 
 class Ending(enum.Enum):
@@ -84,21 +84,10 @@ class TrainingJob:
         """As DescribeTrainingJob shows it."""
         with self._changed:
             progress, updates = self._progress, copy.deepcopy(self._updates)
-        shape = operation_model("DescribeTrainingJob").output_shape
-        assert shape is not None
-        asked = copy.deepcopy({name: value for name, value in self.request.members.items() if name in shape.members})
-        asked["OutputDataConfig"] = {"CompressionType": "GZIP"} | asked["OutputDataConfig"]
-        asked["StoppingCondition"] = {"MaxRuntimeInSeconds": DEFAULT_MAX_RUNTIME} | asked.get("StoppingCondition", {})
-        if "CheckpointConfig" in asked:
-            asked["CheckpointConfig"] = {"LocalPath": DEFAULT_CHECKPOINT_PATH} | asked["CheckpointConfig"]
         return {
-            "EnableNetworkIsolation": False,
-            "EnableInterContainerTrafficEncryption": False,
-            "EnableManagedSpotTraining": False,
-            **asked,
-            **{name: _merged(asked.get(name), value) for name, value in updates.items()},
+            **describe_request(self.request.members, updates),
             "TrainingJobArn": self.arn,
-            **_describe_progress(progress),
+            **describe_progress(progress),
             "FinalMetricDataList": self.metrics.describe(),
         }
 
@@ -111,7 +100,7 @@ class TrainingJob:
         with self._changed:
             self._refuse_if_ended()
             for name, value in members.items():
-                self._updates[name] = _merged(self._updates.get(name), value)
+                self._updates[name] = merged(self._updates.get(name), value)
 
     def stop(self) -> None:
         """Stop the job; nothing if it is stopping, or if its program has ended already.
@@ -279,30 +268,6 @@ class TrainingJob:
     def _refuse_if_ended(self) -> None:
         if self.ended:
             raise invalid(f"The request was rejected because the training job is in status {self._progress.status}.")
-
-
-def _describe_progress(progress: Progress) -> dict[str, Any]:
-    seconds = max(1, round(progress.training_seconds)) if progress.training_seconds else None
-    optional = {
-        "TrainingStartTime": progress.training_start,
-        "TrainingEndTime": progress.training_end,
-        "TrainingTimeInSeconds": seconds if progress.ended else None,
-        "BillableTimeInSeconds": seconds if progress.ended else None,
-        "FailureReason": progress.failure_reason,
-        "ModelArtifacts": progress.model_artifacts and {"S3ModelArtifacts": progress.model_artifacts},
-    }
-    return {
-        "TrainingJobStatus": progress.status,
-        "SecondaryStatus": progress.secondary_status,
-        "SecondaryStatusTransitions": [transition.describe() for transition in progress.transitions],
-        "CreationTime": progress.created,
-        "LastModifiedTime": progress.modified,
-        **{name: value for name, value in optional.items() if value is not None},
-    }
-
-
-def _merged(old: Any, new: Any) -> Any:
-    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
 
 
 def _now() -> datetime:

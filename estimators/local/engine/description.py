@@ -1,0 +1,55 @@
+"""How DescribeTrainingJob shows a job: what was asked for, with what AWS adds to it, and how far the job has come."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, DEFAULT_MAX_RUNTIME
+from estimators.local.engine.states import Progress
+from estimators.local.engine.validation import operation_model
+
+
+def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a request that are shown, with AWS's defaults, and what was changed since."""
+    shape = operation_model("DescribeTrainingJob").output_shape
+    assert shape is not None
+    asked = copy.deepcopy({name: value for name, value in members.items() if name in shape.members})
+    asked["OutputDataConfig"] = {"CompressionType": "GZIP"} | asked["OutputDataConfig"]
+    asked["StoppingCondition"] = {"MaxRuntimeInSeconds": DEFAULT_MAX_RUNTIME} | asked.get("StoppingCondition", {})
+    if "CheckpointConfig" in asked:
+        asked["CheckpointConfig"] = {"LocalPath": DEFAULT_CHECKPOINT_PATH} | asked["CheckpointConfig"]
+    return {
+        "EnableNetworkIsolation": False,
+        "EnableInterContainerTrafficEncryption": False,
+        "EnableManagedSpotTraining": False,
+        **asked,
+        **{name: merged(asked.get(name), value) for name, value in updates.items()},
+    }
+
+
+def describe_progress(progress: Progress) -> dict[str, Any]:
+    """How far a job has come; what is not known yet is left out."""
+    seconds = max(1, round(progress.training_seconds)) if progress.training_seconds else None
+    optional = {
+        "TrainingStartTime": progress.training_start,
+        "TrainingEndTime": progress.training_end,
+        "TrainingTimeInSeconds": seconds if progress.ended else None,
+        "BillableTimeInSeconds": seconds if progress.ended else None,
+        "FailureReason": progress.failure_reason,
+        "ModelArtifacts": progress.model_artifacts and {"S3ModelArtifacts": progress.model_artifacts},
+    }
+    return {
+        "TrainingJobStatus": progress.status,
+        "SecondaryStatus": progress.secondary_status,
+        "SecondaryStatusTransitions": [transition.describe() for transition in progress.transitions],
+        "CreationTime": progress.created,
+        "LastModifiedTime": progress.modified,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def merged(old: Any, new: Any) -> Any:
+    """A member after a change: of a structure, only what the change names is replaced."""
+    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
