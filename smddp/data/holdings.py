@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smddp.data.shards import ShardedDataset, ShardIndex
+from smddp.data.shards.index import INDEX_NAME
 from smddp.distributed import Membership, from_rank, on_each_rank
 from smddp.errors import DataError
 
@@ -77,13 +78,25 @@ def share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_h
     looks = cluster.local_rank == 0 if sharded_by_host else cluster.is_main
     if looks:
         logger.info("looking at the shards of %s", dataset.source)
+
+    def look() -> int | None:
+        if not looks:
+            return None
+        missing = dataset.index.missing
+        if missing and not sharded_by_host:
+            raise DataError(
+                f"{missing[0]} is not in {dataset.source}, nor are {len(missing) - 1} other shards that {INDEX_NAME} "
+                f"there knows: restore them, or remove {INDEX_NAME} if that is as it should be; {_SHARDED}"
+            )
+        return cluster.node_rank
+
     # One index at a time goes around: together they might not fit into memory.
-    lookers = on_each_rank(lambda: (cluster.node_rank, dataset.index.records) if looks else None, membership)
+    lookers = on_each_rank(look, membership)
     found: dict[str, Any] | None = None
-    for source, looker in enumerate(lookers):
-        if looker is not None:
+    for source, node_rank in enumerate(lookers):
+        if node_rank is not None:
             index = from_rank(source, dataset.index.to_json() if cluster.rank == source else None, membership)
-            if looker[0] == cluster.node_rank or not sharded_by_host:
+            if node_rank == cluster.node_rank or not sharded_by_host:
                 found = index
 
     def adopt() -> None:

@@ -45,8 +45,8 @@ class Partition:
         if self.global_batch < 1 or self.global_batch % self.shares:
             nearest = _nearest_multiples(self.global_batch, self.shares)
             raise ValueError(
-                f"global_batch is {self.global_batch}: it must divide by world_size * accumulate = {self.world_size} * "
-                f"{self.accumulate} = {self.shares}; the nearest that do are {nearest}"
+                f"global_batch (batch_size) is {self.global_batch}: it must be divisible by world_size * accumulate = "
+                f"{self.world_size} * {self.accumulate} = {self.shares}; the nearest are {nearest}"
             )
         if self.global_batch > self.size and self.tail == "drop":
             raise ValueError(

@@ -22,6 +22,10 @@ from smddp.data.permutation import ALGORITHM, Permutation
 
 logger = logging.getLogger(__name__)
 
+_MEANING = {
+    "global_batch": " (the batch_size of trainer.loader)",
+    "size": " (the number of samples: the data changed)",
+}
 _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
 
 
@@ -199,8 +203,9 @@ class ElasticSampler:
         for name, here in self._identity().items():
             if state.get(name) != here:
                 raise ValueError(
-                    f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}: "
-                    f"the samples would come in another order; resume with the same {name}, or start a new run"
+                    f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}"
+                    f"{_MEANING.get(name, '')}: the samples would come in another order; resume with the same {name}, "
+                    "or start a new run"
                 )
         self._check_fingerprint(state.get("fingerprint"))
         epoch, consumed = state.get("epoch"), state.get("consumed")

@@ -438,6 +438,14 @@ def test_shards_are_trained_on_like_any_dataset_and_resumed_in_mid_epoch(tmp_pat
     assert torch.equal(resumed, undisturbed)
 
 
+def test_a_shard_that_the_index_knows_and_that_is_gone_is_refused(job: Job, tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards")
+    ShardedDataset(shards).index.write(shards)
+    (shards / "1.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"1.jsonl is not in .*: restore them, or remove shards.json"):
+        train_on_shards(job, shards)
+
+
 def test_shards_are_evaluated_once_each(job: Job, tmp_path: Path) -> None:
     trainer = Run(job).trainer
     shards = ShardedDataset(write_shards(tmp_path / "shards"), decode=lambda record: record["x"])

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -71,30 +71,43 @@ class ShardIndex:
     """All shards of a source, by name."""
 
     shards: tuple[Shard, ...]
+    missing: tuple[str, ...] = field(default=(), compare=False)
+    """Shards that ``shards.json`` knows and that are not there; another host may have them."""
 
     @classmethod
     def of(cls, source: Source, *, largest_record: int = LARGEST_RECORD) -> ShardIndex:
-        """Index a source: from its ``shards.json``; shards that it does not know, or knows otherwise, are read through.
+        """Index a source: from its ``shards.json``; shards that it does not know are read through.
 
         Args:
             source: where the shards lie.
             largest_record: the most bytes of a record.
 
         Raises:
-            DataError: there are no shards, or one is cut, damaged or not readable, or has a record that is too large.
+            DataError: there are no shards, or one is cut, damaged or not readable, has a record that is too large, or
+                another size than ``shards.json`` says.
         """
         blobs = list_shards(source)
-        known = _read(source, blobs)
-        unknown = [blob for blob in blobs if blob.name not in known]
-        if unknown:
-            if known:
-                logger.warning(
-                    "%s in %s does not know %d of %d shards, %s for one, or has other sizes for them: they are read "
-                    "through; write it anew",
-                    *(INDEX_NAME, source, len(unknown), len(blobs), unknown[0].name),
+        known = _read(source)
+        for blob in blobs:
+            if blob.name in known and known[blob.name].size != blob.size:
+                raise DataError(
+                    f"{blob.name} in {source} has {blob.size} bytes, and {known[blob.name].size} by the {INDEX_NAME} "
+                    f"there: restore it, or, if it was changed on purpose, remove {INDEX_NAME} and write it anew"
                 )
+        unknown = [blob for blob in blobs if blob.name not in known]
+        missing = tuple(sorted(known.keys() - {blob.name for blob in blobs}))
+        if known and unknown:
+            logger.warning(
+                "%s in %s does not know %d of %d shards, %s for one: they are read through; write it anew",
+                *(INDEX_NAME, source, len(unknown), len(blobs), unknown[0].name),
+            )
+        if missing:
+            logger.warning(
+                "%d shards that %s knows are not in %s, %s for one", len(missing), INDEX_NAME, source, missing[0]
+            )
+        if unknown:
             known.update((shard.name, shard) for shard in _scan_all(source, unknown, largest_record))
-        return cls(shards=tuple(known[blob.name] for blob in blobs))
+        return cls(shards=tuple(known[blob.name] for blob in blobs), missing=missing)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ShardIndex:
@@ -167,8 +180,8 @@ class ShardIndex:
                 )
 
 
-def _read(source: Source, blobs: Sequence[Blob]) -> dict[str, Shard]:
-    """The shards of ``shards.json`` that are there and have the size it says."""
+def _read(source: Source) -> dict[str, Shard]:
+    """The shards that ``shards.json`` knows, by name; none where it is not there, or is no index."""
     beside = next((blob for blob in source.list() if blob.name == INDEX_NAME), None)
     if beside is None:
         return {}
@@ -180,8 +193,7 @@ def _read(source: Source, blobs: Sequence[Blob]) -> dict[str, Shard]:
     except (ValueError, RecursionError, OSError) as error:
         logger.warning("%s in %s is not used, and the shards are read through: %s", INDEX_NAME, source, error)
         return {}
-    sizes = {blob.name: blob.size for blob in blobs}
-    return {shard.name: shard for shard in index.shards if sizes.get(shard.name) == shard.size}
+    return {shard.name: shard for shard in index.shards}
 
 
 def _scan_all(source: Source, blobs: Sequence[Blob], largest_record: int) -> list[Shard]:

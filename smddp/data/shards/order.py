@@ -200,10 +200,13 @@ class ShardOrder:
             ValueError: the position belongs to another order, or to none; or the data changed.
         """
         own = self._identity()
-        # Other hosts have other lanes. Their position is refused as such, or its epoch begun anew: any lanes fit that.
-        is_of_others = own.keys() <= state.keys() and self._place.host_change(state) is not None
+        # Other hosts have other lanes, and so has another batch. Such a position is refused for what it is, or its
+        # epoch begun anew: any lanes fit that.
+        has_other_lanes = own.keys() <= state.keys() and (
+            self._place.host_change(state) is not None or state.get("global_batch") != self.global_batch
+        )
         for name, here in own.items():
-            if not is_of_others and state.get(name) != here:
+            if not has_other_lanes and state.get(name) != here:
                 raise ValueError(
                     f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}: "
                     f"the samples would come in another order; resume with the same {name}, or start a new run"

@@ -186,7 +186,7 @@ def test_a_sampler_of_whole_data_refuses_a_position_in_parts() -> None:
     [
         ({"sizes": [10, 0], "global_batch": 2}, "host 1 has 0 samples"),
         ({"sizes": [10, 4], "global_batch": 10}, "host 1 has 4 samples.* at most 8"),
-        ({"sizes": [10, 10], "global_batch": 5}, "must divide"),
+        ({"sizes": [10, 10], "global_batch": 5}, "must be divisible"),
         ({"sizes": [10, 10], "global_batch": 2, "host": 2}, "host is 2"),
         ({"sizes": [], "global_batch": 2}, "sizes are of 0 hosts"),
         ({"sizes": [10], "global_batch": 2, "local_rank": 1}, "local_rank is 1"),

@@ -70,11 +70,23 @@ def test_what_was_written_beside_the_shards_is_read_instead_of_them(tmp_path: Pa
 def test_shards_that_the_index_does_not_know_are_gone_through(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = DirectorySource(fill(tmp_path, numbered(SIZES)))
     ShardIndex.of(source).write(tmp_path)
-    fill(tmp_path, {"part-000.jsonl": b'{"id": 1}\n', "z.jsonl": b'{"id": 2}\n'})
+    fill(tmp_path, {"z.jsonl": b'{"id": 2}\n'})
     (tmp_path / "part-003.jsonl").unlink()
     index = ShardIndex.of(source)
-    assert [shard.records for shard in index.shards] == [1, 0, 600, 1]
-    assert "does not know 2 of 4 shards, part-000.jsonl for one" in caplog.text
+    assert [shard.records for shard in index.shards] == [*SIZES[:3], 1]
+    assert index.missing == ("part-003.jsonl",)
+    assert "does not know 1 of 4 shards, z.jsonl for one" in caplog.text
+    assert "1 shards that shards.json knows are not in" in caplog.text
+
+
+def test_a_shard_of_another_size_than_the_index_says_is_refused(tmp_path: Path) -> None:
+    source = DirectorySource(fill(tmp_path, numbered(SIZES)))
+    ShardIndex.of(source).write(tmp_path)
+    (tmp_path / "part-000.jsonl").write_bytes(b'{"id": 1}\n')
+    with pytest.raises(
+        DataError, match=r"part-000.jsonl in .* has 10 bytes, and \d+ by the shards.json there: restore it"
+    ):
+        ShardIndex.of(source)
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,7 @@ def test_refuses_a_position_in_data_without_shards() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch": 7, "world_size": 2}, "the nearest that do are 6 and 8"),
+        ({"global_batch": 7, "world_size": 2}, "the nearest are 6 and 8"),
         ({"global_batch": 32}, "only 20 samples"),
         ({"global_batch": 8, "rank": 3}, "ranks go from 0"),
         ({"global_batch": 8, "tail": "pad"}, "tail is 'pad'"),
