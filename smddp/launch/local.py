@@ -98,7 +98,7 @@ def run_local(
     previous = {signum: signal.signal(signum, forward) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
         for rank in here:
-            command = [sys.executable, "-m", "smddp.launch.torchrun"]
+            command = [sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent"]
             command += ["--nnodes", str(nodes), "--nproc-per-node", str(processes_per_node)]
             command += ["--node-rank", str(rank), "--master-addr", address, "--master-port", str(port)]
             agents.start([*command, str(script), *arguments], environ=environ, new_session=True)

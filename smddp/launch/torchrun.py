@@ -8,6 +8,7 @@ rank at once, wherever the agent stands; ranks have 120 s to end; the exit code 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import queue
@@ -146,9 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--master-addr", default="127.0.0.1")
     parser.add_argument("--master-port", type=int, default=0, help="on one node 0: any free port")
+    parser.add_argument("--stop-with-parent", action="store_true", help="stop, with a checkpoint, if the parent dies")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
+    if given.stop_with_parent:
+        set_parent_death_signal = 1  # linux/prctl.h
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM, 0, 0, 0)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         node = Node(

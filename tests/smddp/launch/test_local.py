@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -31,6 +32,17 @@ def test_a_stop_reaches_every_rank_of_every_node(start, script):
     assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 75
+
+
+def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
+    path = script("print('up'); wait(); open(f'stopped-{rank}', 'w').close(); sys.exit(75)")
+    process = run(start, path, "processes_per_node=2")
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.kill()
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("stopped-*"))) < 2:
+        assert time.monotonic() < deadline, "the ranks go on without their launcher"
+        time.sleep(0.05)
 
 
 def test_one_node_of_a_real_cluster_runs_its_own_ranks_only(start, script):
