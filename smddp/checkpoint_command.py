@@ -127,14 +127,17 @@ def prune(
 def best(
     location: _Place,
     metric: Annotated[str, typer.Option(help="The metric that decides: one that was saved with the checkpoints.")],
-    mode: _ModeOption = _Mode.MAX,
+    mode: Annotated[_Mode | None, typer.Option(help="Whether a larger value is better, or a smaller.")] = None,
 ) -> None:
     """Print the path of the valid checkpoint with the best value of a metric, and nothing else."""
     from smddp.checkpoint.best import find_best
 
     with _one_line_errors():
         _look_for(location, single=False)
-        typer.echo(find_best(location, metric, mode.value).path)
+        found = find_best(location, metric, (mode or _Mode.MAX).value)
+        typer.echo(found.path)
+        if mode is None:
+            typer.echo(f"the largest {metric}; where a smaller one is better, say --mode min", err=True)
 
 
 @app.command()

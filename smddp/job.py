@@ -90,7 +90,7 @@ class Job:
         on_sagemaker = bool(environ.get("SM_CURRENT_HOST")) or (base / "input" / "config").is_dir()
         if not on_sagemaker:
             base = Path(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script)).absolute()
-            logger.info("Not a SageMaker job: the run's directory is %s (SMDDP_RUN_DIR moves it).", base)
+            logger.info("Not a SageMaker job: the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it).", base)
         input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
         output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
         config = input_dir / "config"
@@ -137,7 +137,8 @@ class Job:
                 directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise JobError(
-                f"The job's directories can't be made: {error}. Outside of SageMaker, SMDDP_RUN_DIR moves them."
+                f"The job's directories can't be made: {error}. Outside of SageMaker, "
+                "--run-dir or SMDDP_RUN_DIR moves them."
             ) from error
 
 
