@@ -49,8 +49,8 @@ class Replica(DistributedDataParallel):
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if obstacle := _obstacle(module, parameters):
             logger.info(
-                "the model has %s: DDP's first step is not rehearsed, and where three ranks or more add, the step after "
-                "a resume may differ in the last bits",
+                "the model has %s: DDP's first step is not rehearsed, and where three ranks or more add, the step "
+                "after a resume may differ in the last bits",
                 obstacle,
             )
             return
