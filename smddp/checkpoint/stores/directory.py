@@ -22,6 +22,7 @@ from smddp.checkpoint.stores.store import (
     mentions,
     path_in_step,
     removed_beside,
+    standing_manifest,
     step_name,
     step_of,
 )
@@ -175,7 +176,7 @@ class DirectoryStore:
         """Remove the files of an attempt, unless the manifest names it."""
         assert directory == "" or is_attempt_name(directory), directory
         path = self._step(step)
-        standing = self._standing(step)
+        standing = standing_manifest(self, step)
         if standing is not None and mentions(standing, directory):
             logger.warning("left the files of %s in place: they are the checkpoint", path / directory)
             return
@@ -204,16 +205,7 @@ class DirectoryStore:
 
     def _removed_beside(self, step: int) -> list[str]:
         files = [name for name, is_directory in self._files.names(self._step(step)).items() if not is_directory]
-        return removed_beside(files, self._standing(step))
-
-    def _standing(self, step: int) -> bytes | None:
-        """Give the manifest's bytes; None also where there is what cannot be one."""
-        try:
-            return self.read_manifest(step)
-        except StoreError:
-            raise
-        except CheckpointError:
-            return None
+        return removed_beside(self, step, files)
 
     def _step(self, step: int) -> Path:
         return self.root / step_name(step)

@@ -24,8 +24,7 @@ from smddp.checkpoint.stores.s3_errors import refusal, s3_errors, store_error
 from smddp.checkpoint.stores.s3_listing import Listing
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.s3_transfer import CONNECTIONS, PART_SIZE, Transfer
-from smddp.checkpoint.stores.store import StoreError, mentions, removed_beside
-from smddp.errors import CheckpointError
+from smddp.checkpoint.stores.store import StoreError, mentions, removed_beside, standing_manifest
 from smddp.s3.client import connect
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class S3Store:
     def discard(self, step: int, directory: str) -> None:
         """Remove the files of an attempt, unless the manifest names it, and the parts of its unfinished uploads."""
         assert directory == "" or is_attempt_name(directory), directory
-        standing = self._standing(step)
+        standing = standing_manifest(self, step)
         if standing is not None and mentions(standing, directory):
             logger.warning("left the files of %s/%s in place: they are the checkpoint", self.path(step), directory)
             return
@@ -144,8 +143,8 @@ class S3Store:
 
     def remove(self, step: int) -> None:
         """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
-        standing, keys, prefix = self._standing(step), self._keys(step), self._location.step_prefix(step)
-        beside = removed_beside([key.removeprefix(prefix) for key, attempt in keys if not attempt], standing)
+        keys, prefix = self._keys(step), self._location.step_prefix(step)
+        beside = removed_beside(self, step, [key.removeprefix(prefix) for key, attempt in keys if not attempt])
         self._remove_keys(step, [self._location.manifest_key(step)], [])
         in_attempts = [key for key, attempt in keys if attempt]
         attempts = sorted({attempt for _, attempt in keys})
@@ -188,15 +187,6 @@ class S3Store:
         level = logging.DEBUG if self._has_warned_of_uploads else logging.WARNING
         self._has_warned_of_uploads = True
         logger.log(level, "%s; a lifecycle rule of the bucket can do it (AbortIncompleteMultipartUpload)", error)
-
-    def _standing(self, step: int) -> bytes | None:
-        """Give the manifest's bytes; None also where there is what cannot be one."""
-        try:
-            return self.read_manifest(step)
-        except StoreError:
-            raise
-        except CheckpointError:
-            return None
 
     def _keys(self, step: int) -> list[tuple[str, str]]:
         """List the keys of ours of a step, but for the manifest, each with its attempt."""

@@ -188,17 +188,30 @@ def is_ours(name: str) -> bool:
     return name == MANIFEST_NAME or is_file_name(name)
 
 
-def removed_beside(names: Collection[str], standing: bytes | None) -> list[str]:
-    """Name the files beside a manifest that are removed with it: those of a checkpoint of format 1.
+def standing_manifest(store: Store, step: int) -> bytes | None:
+    """Give the bytes of the manifest of a step; None also where there is what cannot be one."""
+    try:
+        return store.read_manifest(step)
+    except StoreError:
+        raise
+    except CheckpointError:
+        return None
+
+
+def removed_beside(store: Store, step: int, names: Collection[str]) -> list[str]:
+    """Name the files beside a manifest, which still stands, that are removed with it: those of format 1.
 
     Somebody may have laid tensors there. They are only taken for ours beside a state.json, which format 2 has not
     there, and under no manifest of format 2. It is the last: who is killed meanwhile is understood as well.
 
     Args:
+        store: where it is.
+        step: the manifest's.
         names: the files there.
-        standing: the manifest; None where there is none, or what cannot be one.
     """
-    is_format_1 = STATE_NAME in names and (standing is None or mentions(standing, ""))
+    is_format_1 = STATE_NAME in names and (
+        (standing := standing_manifest(store, step)) is None or mentions(standing, "")
+    )
     ours = [
         name
         for name in names

@@ -231,15 +231,15 @@ def test_removing_takes_the_manifest_first_and_leaves_what_is_foreign(
     through: Callable[..., S3Store], proxy: FaultProxy, store: S3Store, s3: Any, bucket: str
 ) -> None:
     save(store)
-    s3.put_object(Bucket=bucket, Key=f"{STEP}/model.safetensors", Body=b"of format 1")
+    s3.put_object(Bucket=bucket, Key=f"{STEP}/model.safetensors", Body=b"no checkpoint's")
     s3.put_object(Bucket=bucket, Key=f"{STEP}/notes.txt", Body=b"mine")
     begin_upload(s3, bucket, f"{STEP}/{SECOND}/model.safetensors")
     there = []
     proxy.begin(lambda number: there.append(keys(s3, bucket, STEP)))
     through().remove(3)
-    assert f"{STEP}/manifest.json" not in there[1]
-    assert len(there[1]) == len(there[0]) - 1
-    assert keys(s3, bucket) == [f"{STEP}/notes.txt"]
+    first = next(later for later in there if later != there[0])
+    assert set(there[0]) - set(first) == {f"{STEP}/manifest.json"}
+    assert keys(s3, bucket) == [f"{STEP}/model.safetensors", f"{STEP}/notes.txt"]
     assert open_uploads(s3, bucket) == 0
     store.remove(3)
     store.remove(4)
