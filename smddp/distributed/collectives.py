@@ -34,19 +34,7 @@ def share_outcome(action: Callable[[], None], membership: Membership) -> None:
     Raises:
         PeerFailedError: On every other rank if the action raised on rank 0, which raises the error itself.
     """
-    failure: Exception | None = None
-    if membership.cluster.is_main:
-        try:
-            action()
-        except Exception as error:  # not swallowed: raised below, after the other ranks know
-            failure = error
-    told = [None if failure is None else f"{type(failure).__name__}: {failure}"]
-    if membership.store is not None:
-        dist.broadcast_object_list(told, src=0, device=membership.control_device)
-    if failure is not None:
-        raise failure
-    if told[0] is not None:
-        raise PeerFailedError(f"rank 0 failed: {told[0]}")
+    on_each_rank(lambda: action() if membership.cluster.is_main else None, membership)
 
 
 def on_each_rank(action: Callable[[], T], membership: Membership) -> list[T]:
