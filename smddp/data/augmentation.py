@@ -44,8 +44,8 @@ class Seeded(Dataset[Any]):
     """A dataset whose samples are each fetched with generators seeded for it, in the workers of a loader.
 
     Seeded are the global generators of torch (that of the CPU, where workers compute), of ``random`` and, where it is
-    imported, of NumPy. A dataset that fetches
-    a batch at a time (``__getitems__``) has them seeded once a batch, by its first sample.
+    imported, of NumPy. A dataset that fetches a batch at a time (``__getitems__``) has them seeded once a batch, by its
+    first sample.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:

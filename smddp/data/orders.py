@@ -112,12 +112,17 @@ def make_sampler(holdings: Sequence[Holding], options: OrderOptions, membership:
             **common,
         )
     fingerprints = [each.fingerprint for each in holdings if each.fingerprint is not None]
+    if len(fingerprints) not in (0, len(holdings)):
+        raise ValueError(
+            f"{len(fingerprints)} of {len(holdings)} hosts gave a fingerprint of their part: give one on all of them, "
+            "or on none"
+        )
     return HostShardedSampler(
         [each.samples for each in holdings],
         host=cluster.node_rank,
         local_rank=cluster.local_rank,
         local_world_size=cluster.local_world_size,
-        fingerprints=fingerprints if len(fingerprints) == len(holdings) else None,
+        fingerprints=fingerprints or None,
         on_change=options.on_host_change,
         **common,
     )

@@ -87,8 +87,9 @@ class ShardedDataset(IterableDataset[Any]):
         Raises:
             DataError: the shards here are others.
         """
-        index.check(self.source)
-        self._index = index
+        if index != self._index:  # taken over and checked before, for training and now for evaluation
+            index.check(self.source)
+            self._index = index
 
     def __len__(self) -> int:
         """Records of all shards."""

@@ -94,3 +94,9 @@ def test_ranks_of_one_host_with_other_parts_are_refused(make: Make) -> None:
     holdings = [Holding(samples=samples, fingerprint=None) for samples in (24, 23, 17, 17)]
     with pytest.raises(ValueError, match=r"rank 0 has 24 samples, rank 1 23 samples: .*one host"):
         make(0, holdings, sharded_by_host=True)
+
+
+def test_a_fingerprint_on_some_hosts_only_is_refused(make: Make) -> None:
+    holdings = [Holding(samples=16, fingerprint=given) for given in ("f", "f", None, None)]
+    with pytest.raises(ValueError, match="1 of 2 hosts gave a fingerprint"):
+        make(0, holdings, sharded_by_host=True)
