@@ -2,7 +2,8 @@
 
 A page's blocks run in order in a directory that looks like a checkout. A Python block that begins with a comment
 naming a file (``# train.py``) is written to that file; any other runs on its own. Bash blocks run under
-``set -euo pipefail``. AWS calls go to a local platform. Output is shown in ``text`` blocks, which are not run.
+``set -euo pipefail``. AWS calls go to a local platform. Output is shown in ``text`` blocks, which are not run. A page
+that holds the line ``<!-- needs: docker -->`` is run where there is what that marker asks for.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from estimators.local import LocalSageMaker
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/-]+\.py)\n")
 
@@ -45,9 +47,16 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs")
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page, id=page.name, marks=[getattr(pytest.mark, name) for name in _NEEDS.findall(page.read_text())]
+        )
+        for page in PAGES
+    ],
+)
 def test_every_block_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     if (ROOT / ".venv").is_dir():
         # Else `make demo` would install from the directory below, and leave an installation that leads nowhere.
