@@ -3,7 +3,7 @@
 From this process it gets only what any program needs to run here (`INHERITED`). Never AWS credentials, nor the files
 that they stand in: a job must not reach the user's account. Later lines win:
 
-1. what is inherited, and what an image sets;
+1. what is inherited, and what an image sets: `python` and `torchrun` are those of the Python that runs the platform;
 2. the platform's: the job's region, and the variables that the engine was given (endpoint, keys);
 3. the request's Environment;
 4. what names the job, which the platform owns.
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 INHERITED = (
     "PATH",
@@ -81,6 +83,7 @@ def host_environment(
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // host_count)),
         **inherited,
         **_IMAGE,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]),
         **({"TMPDIR": temporary} if temporary else {}),
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,9 +48,16 @@ def test_hosts_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_program_needs_to_run_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("LC_ALL", "C")
+    found = environment()
+    assert (found["CUDA_VISIBLE_DEVICES"], found["LC_ALL"]) == ("1", "C")
+
+
+def test_a_program_finds_this_python_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ContainerEntrypoint that runs ``python`` or ``torchrun`` means the image's, which this Python stands for."""
     monkeypatch.setenv("PATH", "/somewhere")
     found = environment()
-    assert (found["CUDA_VISIBLE_DEVICES"], found["LC_ALL"], found["PATH"]) == ("1", "C", "/somewhere")
+    assert found["PATH"].endswith(":/somewhere")
+    assert Path(shutil.which("python3", path=found["PATH"]) or "").parent == Path(sys.executable).parent
 
 
 def test_the_platform_tells_region_job_and_port() -> None:
