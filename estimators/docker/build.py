@@ -1,0 +1,127 @@
+"""The training images: a build context from the installed smddp, and `docker build` on it.
+
+The Dockerfile is docker/Dockerfile of the repository; a wheel brings it along, so no checkout is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from estimators.docker.build_failure import explain
+from estimators.docker.build_log import BuildLog
+from estimators.docker.cli import DockerError, program, require_engine
+from estimators.source import PACKAGE, REQUIREMENTS, package_directory
+from smddp import __version__
+
+Target = Literal["smddp", "toolkit"]
+
+FROM_USER = (
+    *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
+"""Variables that lead to packages: a build gets those that are set here, and the image does not keep them."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TrainingImage:
+    """What is to be built."""
+
+    tag: str
+    """The image's name on this machine, such as ``smddp-training``."""
+    target: Target = "smddp"
+    """Whose `train` it runs: ``smddp``'s own, or that of AWS's ``toolkit``."""
+    base: str = "python:3.11-slim"
+    """The image that it starts from. What that one has already stays: CUDA, torch, MPI, the toolkit."""
+    torch: str = "torch torchvision"
+    """What pip installs before all else: requirements and options of pip."""
+    network: str | None = None
+    """The network of the build's steps, such as ``host``; None is the engine's own choice."""
+
+
+def build(image: TrainingImage, *, watch: Callable[[BuildLog], None] = lambda _: None) -> None:
+    """Build an image on the engine that the docker program leads to.
+
+    Args:
+        image: What to build.
+        watch: Called after each line that the build writes. What it raises ends the build.
+
+    Raises:
+        DockerError: No engine answers, or the build failed: with its last lines and what to do.
+    """
+    require_engine()
+    log = BuildLog()
+    with build_context() as context:
+        # Without --force-rm the classic builder leaves the container of a step that failed or was interrupted.
+        command = [program(), "build", "--force-rm", "--target", image.target, "--tag", image.tag]
+        command += [] if image.network is None else ["--network", image.network]
+        for name, value in {"BASE": image.base, "TORCH": image.torch, "VERSION": __version__}.items():
+            command += ["--build-arg", f"{name}={value}"]
+        for name in FROM_USER:
+            command += ["--build-arg", name] if os.environ.get(name) else []
+        code = _follow([*command, str(context)], log, watch, os.environ | {"BUILDKIT_PROGRESS": "plain"})
+    if code != 0:
+        raise DockerError(explain(log, code, base=image.base))
+
+
+@contextmanager
+def build_context() -> Iterator[Path]:
+    """A directory with all that the Dockerfile copies; it is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
+        context = Path(name)
+        recipe = recipe_directory()
+        for file in (recipe / "Dockerfile", recipe / "pins.py", constraints_file()):
+            shutil.copy(file, context)
+        (context / REQUIREMENTS).write_text("".join(f"{requirement}\n" for requirement in image_requirements()))
+        shutil.copytree(package_directory(), context / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+        yield context
+
+
+def image_requirements() -> list[Requirement]:
+    """What smddp needs on any machine, without its extras."""
+    declared = [Requirement(text) for text in requires(PACKAGE) or ()]
+    return [each for each in declared if "extra" not in str(each.marker or "")]
+
+
+def recipe_directory() -> Path:
+    """Where the Dockerfile is: inside the installed package, or in docker/ of a checkout."""
+    installed = Path(__file__).with_name("recipe")
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "docker"
+
+
+def constraints_file() -> Path:
+    """The tested versions: inside the installed package, or at the top of a checkout."""
+    installed = Path(__file__).with_name("recipe") / "constraints.txt"
+    return installed if installed.is_file() else Path(__file__).parents[2] / "constraints.txt"
+
+
+def _follow(command: list[str], log: BuildLog, watch: Callable[[BuildLog], None], environ: Mapping[str, str]) -> int:
+    """Run the build to its end, reading what it writes; its exit code."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environ,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            log.read(line)
+            watch(log)
+        return process.wait()
+    finally:
+        process.terminate()  # after Ctrl-C; the engine ends a build whose client is gone
+        process.wait()

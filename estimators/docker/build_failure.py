@@ -1,0 +1,60 @@
+"""Why a build failed, and what to do: known causes by the builder's own words, else its last lines speak."""
+
+from __future__ import annotations
+
+import re
+
+from estimators.docker.build_log import BuildLog
+
+_CAUSES = (
+    (
+        r"no space left on device",
+        "The disk of the Docker engine is full. `docker system df` shows what takes the space; an image with torch's "
+        "CUDA build takes 7 GB.",
+    ),
+    (
+        r"invalid path: (?P<path>\S+)",
+        "PIP_CERT is set here, and the base has no such file. Unset it, or put the certificates into the base.",
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLError",
+        "The base does not trust the certificates on the way to the package index. Put your certificate authority "
+        "into the base, and set PIP_CERT to its bundle there.",
+    ),
+    (
+        r"Temporary failure (in name resolution|resolving)|Could not resolve|Network is unreachable|Failed to fetch",
+        "The build can't reach the package indexes. Try `--network host`; behind a proxy set HTTP_PROXY, HTTPS_PROXY "
+        "and PIP_INDEX_URL.",
+    ),
+    (
+        r"apt-get: (command )?not found",
+        "The base has no apt: take an image of Debian or Ubuntu.",
+    ),
+    (
+        r"No matching distribution found|ResolutionImpossible",
+        "pip finds no versions that fit. What the base has stays as it is: take another base, or say what to install "
+        "with --torch.",
+    ),
+)
+
+
+def explain(log: BuildLog, code: int, *, base: str) -> str:
+    """One message for a build that ended with ``code``: the step, the last lines, what to do."""
+    said = "\n".join(log.tail)
+    step = f" at {log.step}" if log.step else ""
+    message = f"docker build ended with exit code {code}{step}"
+    remedy = _remedy(log, said, base=base)
+    return "\n".join([f"{message}.", *(f"    {line}" for line in log.tail), *([remedy] if remedy else [])])
+
+
+def _remedy(log: BuildLog, said: str, *, base: str) -> str | None:
+    for pattern, remedy in _CAUSES:
+        if re.search(pattern, said, re.IGNORECASE):
+            return remedy
+    if log.step is not None and log.step.fetches_base:
+        return (
+            f"The base {base} is not on this machine, and can't be pulled. See that its name is right, log in to its "
+            "registry (`docker login`), or give one that is here with --base: `docker images` lists them. "
+            "docs/images.md says how to make one where no registry can be reached."
+        )
+    return None
