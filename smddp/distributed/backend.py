@@ -7,7 +7,6 @@ so that small agreements between ranks need not pass through the GPU.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import logging
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ def choose_backend(requested: str | None, device: torch.device, environ: Mapping
 
     Args:
         requested: One of nccl, gloo, mpi and smddp, or None for the default of the device. The default is smddp where
-            SageMaker's job asks for ``smdistributed`` and its package is installed.
+            SageMaker's job asks for ``smdistributed`` and its package is installed and carries the device's tensors.
         device: The device of this rank.
         environ: The environment; SM_FRAMEWORK_PARAMS tells what the job's distribution is.
 
@@ -39,12 +38,12 @@ def choose_backend(requested: str | None, device: torch.device, environ: Mapping
         requested = _default(device, environ)
     if requested not in _BACKENDS:
         raise DistributedError(f"backend={requested!r} is unknown; use one of {', '.join(_BACKENDS)}, or None")
-    if requested in ("nccl", "smddp") and device.type != "cuda":
-        raise DistributedError(
-            f"backend={requested!r} needs a CUDA device, and this rank runs on the {device.type.upper()}; "
-            "use backend='gloo', or None to have it chosen"
-        )
     if requested == "nccl":
+        if device.type != "cuda":
+            raise DistributedError(
+                f"backend='nccl' needs a CUDA device, and this rank runs on the {device.type.upper()}; "
+                "use backend='gloo', or None to have it chosen"
+            )
         if not dist.is_nccl_available():
             raise DistributedError("this build of PyTorch has no NCCL; use backend='gloo'")
         return "cpu:gloo,cuda:nccl"
@@ -53,28 +52,23 @@ def choose_backend(requested: str | None, device: torch.device, environ: Mapping
             "this build of PyTorch has no MPI backend (it must be compiled against MPI; ranks started by mpirun "
             "do not need it); use backend='gloo' or 'nccl'"
         )
-    if requested == "smddp":
-        if not _smddp_is_installed():
-            raise DistributedError(
-                "backend='smddp' needs Amazon's package smdistributed.dataparallel, which only AWS's training images "
-                "for P4d and P4de have; use backend='nccl'"
-            )
-        importlib.import_module(_SMDDP_MODULE)
+    if requested == "smddp" and (obstacle := _obstacle_to_smddp(device)):
+        raise DistributedError(f"backend='smddp' can't be had: {obstacle}; use backend={_usual(device)!r}")
     return requested
 
 
 def _default(device: torch.device, environ: Mapping[str, str]) -> str:
-    if device.type != "cuda":
-        return "gloo"
+    usual = _usual(device)
     if not _job_asks_for_smddp(environ):
-        return "nccl"
-    if _smddp_is_installed():
-        return "smddp"
-    logger.warning(
-        "the job's distribution is smdistributed, but the package smdistributed.dataparallel is not installed here: "
-        "gradients go over nccl instead"
-    )
-    return "nccl"
+        return usual
+    if obstacle := _obstacle_to_smddp(device):
+        logger.warning("THE JOB ASKS FOR SMDDP, and %s: gradients go over %s instead", obstacle, usual)
+        return usual
+    return "smddp"
+
+
+def _usual(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def _job_asks_for_smddp(environ: Mapping[str, str]) -> bool:
@@ -82,8 +76,18 @@ def _job_asks_for_smddp(environ: Mapping[str, str]) -> bool:
     return bool(parameters.get("sagemaker_distributed_dataparallel_enabled"))
 
 
-def _smddp_is_installed() -> bool:
+def _obstacle_to_smddp(device: torch.device) -> str | None:
+    """Imports Amazon's package, which registers the backend, and says why that can't serve here; None if it can."""
     try:
-        return importlib.util.find_spec(_SMDDP_MODULE) is not None
-    except ModuleNotFoundError:
-        return False
+        importlib.import_module(_SMDDP_MODULE)
+    except ModuleNotFoundError as error:
+        if not f"{_SMDDP_MODULE}.".startswith(f"{error.name}."):
+            return f"the installed smdistributed.dataparallel lacks something: {error}"
+        return "the package smdistributed.dataparallel, which only AWS's images for P4d and P4de have, is not installed"
+    except (ImportError, OSError) as error:  # a library that it links to, for instance
+        return f"the installed smdistributed.dataparallel can't be loaded: {error}"
+    devices = dist.Backend.backend_capability.get("smddp", [])
+    if device.type not in devices:
+        carries = f"for {', '.join(devices)}" if devices else "for no device"
+        return f"the installed smdistributed.dataparallel is {carries}, and this rank runs on the {device.type.upper()}"
+    return None

@@ -1,0 +1,1 @@
+"""The data parallel library, SMDDP."""

@@ -1,0 +1,1 @@
+"""SMDDP for PyTorch."""
