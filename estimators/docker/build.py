@@ -79,30 +79,25 @@ def build_context() -> Iterator[Path]:
     """A directory with all that the Dockerfile copies; it is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
         context = Path(name)
-        recipe = recipe_directory()
-        for file in (recipe / "Dockerfile", recipe / "pins.py", constraints_file()):
+        for file in recipe():
             shutil.copy(file, context)
-        (context / REQUIREMENTS).write_text("".join(f"{requirement}\n" for requirement in image_requirements()))
+        (context / REQUIREMENTS).write_text("".join(f"{requirement}\n" for requirement in _requirements()))
         shutil.copytree(package_directory(), context / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
         yield context
 
 
-def image_requirements() -> list[Requirement]:
+def recipe() -> list[Path]:
+    """The Dockerfile and what belongs to it: inside the installed package, or in a checkout."""
+    installed, checkout = Path(__file__).with_name("recipe"), Path(__file__).parents[2]
+    if installed.is_dir():
+        return sorted(installed.iterdir())
+    return [checkout / "docker" / "Dockerfile", checkout / "docker" / "pins.py", checkout / "constraints.txt"]
+
+
+def _requirements() -> list[Requirement]:
     """What smddp needs on any machine, without its extras."""
     declared = [Requirement(text) for text in requires(PACKAGE) or ()]
     return [each for each in declared if "extra" not in str(each.marker or "")]
-
-
-def recipe_directory() -> Path:
-    """Where the Dockerfile is: inside the installed package, or in docker/ of a checkout."""
-    installed = Path(__file__).with_name("recipe")
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "docker"
-
-
-def constraints_file() -> Path:
-    """The tested versions: inside the installed package, or at the top of a checkout."""
-    installed = Path(__file__).with_name("recipe") / "constraints.txt"
-    return installed if installed.is_file() else Path(__file__).parents[2] / "constraints.txt"
 
 
 def _follow(command: list[str], log: BuildLog, watch: Callable[[BuildLog], None], environ: Mapping[str, str]) -> int:

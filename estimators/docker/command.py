@@ -1,0 +1,54 @@
+"""``smddp image ...``: training images from a shell."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from estimators.docker.build import Target
+
+app = typer.Typer(no_args_is_help=True, help="Training images: the containers that jobs run in.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `build` a command of its own: an app with one command would have no commands."""
+
+
+@app.command()
+def build(
+    target: Annotated[
+        Target, typer.Option(help="Whose `train` it runs: smddp's own, or that of AWS's training toolkit.")
+    ] = "smddp",
+    base: Annotated[
+        str, typer.Option(help="The image it starts from, of Debian or Ubuntu. What that has already stays.")
+    ] = "python:3.11-slim",
+    tag: Annotated[
+        str | None, typer.Option(help="Its name: by default smddp-training, or smddp-training:toolkit.")
+    ] = None,
+    torch: Annotated[
+        str, typer.Option(help="What pip installs first: requirements and options of pip.")
+    ] = "torch torchvision",
+    network: Annotated[str | None, typer.Option(help="The network of the build's steps, such as host.")] = None,
+) -> None:
+    """Build a training image from the installed smddp."""
+    from rich.console import Console
+
+    from estimators.docker.build import TrainingImage
+    from estimators.docker.build import build as build_image
+    from estimators.docker.build_view import clock, shown
+    from estimators.docker.cli import DockerError, docker
+
+    tag = tag or ("smddp-training" if target == "smddp" else "smddp-training:toolkit")
+    image = TrainingImage(tag=tag, target=target, base=base, torch=torch, network=network)
+    began = time.monotonic()
+    try:
+        with shown(Console(highlight=False)) as watch:
+            build_image(image, watch=watch)
+        size = int(docker("image", "inspect", "--format", "{{.Size}}", tag))
+    except DockerError as error:
+        typer.echo(f"smddp image: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"{tag}: {size / 1e9:.1f} GB, in {clock(time.monotonic() - began)}")
