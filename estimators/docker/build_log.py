@@ -15,8 +15,6 @@ LINES_KEPT = 20
 
 _STEP = re.compile(r"Step (\d+/\d+) : (.*)")
 _NOTE = re.compile(r" ---> |Removing intermediate container |Sending build context |The command .* returned a non-zero")
-    r" ---> |Removing intermediate container |Sending build context |The command '.*' returned a non-zero"
-)
 
 _BUILDKIT_LINE = re.compile(r"#(\d+) (.*)")
 _BUILDKIT_STEP = re.compile(r"\[(?:internal|(?P<place>[^\]]*\d+/\d+))\] (?P<does>.*)")
