@@ -16,6 +16,8 @@ from smddp.errors import JobError
 
 _VARIABLE_PREFIX = "SM_CHANNEL_"
 _MODES = ("File", "FastFile", "Pipe")
+_DRIVERS, _CODE = "sm_drivers", "code"
+"""The channels that SDK V3 brings its drivers and the job's code in. Others may call a channel of data ``code``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +112,8 @@ def read_inputs(configured: Mapping[str, Any] | None, input_dir: Path, environ: 
             inputs[name] = _read(name, configured[name], Path(place))
         elif capitals not in in_capitals:
             inputs[capitals.lower()] = Input(name=capitals.lower(), path=Path(place))
+    if inputs.pop(_DRIVERS, None) is not None:
+        inputs.pop(_CODE, None)
     return inputs
 
 

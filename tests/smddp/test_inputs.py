@@ -55,6 +55,13 @@ def test_a_channel_that_is_not_there_is_missed_among_both_kinds(both: Job) -> No
             missed["train"]
 
 
+def test_what_sdk_v3_brings_the_code_in_is_no_input(tmp_path: Path) -> None:
+    variables = {f"SM_CHANNEL_{name.upper()}": f"/opt/ml/input/data/{name}" for name in ("code", "data", "sm_drivers")}
+    v3 = job(tmp_path / "v3", {"code": {}, "data": {}, "sm_drivers": {}}, **variables)
+    another = job(tmp_path / "another", {"code": {}, "data": {}})
+    assert (list(v3.inputs), list(another.inputs)) == (["data"], ["code", "data"])
+
+
 def test_fastfile_is_a_directory(tmp_path: Path) -> None:
     assert job(tmp_path, {"a": {"TrainingInputMode": "FastFile"}}).inputs["a"].mode == "File"
 
