@@ -66,6 +66,13 @@ def read(environment: Environment) -> Readings:
     node_count = Reading(world_size.value // local_world_size.value, f"{world_size.source} / {local_world_size.source}")
     if sagemaker.started(environment):
         hosts = sagemaker.hosts(environment)
+        if len(hosts.value) != node_count.value:
+            every = len(hosts.value) * local_world_size.value
+            raise ClusterError(
+                f"MPI runs on {node_count.value} host(s) ({node_count.source}), but the job has {len(hosts.value)} "
+                f"({hosts.source}): expected ranks on each. mpirun's -np counts those of all hosts. SDK V3 gives it "
+                f'those of one: correct it with MPI(mpi_additional_options=["-np", "{every}"]).'
+            )
         master_addr, master_port = sagemaker.master_addr(environment, hosts), sagemaker.master_port(environment)
     else:
         hosts = unnamed_hosts(node_count.value, "MPI")
