@@ -21,6 +21,7 @@ from typing import Any, NoReturn, get_type_hints
 
 from smddp import failure, hyperparameters
 from smddp.cluster import Cluster
+from smddp.container.endings import leave_word
 from smddp.distributed import FirstFailure, Membership, is_communication_error, join, leave
 from smddp.errors import SmddpError
 from smddp.job import Job
@@ -46,6 +47,7 @@ def run(main: Callable[..., None]) -> NoReturn:
             on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
     """
     code = _run(main)
+    leave_word(code, os.environ)
     if code == RESUMABLE:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not spoil the exit code
     raise SystemExit(code)

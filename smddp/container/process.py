@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from smddp.container.orphans import adopt_orphans
 from smddp.launch.lines import STDERR, write_all
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
                 os.kill(pid, signum)
 
     if group:
-        _adopt_orphans()
+        adopt_orphans()
     for signum in STOP_SIGNALS:
         signal.signal(signum, forward)
     started = subprocess.Popen(
@@ -141,14 +142,6 @@ def _reap(pid: int) -> int:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
             return os.waitstatus_to_exitcode(status)
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of whatever outlives its own, so that its end can be noticed, as the first process does."""
-    import ctypes  # not in every job: it takes a tenth of this program's start
-
-    set_child_subreaper = 36  # linux/prctl.h
-    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
 def _await_group(group: int) -> None:

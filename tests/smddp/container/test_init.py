@@ -1,0 +1,250 @@
+"""A container's first process, above programs that behave as the toolkits and launchers do, and above the real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RANK = """
+import os, signal, sys, time
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+sys.stdout.write("ready\\n")  # in one piece: two ranks write at once
+while not stop:
+    time.sleep(0.01)
+time.sleep(0.3)
+sys.stdout.write("saved\\n")
+if "silent" not in sys.argv:
+    from smddp.container.endings import leave_word
+    leave_word(75, os.environ)
+sys.exit(75)
+"""
+
+TOOLKIT = """
+import os, signal, subprocess, sys
+code = subprocess.call([sys.executable, *sys.argv[1:]], env={**os.environ, "SM_CURRENT_HOST": "algo-1"})
+output = os.path.join(os.environ["SAGEMAKER_BASE_DIR"], "output")
+os.makedirs(output, exist_ok=True)
+open(os.path.join(output, "failure"), "w").write(f"ExecuteUserScriptError: ExitCode {code}")
+sys.exit(1)
+"""
+
+LAUNCHER = """
+import os, signal, subprocess, sys, time
+def kill(*_):
+    for rank in ranks: rank.kill()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, kill)
+sys.stdout.write("launching\\n")
+time.sleep(float(os.environ.get("LATE", 0)))
+ranks = [
+    subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": str(rank)}, start_new_session=True)
+    for rank in range(2)
+]
+sys.exit(max(rank.wait() for rank in ranks) and 1)
+"""
+
+
+class Container:
+    """Process numbers of its own, with our program as their first, and programs in a directory of the test's own."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.started: list[subprocess.Popen[str]] = []
+
+    def program(self, name: str, text: str) -> str:
+        path = self.base / name
+        path.write_text(text)
+        return str(path)
+
+    def start(
+        self, *command: str, words: tuple[str, ...] = ("-m", "smddp.container.init"), **environ: str
+    ) -> subprocess.Popen[str]:
+        isolate = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        process = subprocess.Popen(
+            [*isolate, sys.executable, *words, *command],
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "SAGEMAKER_BASE_DIR": str(self.base), **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def stop(self, process: subprocess.Popen[str], signum: signal.Signals = signal.SIGTERM) -> None:
+        [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), signum)
+
+    @property
+    def failure(self) -> Path:
+        return self.base / "output" / "failure"
+
+
+pytestmark = pytest.mark.namespaces
+
+
+@pytest.fixture
+def container(tmp_path):
+    container = Container(tmp_path)
+    yield container
+    for process in container.started:
+        process.kill()
+        process.communicate()
+
+
+def read(process, *lines):
+    assert [process.stdout.readline().strip() for _ in lines] == list(lines)
+
+
+def test_a_stop_reaches_the_ranks_and_neither_launcher_nor_toolkit(container):
+    rank, launcher = container.program("rank.py", RANK), container.program("torchrun", LAUNCHER)
+    first = container.start(sys.executable, container.program("toolkit.py", TOOLKIT), launcher, rank)
+    read(first, "launching", "ready", "ready")
+    container.stop(first)
+    read(first, "saved", "saved")
+    assert first.wait(timeout=20) == 75
+    assert not container.failure.exists()
+
+
+def test_without_a_word_of_the_ranks_the_program_s_own_code_and_report_stand(container):
+    rank, launcher = container.program("rank.py", RANK), container.program("torchrun", LAUNCHER)
+    first = container.start(sys.executable, container.program("toolkit.py", TOOLKIT), launcher, rank, "silent")
+    read(first, "launching", "ready", "ready")
+    container.stop(first)
+    read(first, "saved", "saved")
+    assert first.wait(timeout=20) == 1
+    assert container.failure.read_text() == "ExecuteUserScriptError: ExitCode 1"
+
+
+def test_a_stop_before_the_ranks_are_there_reaches_them_once_they_are(container):
+    rank = "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)\n" + RANK
+    rank, launcher = container.program("rank.py", rank), container.program("torchrun", LAUNCHER)
+    first = container.start(sys.executable, container.program("toolkit.py", TOOLKIT), launcher, rank, LATE="1.5")
+    read(first, "launching")
+    container.stop(first)
+    assert first.wait(timeout=20) == 1
+    assert first.stderr.read().count("SIGTERM: telling process") == 2
+
+
+@pytest.mark.parametrize(
+    "way", ["[sys.executable, *sys.argv[1:]]", "['sh', '-c', ' '.join([sys.executable, *sys.argv[1:]]) + '; exit $?']"]
+)
+def test_a_script_without_a_launcher_is_told_itself_and_not_the_shell_that_runs_it(container, way):
+    toolkit = TOOLKIT.replace("[sys.executable, *sys.argv[1:]]", way)
+    first = container.start(
+        sys.executable, container.program("toolkit.py", toolkit), container.program("rank.py", RANK)
+    )
+    read(first, "ready")
+    container.stop(first)
+    read(first, "saved")
+    assert first.wait(timeout=20) == 75
+
+
+def test_a_stop_before_the_job_began_ends_the_program_and_leaves_no_report(container):
+    toolkit = container.program("toolkit.py", "import time; print('installing'); time.sleep(60)")
+    first = container.start(sys.executable, toolkit)
+    read(first, "installing")
+    container.stop(first)
+    assert first.wait(timeout=20) == 143
+    assert not container.failure.exists()
+
+
+def test_a_launcher_whose_ranks_never_come_ends_with_the_program(container, tmp_path):
+    launcher = container.program("torchrun", LAUNCHER)
+    patience = (
+        "import smddp.container.init as init, sys; init.PATIENCE_SECONDS = 0.5; sys.exit(init.main(sys.argv[1:]))"
+    )
+    toolkit = container.program("toolkit.py", TOOLKIT)
+    first = container.start(sys.executable, toolkit, launcher, "x", LATE="60", words=("-c", patience))
+    read(first, "launching")
+    container.stop(first)
+    assert first.wait(timeout=20) == 143
+
+
+def test_a_rank_that_outlives_its_launchers_is_waited_for(container):
+    rank = container.program("rank.py", RANK.replace("time.sleep(0.3)", "time.sleep(1.5)"))
+    toolkit = TOOLKIT.replace("subprocess.call(", "subprocess.Popen(").replace(
+        "os.environ, ", "os.environ, 'RANK': '0', "
+    )
+    toolkit = toolkit.replace("output =", "import time; time.sleep(1.5)\noutput =")
+    first = container.start(sys.executable, container.program("toolkit.py", toolkit), rank)
+    read(first, "ready")
+    container.stop(first)
+    read(first, "saved")
+    assert first.wait(timeout=20) == 75
+
+
+def test_orphans_are_reaped_and_the_program_s_end_is_the_end(container):
+    orphan = "import subprocess, time\nsubprocess.call(['sh', '-c', 'sleep 0.1 & exit 0'])\ntime.sleep(0.5)\n"
+    orphan += "states = subprocess.check_output(['ps', '-eo', 'stat'], text=True)\n"
+    orphan += "print([state for state in states.split() if state.startswith('Z')])\nraise SystemExit(7)"
+    first = container.start(sys.executable, "-c", orphan)
+    assert first.wait(timeout=20) == 7
+    assert first.stdout.read() == "[]\n", first.stderr.read()
+
+
+def test_a_program_that_is_not_there_is_named(container):
+    first = container.start("no-such-program")
+    assert first.wait(timeout=20) == 127
+    assert "there is no program no-such-program" in first.stderr.read()
+
+
+def test_the_program_is_started_as_anywhere_else(container):
+    code = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM).name)"
+    first = container.start(sys.executable, "-c", code)
+    assert first.stdout.read() == "set() SIG_DFL\n"
+
+
+def test_nothing_heavy_is_loaded(container):
+    code = "import sys, smddp.container.init; print({'torch', 'logging', 'subprocess', 'pathlib'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
+SCRIPT = """
+import time
+import smddp
+from smddp.stopping import Stopped, stop_signal
+
+def main():
+    print("ready\\n", end="")
+    while not stop_signal.requested:
+        time.sleep(0.01)
+    print("saved\\n", end="")
+    raise Stopped
+
+if __name__ == "__main__":
+    smddp.run(main)
+"""
+
+
+@pytest.mark.toolkit
+@pytest.mark.parametrize("distribution", ["plain", "torch_distributed"])
+def test_with_aws_s_own_toolkit_a_stop_reaches_every_rank_and_is_no_failure(container, distribution):
+    hyperparameters = {"sagemaker_program": "train.py", "sagemaker_submit_directory": str(container.base / "code")}
+    if distribution != "plain":
+        hyperparameters |= {f"sagemaker_{distribution}_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
+    config = container.base / "input" / "config"
+    config.mkdir(parents=True)
+    encoded = {name: json.dumps(value) for name, value in hyperparameters.items()}
+    (config / "hyperparameters.json").write_text(json.dumps(encoded))
+    resources = {"current_host": "localhost", "hosts": ["localhost"], "network_interface_name": "lo"}
+    (config / "resourceconfig.json").write_text(json.dumps(resources))
+    (config / "inputdataconfig.json").write_text("{}")
+    (container.base / "code").mkdir()
+    container.program("code/train.py", SCRIPT)
+    module = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    first = container.start("train", PATH=path, **module)
+    ranks = 1 if distribution == "plain" else 2
+    said = (line.strip() for line in first.stdout)
+    assert [next(line for line in said if line == "ready") for _ in range(ranks)]
+    container.stop(first)
+    assert [line for line in said if line == "saved"] == ["saved"] * ranks
+    assert first.wait(timeout=30) == 75, first.stderr.read()
+    assert not container.failure.exists()
