@@ -5,8 +5,10 @@ The program, and no client library: it knows the user's contexts, sockets and cr
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 
 ENGINE_SECONDS = 20.0
 """How long an engine may take to say that it is there."""
@@ -16,12 +18,19 @@ class DockerError(RuntimeError):
     """Docker can't be had, or did not do what it was asked for; the message holds its own words."""
 
 
-def docker(*arguments: str, timeout: float | None = None) -> str:
+def docker(
+    *arguments: str,
+    timeout: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    keep: Sequence[int] = (),
+) -> str:
     """Run one docker command to its end.
 
     Args:
         arguments: The command and its arguments.
         timeout: Seconds that it may take; None waits for ever.
+        environment: Variables for the program itself, besides this process's.
+        keep: Descriptors that the program gets, and holds open until it ends.
 
     Returns:
         What it wrote to stdout, without the last line's end.
@@ -37,6 +46,8 @@ def docker(*arguments: str, timeout: float | None = None) -> str:
             text=True,
             errors="replace",
             timeout=timeout,
+            env={**os.environ, **(environment or {})},
+            pass_fds=keep,
             check=False,
         )
     except subprocess.TimeoutExpired as error:

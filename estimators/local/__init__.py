@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from estimators.local.executors.docker import Docker as Docker
     from estimators.local.platform import LocalSageMaker as LocalSageMaker
 
-__all__ = ["LocalSageMaker"]
+__all__ = ["Docker", "LocalSageMaker"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from estimators.local.platform import LocalSageMaker
 
         return LocalSageMaker
-    raise AttributeError(f"module 'estimators.local' has no attribute {name!r}; it offers LocalSageMaker")
+    if name == "Docker":
+        from estimators.local.executors.docker import Docker
+
+        return Docker
+    raise AttributeError(f"module 'estimators.local' has no attribute {name!r}; it offers {', '.join(__all__)}")

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
@@ -44,12 +45,26 @@ class Access:
         return boto3.Session(botocore_session=_LocalSession(self), region_name=self.region)
 
     def client_environment(self, directory: Path) -> dict[str, str]:
-        """Variables for a program that uses an AWS SDK or the AWS CLI; they name files in `directory`.
+        """Variables for a program on this machine that uses an AWS SDK or the AWS CLI; they name files in `directory`.
 
         See `write_files`.
         """
-        bypass = {os.environ.get("no_proxy"), os.environ.get("NO_PROXY"), "127.0.0.1,localhost"} - {None, ""}
-        no_proxy = ",".join(sorted(hosts for hosts in bypass if hosts))
+        return {
+            **self.container_environment(os.environ.get("no_proxy", ""), os.environ.get("NO_PROXY", "")),
+            "AWS_PROFILE": "default",
+            "AWS_DEFAULT_PROFILE": "default",
+            "AWS_CONFIG_FILE": str(directory / "aws-config"),
+            "AWS_SHARED_CREDENTIALS_FILE": str(directory / "aws-credentials"),
+        }
+
+    def container_environment(self, *bypasses: str) -> dict[str, str]:
+        """Variables for a program that uses an AWS SDK and finds no configuration of anyone's.
+
+        Args:
+            bypasses: More hosts that no proxy is to be asked for, with commas between.
+        """
+        own = ",".join(sorted({urlsplit(self.endpoint_url).hostname or "", "127.0.0.1", "localhost"}))
+        no_proxy = ",".join(sorted({own, *bypasses} - {""}))
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ENDPOINT_URL_S3": self.s3_endpoint_url,
@@ -60,10 +75,6 @@ class Access:
             "AWS_SECURITY_TOKEN": "",
             "AWS_DEFAULT_REGION": self.region,
             "AWS_REGION": self.region,
-            "AWS_PROFILE": "default",
-            "AWS_DEFAULT_PROFILE": "default",
-            "AWS_CONFIG_FILE": str(directory / "aws-config"),
-            "AWS_SHARED_CREDENTIALS_FILE": str(directory / "aws-credentials"),
             "AWS_EC2_METADATA_DISABLED": "true",
             "no_proxy": no_proxy,
             "NO_PROXY": no_proxy,

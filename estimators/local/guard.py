@@ -36,10 +36,12 @@ _CLOSED_PATHS = ("/moto-api", "/latest/meta-data", "/latest/api", "/favicon.ico"
 class Guard:
     """A WSGI application that lets only signed requests for this very server through to `inner`."""
 
-    def __init__(self, inner: WSGIApplication, *, keys: KeyPair, port: int) -> None:
+    def __init__(self, inner: WSGIApplication, *, keys: KeyPair, address: tuple[str, int]) -> None:
         self._inner = inner
         self._keys = keys
-        self._hosts = frozenset({f"127.0.0.1:{port}", f"localhost:{port}"})
+        host, port = address
+        names = {host, "localhost"} if host == "127.0.0.1" else {host}
+        self._hosts = frozenset(f"{name}:{port}" for name in names)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""

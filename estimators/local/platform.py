@@ -16,6 +16,7 @@ from botocore.httpsession import URLLib3Session
 
 from estimators.local.access import ROLE, Access
 from estimators.local.errors import LocalPlatformError
+from estimators.local.executors.docker import Docker
 from estimators.local.server_process import ServerProcess, ServerSettings
 from estimators.local.signature import KeyPair
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LocalSageMaker:
-    """A SageMaker of one's own. Training jobs sent to it run on this machine, as processes.
+    """A SageMaker of one's own. Training jobs sent to it run on this machine, as processes or in containers.
 
     Nothing outside its directory, its own processes and 127.0.0.1 is touched, and nothing of it outlives the block,
     or this process, except the objects of ``storage="disk"`` in a `directory` of your choice. Training jobs
@@ -44,6 +45,7 @@ class LocalSageMaker:
         storage: Literal["memory", "disk"] = "memory",
         port: int = 0,
         grace_seconds: float = 120.0,
+        docker: Docker | None = None,
     ) -> None:
         """Prepare a platform; `start`, or a ``with`` block, starts it.
 
@@ -53,6 +55,7 @@ class LocalSageMaker:
             storage: Where S3 objects lie: in memory, or on disk in `directory`, served by SeaweedFS.
             port: The port on 127.0.0.1; 0 takes any free one.
             grace_seconds: From SIGTERM to SIGKILL, when a job is stopped or interrupted.
+            docker: Runs each host of a job as a container of the job's image, instead of as processes.
         """
         if storage not in ("memory", "disk"):
             raise ValueError(f"storage={storage!r}: give 'memory' or 'disk'")
@@ -61,6 +64,7 @@ class LocalSageMaker:
         self._storage = storage
         self._port = port
         self._grace_seconds = grace_seconds
+        self._docker = docker
         self._server: ServerProcess | None = None
         self._session: Any = None
         self._boto_session: boto3.Session | None = None
@@ -69,7 +73,7 @@ class LocalSageMaker:
         """Start the platform, and return once it answers.
 
         Raises:
-            LocalPlatformError: It is running already, or could not start.
+            LocalPlatformError: It is running already, or could not start; no Docker engine answers, if it needs one.
         """
         if self._server is not None:
             raise LocalPlatformError("The local platform is running already.")
@@ -84,6 +88,7 @@ class LocalSageMaker:
                 region=self._region,
                 port=self._port,
                 grace_seconds=self._grace_seconds,
+                docker=self._docker,
                 keys=KeyPair.random(),
             )
         )

@@ -20,8 +20,11 @@ from typing import Any, NoReturn
 
 from botocore.config import Config
 
+from estimators.docker.cli import DockerError, require_engine
 from estimators.local.access import ACCOUNT_ID, Access
 from estimators.local.errors import INSTALL, LocalPlatformError
+from estimators.local.executors import Executor, ProcessExecutor
+from estimators.local.executors.docker import DockerExecutor, bridge_address
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
 
@@ -60,28 +63,28 @@ def _stop(*_: object) -> NoReturn:
 def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
     """Start everything; `stack` ends it again, the jobs first."""
     run_directory = Path(settings.run_directory)
-    listener = stack.enter_context(_listen(settings.port))
-    endpoint_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    s3_endpoint_url = endpoint_url
     storage = None
     if settings.storage_directory is not None:
         storage = SeaweedFS(data=Path(settings.storage_directory), run=run_directory, keys=settings.keys)
         stack.callback(storage.close)
         storage.launch()
-        gateway = Gateway(upstream=storage.endpoint_url, keys=settings.keys)
-        gateway.start()
-        stack.callback(gateway.close)
-        s3_endpoint_url = gateway.endpoint_url
+    listener, access = _open("127.0.0.1", settings.port, settings, storage, stack)
+    listeners = [listener]
+    executor: Executor
+    if settings.docker is None:
+        executor = ProcessExecutor()
+        environment = access.client_environment(run_directory)
+    else:
+        executor = DockerExecutor(settings.docker)
+        listener, inside = _open(_bridge_address(), 0, settings, storage, stack)
+        listeners.append(listener)
+        environment = inside.container_environment()
     try:
         from estimators.local.server import HttpServer
     except ModuleNotFoundError as error:
         raise LocalPlatformError(f"The module {error.name!r} is missing. {INSTALL}") from error
     from estimators.local.engine import Engine
-    from estimators.local.executors.process import ProcessExecutor
 
-    access = Access(
-        endpoint_url=endpoint_url, s3_endpoint_url=s3_endpoint_url, keys=settings.keys, region=settings.region
-    )
     access.write_files(run_directory)
     clients = access.boto_session()
     s3 = clients.client("s3", config=ENGINE_S3)
@@ -89,19 +92,37 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         directory=run_directory / "jobs",
         s3=s3,
         logs=clients.client("logs"),
-        executor=ProcessExecutor(),
-        container_environment=access.client_environment(run_directory),
+        executor=executor,
+        container_environment=environment,
         account_id=ACCOUNT_ID,
         grace_seconds=settings.grace_seconds,
     )
-    server = HttpServer(listener, engine=engine, keys=settings.keys)
-    server.start()
-    stack.callback(server.close)
+    for listener in listeners:
+        server = HttpServer(listener, engine=engine, keys=settings.keys)
+        server.start()
+        stack.callback(server.close)
     stack.callback(engine.close)
     if storage is not None:
         storage.wait_until_ready()
     _create_bucket(s3, access)
     return access
+
+
+def _open(
+    address: str, port: int, settings: ServerSettings, storage: SeaweedFS | None, stack: contextlib.ExitStack
+) -> tuple[socket.socket, Access]:
+    """Listen at one of this machine's addresses, and say how the platform is reached there."""
+    listener = stack.enter_context(_listen(address, port))
+    endpoint_url = s3_endpoint_url = f"http://{address}:{listener.getsockname()[1]}"
+    if storage is not None:
+        gateway = Gateway(upstream=storage.endpoint_url, keys=settings.keys, address=address)
+        gateway.start()
+        stack.callback(gateway.close)
+        s3_endpoint_url = gateway.endpoint_url
+    access = Access(
+        endpoint_url=endpoint_url, s3_endpoint_url=s3_endpoint_url, keys=settings.keys, region=settings.region
+    )
+    return listener, access
 
 
 def _create_bucket(s3: Any, access: Access) -> None:
@@ -115,11 +136,20 @@ def _create_bucket(s3: Any, access: Access) -> None:
             )
 
 
-def _listen(port: int) -> socket.socket:
+def _bridge_address() -> str:
+    """Where containers can reach this process."""
     try:
-        return socket.create_server(("127.0.0.1", port), backlog=128)
+        require_engine()
+        return bridge_address()
+    except DockerError as error:
+        raise LocalPlatformError(str(error)) from error
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((address, port), backlog=128)
     except OSError as error:
-        raise LocalPlatformError(f"Port {port} of 127.0.0.1 can't be had: {error.strerror}.") from error
+        raise LocalPlatformError(f"Port {port} of {address} can't be had: {error.strerror}.") from error
 
 
 def _tell(answer: dict[str, str]) -> None:

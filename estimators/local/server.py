@@ -51,7 +51,7 @@ class HttpServer:
         self._server = make_server(
             host,
             port,
-            Guard(TrainingJobApi(engine, otherwise=moto), keys=keys, port=port),
+            Guard(TrainingJobApi(engine, otherwise=moto), keys=keys, address=(host, port)),
             threaded=True,
             request_handler=_RequestHandler,
             fd=listener.fileno(),

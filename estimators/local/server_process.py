@@ -19,6 +19,7 @@ from pathlib import Path
 
 from estimators.local.access import Access
 from estimators.local.errors import LocalPlatformError
+from estimators.local.executors.docker import Docker
 from estimators.local.signature import KeyPair
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class ServerSettings:
     port: int
     """0: any free one."""
     grace_seconds: float
+    docker: Docker | None
+    """How jobs run in containers; None: they are processes."""
     keys: KeyPair
 
     def to_json(self) -> str:
@@ -49,7 +52,8 @@ class ServerSettings:
     def from_json(cls, line: str) -> ServerSettings:
         """The settings that `to_json` wrote."""
         fields = json.loads(line)
-        return cls(**{**fields, "keys": KeyPair(**fields["keys"])})
+        docker = fields["docker"] and Docker(**fields["docker"])
+        return cls(**{**fields, "docker": docker, "keys": KeyPair(**fields["keys"])})
 
 
 class ServerProcess:

@@ -15,7 +15,7 @@ from estimators.local.engine.opt_ml import remove_tree
 from estimators.local.engine.request import TrainingRequest, read_tags
 from estimators.local.engine.search import search_jobs
 from estimators.local.engine.validation import check_request, service_model
-from estimators.local.executors import Executor
+from estimators.local.executors import Executor, NoImageError
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
@@ -135,7 +135,7 @@ class Engine:
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
         parsed = TrainingRequest.parse(request)
         job = TrainingJob(parsed, self._arn(parsed.name))
-        life = Life(job, self._platform)
+        life = Life(job, self._find_image(parsed), self._platform)
         with self._lock:
             if self._closed:
                 raise ApiError("ServiceUnavailable", "The platform is being closed.", 503)
@@ -148,6 +148,12 @@ class Engine:
             self._jobs[parsed.name], self._lives[parsed.name] = job, life
             life.start()
         return {"TrainingJobArn": job.arn}
+
+    def _find_image(self, request: TrainingRequest) -> str:
+        try:
+            return self._platform.executor.find_image(request.image)
+        except NoImageError as error:
+            raise invalid(f"AlgorithmSpecification.TrainingImage: {error}") from error
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._job(request["TrainingJobName"]).describe()

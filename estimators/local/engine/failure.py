@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from estimators.local.executors import Exit
+
 MAX_CHARACTERS = 1024
 """The service keeps no more of a FailureReason."""
 _GAP = " … "
 
 
 def algorithm_error(
-    exits: Mapping[str, int], roots: Mapping[str, Path], tails: Mapping[str, str], unread: str | None = None
+    exits: Mapping[str, int], roots: Mapping[str, Path], tails: Mapping[str, str], remark: str | None = None
 ) -> str:
     """``AlgorithmError: <why>, exit code: <n>``.
 
@@ -22,7 +24,7 @@ def algorithm_error(
         exits: Exit codes by host, in the order in which the hosts ended; one of them is not 0.
         roots: Every host's /opt/ml.
         tails: Every host's last lines.
-        unread: Why data could not be read, if some could not: all that the program saw was an input/output error.
+        remark: What the platform knows of it and the program can't have known, such as why data could not be read.
     """
     failed = [host for host, code in exits.items() if code]
     first = failed[0]
@@ -30,9 +32,20 @@ def algorithm_error(
     if not why:
         printed = tails[first].strip()
         why = f"{first} wrote no /opt/ml/output/failure" + (f"; it printed: {printed}" if printed else "")
-    if unread:
-        why = f"{why}; {unread}"
+    if remark:
+        why = f"{why}; {remark}"
     return fit(f"AlgorithmError: {why}", f", exit code: {exits[first]}")
+
+
+def loss_of_hosts(exits: Mapping[str, Exit]) -> str | None:
+    """``InternalServerError: <which hosts were lost, and how>``; None if none was. What else failed, failed of it."""
+    lost = [f"{host} was lost: {end.lost}" for host, end in exits.items() if end.lost]
+    return fit(f"InternalServerError: {'; '.join(lost)}.") if lost else None
+
+
+def tells_outcome(root: Path) -> bool:
+    """Whether the program of the host with this /opt/ml came to an end of its own, and wrote which."""
+    return any((root / "output" / name).exists() for name in ("failure", "success"))
 
 
 def fit(text: str, suffix: str = "") -> str:

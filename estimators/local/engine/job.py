@@ -3,7 +3,8 @@
 Requests come from any thread while the job's own thread (`Life`) goes its way. Whatever is decided between them is
 decided here, under one lock, when it happens, and the first decision stands: a stop that comes before the program has
 ended by itself ends the job as Stopped, whatever the exit code; one that comes after changes nothing. Only a stop
-overrules an interruption, and only the engine's end overrules a stop.
+overrules an interruption, and only the engine's end overrules a stop. The loss of a spot job's host overrules the
+failure of others, which fail of it and may be seen to end first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from estimators.local.engine.errors import invalid
 from estimators.local.engine.metrics import Metrics
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import Progress
+from estimators.local.executors import Exit
 
 
 class Ending(enum.Enum):
@@ -34,10 +36,17 @@ class Ending(enum.Enum):
     """A host ended with another code, or its data could not be sent."""
     INTERRUPT = enum.auto()
     """The spot instances are taken away; another life follows."""
+    LOST = enum.auto()
+    """A spot job's host is gone without notice; another life follows."""
     STOP = enum.auto()
     """Somebody asked for it, or a time limit is reached."""
     CLOSE = enum.auto()
     """The engine ends."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another life follows."""
+        return self in (Ending.INTERRUPT, Ending.LOST)
 
 
 class StoppedError(Exception):
@@ -58,7 +67,7 @@ class TrainingJob:
         self._created = time.monotonic()
         self._training_since: float | None = None
         self._hosts = 0
-        self._exits: dict[str, int] = {}
+        self._exits: dict[str, Exit] = {}
         self._ending: Ending | None = None
         self._input_failure: str | None = None
         self._stopped_as = states.STOPPED
@@ -162,11 +171,15 @@ class TrainingJob:
             self._hosts = hosts
             self._training_since = time.monotonic()
 
-    def host_ended(self, host: str, code: int) -> None:
+    def host_ended(self, host: str, end: Exit) -> None:
         """A host's program ended."""
         with self._changed:
-            self._exits[host] = code
-            if code:
+            self._exits[host] = end
+            if end.lost and self.request.spot:
+                if self._ending is Ending.FAILED and self._input_failure is None:
+                    self._ending = None
+                self._decide(Ending.LOST)
+            elif end.code:
                 self._decide(Ending.FAILED)
             elif len(self._exits) == self._hosts:
                 self._decide(Ending.DONE)
@@ -194,8 +207,8 @@ class TrainingJob:
             self._changed.wait_for(self._all_ended_or_closed, timeout)
             return len(self._exits) == self._hosts
 
-    def end_training(self) -> tuple[Ending, dict[str, int]]:
-        """Stop counting the time; how this life ends in the end, and the hosts' exit codes in the order they ended."""
+    def end_training(self) -> tuple[Ending, dict[str, Exit]]:
+        """Stop counting the time; how this life ends in the end, and the hosts in the order they did."""
         with self._changed:
             assert self._training_since is not None
             trained = time.monotonic() - self._training_since
@@ -237,7 +250,7 @@ class TrainingJob:
             self._changed.notify_all()
 
     def _stop_as(self, status: str) -> None:
-        if self._ending in (None, Ending.INTERRUPT):
+        if self._ending is None or self._ending.goes_on:
             self._ending, self._stopped_as = Ending.STOP, status
             self._progress = self._progress.enter(states.STOPPING, _now())
             self._changed.notify_all()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +19,14 @@ from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.environment import host_environment
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.failure import algorithm_error, fit
-from estimators.local.engine.hosts import Host, allocate_hosts, free_port
+from estimators.local.engine.failure import algorithm_error, fit, loss_of_hosts, tells_outcome
+from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import Inputs
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.objects import CancelledError, require_bucket
-from estimators.local.engine.opt_ml import TEMPORARY, host_name, lay_out, remove_tree
-from estimators.local.engine.request import ML_ROOT
-from estimators.local.executors import Executor, HostProcess, HostSpec, HostStartError
+from estimators.local.engine.opt_ml import lay_out, remove_tree
+from estimators.local.executors import Cluster, ClusterSpec, Executor, Exit, HostProcess, HostSpec, HostStartError
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
@@ -36,10 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONTAINER_PROGRAM = (sys.executable, "-m", "smddp.container")
-"""What a training image would run as ``train``."""
 AFTER_A_FAILURE_SECONDS = 5.0
-"""How long the other hosts get between SIGTERM and SIGKILL once one has failed."""
+"""How long the other hosts get between SIGTERM and SIGKILL once one has failed, or is lost."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -63,11 +59,13 @@ class Life:
 
     Args:
         job: The job.
+        image: What its hosts run, in the executor's terms.
         platform: What it stands on.
     """
 
-    def __init__(self, job: TrainingJob, platform: Platform) -> None:
+    def __init__(self, job: TrainingJob, image: str, platform: Platform) -> None:
         self._job = job
+        self._image = image
         self._request = job.request
         self._platform = platform
         self._directory = platform.directory / job.name
@@ -84,7 +82,7 @@ class Life:
     def _run(self) -> None:
         try:
             try:
-                while self._live() is Ending.INTERRUPT:
+                while self._live().goes_on:
                     self._job.begin_again()
             except StoppedError:
                 self._job.finish()
@@ -100,10 +98,18 @@ class Life:
     def _live(self) -> Ending:
         """One life, from new hosts to their end; unless it was interrupted, the job is finished."""
         remove_tree(self._directory)
-        hosts = allocate_hosts(self._request.groups)
+        hosts = name_hosts(self._request.groups)
         roots = {host.name: self._directory / host.name for host in hosts}
         self._job.enter(states.DOWNLOADING)
         logs = {host.name: self._log(host) for host in hosts}
+        cluster = self._platform.executor.cluster(
+            ClusterSpec(
+                name=self._job.name,
+                image=self._image,
+                roots=roots,
+                network_isolation=self._request.network_isolation,
+            )
+        )
         inputs = Inputs(
             self._platform.s3,
             self._request.channels,
@@ -114,35 +120,49 @@ class Life:
             say=lambda host, line: logs[host].say(line),
         )
         try:
-            with inputs:
-                checkpoints = self._prepare(hosts, roots, inputs)
+            with cluster, inputs:
+                checkpoints = self._prepare(hosts, roots, cluster, inputs)
                 for log in logs.values():
                     log.open()
-                ending, exits = self._train(hosts, roots, logs, checkpoints, inputs)
+                ending, exits = self._train(roots, logs, cluster, checkpoints, inputs)
+        except HostStartError as error:
+            raise FailedJobError(f"ClientError: {error}") from error
         except (FailedJobError, CancelledError):
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
             raise
         if ending is Ending.CLOSE:
             raise StoppedError
-        if ending is Ending.INTERRUPT:
+        if ending.goes_on:
             if checkpoints is not None:
                 checkpoints.finish()
             return ending
         self._job.upload()
         failure = None
         if ending is Ending.FAILED:
-            tails = {name: log.tail for name, log in logs.items()}
-            sending = self._job.input_failure
-            failure = fit(sending) if sending else algorithm_error(exits, roots, tails, inputs.read_failure)
+            failure = self._explain(exits, roots, logs, inputs)
         self._save(roots, checkpoints, failure)
         return ending
 
-    def _prepare(self, hosts: tuple[Host, ...], roots: Mapping[str, Path], inputs: Inputs) -> CheckpointSync | None:
+    def _explain(
+        self, exits: Mapping[str, Exit], roots: Mapping[str, Path], logs: Mapping[str, HostLog], inputs: Inputs
+    ) -> str:
+        if sending := self._job.input_failure:
+            return fit(sending)
+        if lost := loss_of_hosts(exits):
+            return lost
+        codes = {name: end.code for name, end in exits.items()}
+        tails = {name: log.tail for name, log in logs.items()}
+        remarks = [inputs.read_failure, *(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)]
+        return algorithm_error(codes, roots, tails, "; ".join(filter(None, remarks)))
+
+    def _prepare(
+        self, hosts: tuple[Host, ...], roots: Mapping[str, Path], cluster: Cluster, inputs: Inputs
+    ) -> CheckpointSync | None:
         """Lay out every host's /opt/ml and bring its input."""
         request, s3, cancelled = self._request, self._platform.s3, self._job.must_end
         for host in hosts:
-            lay_out(request, hosts, host, roots[host.name], isolated=self._platform.executor.isolated)
+            lay_out(request, hosts, host, roots[host.name], cluster)
         require_bucket(s3, request.output, "S3OutputPath")  # now, and not when the training is done
         inputs.bring(cancelled=cancelled)
         if request.checkpoints is None:
@@ -163,22 +183,23 @@ class Life:
 
     def _train(
         self,
-        hosts: tuple[Host, ...],
         roots: Mapping[str, Path],
         logs: Mapping[str, HostLog],
+        cluster: Cluster,
         checkpoints: CheckpointSync | None,
         inputs: Inputs,
-    ) -> tuple[Ending, dict[str, int]]:
-        """Run the hosts to their end; how it ended, and their exit codes."""
-        specs = self._specify(hosts, roots, inputs)
-        self._job.begin_training(len(hosts))
+    ) -> tuple[Ending, dict[str, Exit]]:
+        """Run the hosts to their end; how it ended, and how each of them did."""
+        specs = self._specify(roots, inputs)
+        self._job.begin_training(len(specs))
         running: list[HostProcess] = []
         watchers: list[threading.Thread] = []
 
         def start(spec: HostSpec) -> None:
-            process = self._platform.executor.start(spec, lambda devices: inputs.serve(spec.name, devices))
+            process = cluster.start(spec, lambda devices: inputs.serve(spec.name, devices))
             running.append(process)
-            watcher = threading.Thread(target=self._watch, args=(spec.name, process, logs[spec.name]), daemon=True)
+            followed = (spec.name, roots[spec.name], process, logs[spec.name])
+            watcher = threading.Thread(target=self._watch, args=followed, daemon=True)
             watcher.start()
             watchers.append(watcher)
 
@@ -188,8 +209,6 @@ class Life:
             if checkpoints is not None:
                 checkpoints.start()
             self._end_hosts(running, self._job.await_ending())
-        except HostStartError as error:
-            raise FailedJobError(f"ClientError: {error}") from error
         finally:
             for process in running:
                 process.kill()
@@ -201,41 +220,38 @@ class Life:
                 checkpoints.abandon()
         return self._job.end_training()
 
-    def _specify(self, hosts: tuple[Host, ...], roots: Mapping[str, Path], inputs: Inputs) -> list[HostSpec]:
-        isolated = self._platform.executor.isolated
+    def _specify(self, roots: Mapping[str, Path], inputs: Inputs) -> list[HostSpec]:
         environment = host_environment(
             job_name=self._job.name,
             job_arn=self._job.arn,
             region=self._platform.region,
             platform=self._platform.container_environment,
-            master_port=free_port(),
-            host_count=len(hosts),
-            # Never a path of this machine's: sockets in it could not be bound, if it had more than 108 bytes.
-            temporary=f"{ML_ROOT}/{TEMPORARY}" if isolated else None,
             requested=self._request.environment,
         )
         return [
             HostSpec(
-                name=host.name,
-                address=host.address,
-                ml_root=roots[host.name],
-                argv=(*(self._request.entrypoint or CONTAINER_PROGRAM), *self._request.arguments),
+                name=host,
+                entrypoint=self._request.entrypoint,
+                arguments=self._request.arguments,
                 environment=environment,
-                hosts={host_name(one, isolated=isolated): one.address for one in hosts},
-                mounts=inputs.mounts(host.name),
+                mounts=inputs.mounts(host),
             )
-            for host in hosts
+            for host in roots
         ]
 
-    def _watch(self, name: str, process: HostProcess, log: HostLog) -> None:
+    def _watch(self, name: str, root: Path, process: HostProcess, log: HostLog) -> None:
         """Follow a host to its end."""
         try:
             with process.output as output:
                 log.follow(output)
         finally:
-            code = process.wait()
-            assert code is not None
-            self._job.host_ended(name, code)
+            end = process.wait()
+            assert end is not None
+            if end.lost and tells_outcome(root):
+                end = Exit(code=end.code)
+            if end.lost:
+                log.say(f"[platform] {name} was lost: {end.lost}")
+            self._job.host_ended(name, end)
             log.close()
 
     def _end_hosts(self, running: Sequence[HostProcess], ending: Ending) -> None:
@@ -245,7 +261,9 @@ class Life:
         for process in running:
             process.signal(signal.SIGTERM)
         grace = self._platform.grace_seconds
-        if not self._job.await_exits(min(grace, AFTER_A_FAILURE_SECONDS) if ending is Ending.FAILED else grace):
+        if ending in (Ending.FAILED, Ending.LOST):
+            grace = min(grace, AFTER_A_FAILURE_SECONDS)
+        if not self._job.await_exits(grace):
             for process in running:
                 process.kill()
 

@@ -6,19 +6,17 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from estimators.local.engine.hosts import Host
-from estimators.local.engine.request import ML_ROOT, TrainingRequest
+from estimators.local.engine.request import TrainingRequest
+from estimators.local.executors import Cluster
 
-NETWORK_INTERFACE = "lo"
-TEMPORARY = "tmp"
-"""Where a program that sees its tree at /opt/ml has its temporary files: like a container's, they go away with it."""
-_DIRECTORIES = ("code", "input/config", "input/data", "model", "output/data", TEMPORARY)
+_DIRECTORIES = ("code", "input/config", "input/data", "model", "output/data")
 
 
-def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: Path, *, isolated: bool) -> None:
+def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: Path, cluster: Cluster) -> None:
     """Make one host's tree at ``root``.
 
     Args:
@@ -26,8 +24,7 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
         hosts: All hosts of the job.
         host: The one that the tree is for.
         root: A directory that is not there yet.
-        isolated: Whether the program sees ``root`` at /opt/ml, and hosts by their names; if not, the files hold the
-            real path, and addresses.
+        cluster: Knows where the program finds the tree, and by which names it reaches the hosts.
     """
     channels = [f"input/data/{channel.name}" for channel in request.channels if channel.mode != "Pipe"]
     for directory in (*_DIRECTORIES, *channels):
@@ -35,13 +32,8 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
     if request.checkpoints is not None:
         (root / request.checkpoints.path).mkdir(parents=True, exist_ok=True)
     config = root / "input" / "config"
-    for name, content in _configuration(request, hosts, host, ML_ROOT if isolated else root, isolated).items():
+    for name, content in _configuration(request, hosts, host, cluster).items():
         (config / f"{name}.json").write_text(json.dumps(content))
-
-
-def host_name(host: Host, *, isolated: bool) -> str:
-    """The name by which other hosts reach it."""
-    return host.name if isolated else host.address
 
 
 def remove_tree(root: Path) -> None:
@@ -59,17 +51,17 @@ def remove_tree(root: Path) -> None:
 
 
 def _configuration(
-    request: TrainingRequest, hosts: Sequence[Host], host: Host, root: os.PathLike[str], isolated: bool
+    request: TrainingRequest, hosts: Sequence[Host], host: Host, cluster: Cluster
 ) -> dict[str, Mapping[str, Any]]:
     def names(group: str | None = None) -> list[str]:
         members = sorted((one for one in hosts if group in (None, one.group)), key=lambda one: one.name)
-        return [host_name(one, isolated=isolated) for one in members]
+        return [cluster.known_as(one.name) for one in members]
 
     files: dict[str, Mapping[str, Any]] = {
         "hyperparameters": request.hyperparameters,
         "inputdataconfig": {channel.name: channel.config for channel in request.channels},
         "resourceconfig": {
-            "current_host": host_name(host, isolated=isolated),
+            "current_host": cluster.known_as(host.name),
             "current_instance_type": host.instance_type,
             "current_group_name": host.group,
             "hosts": names(),
@@ -81,10 +73,10 @@ def _configuration(
                 }
                 for group in request.groups
             ],
-            "network_interface_name": NETWORK_INTERFACE,
+            "network_interface_name": cluster.interface,
         },
     }
     if request.checkpoints is not None:
-        local = os.path.join(root, request.checkpoints.path)  # noqa: PTH118  # of a Path or a PurePosixPath
-        files["checkpointconfig"] = {"S3Uri": str(request.checkpoints.uri), "LocalPath": local}
+        local: PurePath = cluster.ml_root(host.name) / request.checkpoints.path
+        files["checkpointconfig"] = {"S3Uri": str(request.checkpoints.uri), "LocalPath": str(local)}
     return files

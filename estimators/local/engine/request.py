@@ -66,6 +66,7 @@ class TrainingRequest:
     """All of a request that shapes the job."""
 
     name: str
+    image: str
     members: Mapping[str, Any]
     """The request itself, for those who asked for it."""
     groups: tuple[InstanceGroup, ...]
@@ -75,6 +76,7 @@ class TrainingRequest:
     compressed: bool
     """Whether the outputs become one archive each, and not single objects."""
     spot: bool
+    network_isolation: bool
     max_runtime: int
     """Seconds of training, over all lives."""
     max_wait: int | None
@@ -100,6 +102,7 @@ class TrainingRequest:
         output = members["OutputDataConfig"]
         return cls(
             name=members["TrainingJobName"],
+            image=algorithm["TrainingImage"],
             members=members,
             groups=groups,
             channels=tuple(_channels(members, algorithm["TrainingInputMode"], {group.name for group in groups})),
@@ -109,6 +112,7 @@ class TrainingRequest:
             ),
             compressed=output.get("CompressionType", "GZIP") == "GZIP",
             spot=members.get("EnableManagedSpotTraining", False),
+            network_isolation=members.get("EnableNetworkIsolation", False),
             max_runtime=max_runtime,
             max_wait=max_wait,
             entrypoint=tuple(algorithm.get("ContainerEntrypoint", ())),

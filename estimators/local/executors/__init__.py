@@ -1,8 +1,29 @@
-"""What runs a training job's hosts: the `Executor` contract, and `ProcessExecutor`, without Docker or root."""
+"""What runs a training job's hosts: the `Executor` contract; processes, without Docker or root; and containers."""
 
 from __future__ import annotations
 
-from estimators.local.executors.executor import Executor, HostProcess, HostSpec, HostStartError, Serve
+from estimators.local.executors.executor import (
+    Cluster,
+    ClusterSpec,
+    Executor,
+    Exit,
+    HostProcess,
+    HostSpec,
+    HostStartError,
+    NoImageError,
+    Serve,
+)
 from estimators.local.executors.process import ProcessExecutor
 
-__all__ = ["Executor", "HostProcess", "HostSpec", "HostStartError", "ProcessExecutor", "Serve"]
+__all__ = [
+    "Cluster",
+    "ClusterSpec",
+    "Executor",
+    "Exit",
+    "HostProcess",
+    "HostSpec",
+    "HostStartError",
+    "NoImageError",
+    "ProcessExecutor",
+    "Serve",
+]

@@ -1,34 +1,57 @@
 """The contract between the engine and what runs a host's program: processes here, containers elsewhere.
 
-It knows nothing of training jobs: a host is a name, an address, a directory, and one program that is its PID 1.
+It knows nothing of training jobs: a host is a name, a directory, and one program that is its PID 1; a cluster is hosts
+that know each other's names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import TracebackType
 from typing import BinaryIO, Protocol
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class HostSpec:
-    """One host, before it runs."""
+class ClusterSpec:
+    """Hosts that belong together, before any of them runs."""
 
     name: str
-    """The platform's name for it, ``algo-1``."""
-    address: str
-    """Its own address in 127.0.0.0/8, which no other running host has."""
-    ml_root: Path
-    """The directory that the program is to see as ``/opt/ml``."""
-    argv: tuple[str, ...]
-    """The program and its arguments; the program is looked up in the environment's PATH."""
+    """What they are for, told to whoever looks at what runs on this machine."""
+    image: str
+    """What `Executor.find_image` answered."""
+    roots: Mapping[str, Path]
+    """By the platform's name of each host, ``algo-1``: the directory that its program is to see as ``/opt/ml``."""
+    network_isolation: bool = False
+    """Whether the hosts are to reach each other, and nothing else."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class HostSpec:
+    """One host of a cluster, before it runs."""
+
+    name: str
+    entrypoint: tuple[str, ...] = ()
+    """The program to run instead of the image's, and its first arguments; empty: the image's."""
+    arguments: tuple[str, ...] = ()
     environment: Mapping[str, str]
-    """All that the program is to see; nothing else is inherited."""
-    hosts: Mapping[str, str]
-    """Name to address of every host of the job, this one included."""
+    """What the program is to see besides what the executor itself has to tell it, and in its stead."""
     mounts: tuple[str, ...] = ()
-    """Directories in ``ml_root`` at which the program is to see file systems that whoever starts the host serves."""
+    """Directories in the host's root at which the program is to see file systems that whoever starts the host serves.
+    """
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Exit:
+    """How a host ended."""
+
+    code: int
+    """The program's exit code; 128 + the signal's number if a signal ended it."""
+    lost: str | None = None
+    """What ended the host, if neither its program nor who started it did, as when a machine is lost."""
+    shortage: str | None = None
+    """What the host had too little of, such as memory, if the machine ended something of it for that."""
 
 
 Serve = Callable[[tuple[int, ...]], None]
@@ -43,10 +66,6 @@ class HostProcess(Protocol):
     """A host that runs, or ran."""
 
     @property
-    def pid(self) -> int:
-        """The program's process ID, as this machine counts."""
-
-    @property
     def output(self) -> BinaryIO:
         """Standard output and standard error, together, unbuffered; it ends when nothing of the host is left."""
 
@@ -56,26 +75,28 @@ class HostProcess(Protocol):
     def kill(self) -> None:
         """End the program and everything that it started, at once."""
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        """The exit code (128 + the signal's number if one ended it), or None after ``timeout`` seconds."""
+    def wait(self, timeout: float | None = None) -> Exit | None:
+        """How it ended, or None after ``timeout`` seconds."""
 
 
-class Executor(Protocol):
-    """Starts hosts."""
+class Cluster(Protocol):
+    """The hosts of one life of a job and what they share. When its ``with`` block is left, nothing of them runs.
 
-    @property
-    def isolated(self) -> bool:
-        """Whether a program sees its directory at ``/opt/ml`` and reaches the hosts by their names.
-
-        If not, it gets ``SAGEMAKER_BASE_DIR``, and has to be told addresses instead of names.
-        """
+    What the programs wrote belongs to this process's user by then, whoever they ran as.
+    """
 
     @property
-    def cannot_mount(self) -> str | None:
-        """Why hosts can't have ``mounts`` here; None if they can."""
+    def interface(self) -> str:
+        """The network interface on which the hosts reach each other, as their programs see it."""
+
+    def known_as(self, host: str) -> str:
+        """The name by which the hosts reach this one."""
+
+    def ml_root(self, host: str) -> PurePath:
+        """Where a host's program finds its directory: ``/opt/ml``, if that can be had."""
 
     def start(self, host: HostSpec, serve: Serve | None = None) -> HostProcess:
-        """Start the host's program in ``/opt/ml/code``.
+        """Start the host's program.
 
         Args:
             host: What to start.
@@ -85,6 +106,34 @@ class Executor(Protocol):
             HostStartError: If the program can't be started, with the reason.
         """
 
+    def __enter__(self) -> Cluster: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class Executor(Protocol):
+    """Runs clusters."""
+
+    @property
+    def cannot_mount(self) -> str | None:
+        """Why hosts can't have ``mounts`` here; None if they can."""
+
+    def find_image(self, wanted: str) -> str:
+        """What hosts are to run for a job's TrainingImage, in the executor's own terms.
+
+        Raises:
+            NoImageError: Nothing here stands for it; the message says what to do.
+        """
+
+    def cluster(self, spec: ClusterSpec) -> Cluster:
+        """Prepare a cluster; entering it makes what the hosts share."""
+
 
 class HostStartError(RuntimeError):
-    """A host's program could not be started."""
+    """A host's program, or what it needs, could not be started."""
+
+
+class NoImageError(LookupError):
+    """Nothing on this machine stands for a TrainingImage."""

@@ -5,7 +5,7 @@ input brings one line of JSON (what to start), then one byte for each signal to 
 whoever started the host is gone: the host dies with it. The status descriptor is a socket that keeps messages apart.
 Back over it comes JSON: if there are mounts, a message with a descriptor of /dev/fuse for each, as soon as they are
 mounted, for the search for the program may already go through one; then the program's process ID, or why it could not
-be started. The keeper's exit code is the program's.
+be started. The keeper's exit code is the program's; it is killed itself if the program was.
 
 With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
@@ -59,7 +59,9 @@ def main(descriptor: int) -> int:
     status.close()
     code = _wait(program, woken)
     _kill_children()
-    return code
+    if code == -signal.SIGKILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 128 - code if code < 0 else code
 
 
 def _enter_namespaces(spec: dict[str, Any]) -> None:
@@ -170,13 +172,15 @@ def _mount_proc() -> None:
 
 
 def _wait(program: int, woken: int) -> int:
-    """Deliver signals until the program has ended; kill it when standard input ends. Its exit code."""
+    """Deliver signals until the program has ended; kill it when standard input ends.
+
+    Its exit code, or, if a signal ended it, the signal's negative number.
+    """
     control = [0]
     while True:
         ended, result = os.waitpid(-1, os.WNOHANG)
         if ended == program:
-            code = os.waitstatus_to_exitcode(result)
-            return 128 - code if code < 0 else code
+            return os.waitstatus_to_exitcode(result)
         if ended:  # an orphan that the subreaper was given
             continue
         ready, _, _ = select.select([*control, woken], [], [])

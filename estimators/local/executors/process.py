@@ -8,28 +8,26 @@ Either way a keeper process stands between: see ``keeper.py``.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from pathlib import Path, PurePath, PurePosixPath
+from types import TracebackType
 
-from estimators.local.executors.executor import HostSpec, HostStartError, Serve
+from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
+from estimators.local.executors.inherited import inherited_environment
+from estimators.local.executors.kept_process import KeptProcess
+from estimators.local.executors.loopback import free_port, give_addresses
 
 logger = logging.getLogger(__name__)
 
-_MOST_MOUNTS = 253
-"""As many descriptors as one message can carry; a job has at most 20 channels."""
-_MESSAGE_BYTES = 1 << 18
-"""Room for the longest message: a PATH in which the program was not found."""
-_START_SECONDS = 60.0
-"""How long a host may take to its next report; a machine under load takes seconds, a host that hangs for ever."""
-_KEEPER = str(Path(__file__).with_name("keeper.py"))
+TRAIN = (sys.executable, "-m", "smddp.container")
+"""What a training image would run as ``train``."""
+_ML_ROOT = PurePosixPath("/opt/ml")
+_TEMPORARY = "tmp"
+"""Where a program that sees its tree at /opt/ml has its temporary files: like a container's, they go away with it."""
 
 
 class ProcessExecutor:
@@ -44,7 +42,10 @@ class ProcessExecutor:
 
     @property
     def isolated(self) -> bool:
-        """Whether a program sees its directory at ``/opt/ml`` and reaches the hosts by their names."""
+        """Whether a program sees its directory at ``/opt/ml`` and reaches the hosts by their names.
+
+        If not, it gets ``SAGEMAKER_BASE_DIR``, and hosts are known by their addresses.
+        """
         return self._isolated
 
     @functools.cached_property
@@ -58,7 +59,50 @@ class ProcessExecutor:
             return str(error).partition("could not be started: ")[2] or str(error)
         return None
 
-    def start(self, host: HostSpec, serve: Serve | None = None) -> _KeptProcess:
+    def find_image(self, wanted: str) -> str:
+        """Any image: what runs is this Python's environment."""
+        return wanted
+
+    def cluster(self, spec: ClusterSpec) -> ProcessCluster:
+        """Prepare a cluster."""
+        return ProcessCluster(spec, isolated=self._isolated)
+
+
+class ProcessCluster:
+    """A `Cluster` of plain processes.
+
+    Args:
+        spec: The hosts.
+        isolated: Whether they get namespaces of their own.
+    """
+
+    interface = "lo"
+
+    def __init__(self, spec: ClusterSpec, *, isolated: bool) -> None:
+        self._roots = {host: root.absolute() for host, root in spec.roots.items()}
+        self._isolated = isolated
+        self._addresses = give_addresses(spec.roots)
+        self._environment = {
+            **inherited_environment(hosts=len(spec.roots)),
+            # Never a path of this machine's: sockets in it could not be bound, if it had more than 108 bytes.
+            **({"TMPDIR": str(_ML_ROOT / _TEMPORARY)} if isolated else {}),
+            "SMDDP_MASTER_PORT": str(free_port()),
+        }
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Each host's own address in 127.0.0.0/8, which no other running host has."""
+        return self._addresses
+
+    def known_as(self, host: str) -> str:
+        """The host's name, or, without namespaces, its address."""
+        return host if self._isolated else self._addresses[host]
+
+    def ml_root(self, host: str) -> PurePath:
+        """``/opt/ml``, or, without namespaces, the directory itself."""
+        return _ML_ROOT if self._isolated else self._roots[host]
+
+    def start(self, host: HostSpec, serve: Serve | None = None) -> KeptProcess:
         """Start the host's program in ``/opt/ml/code``.
 
         Args:
@@ -68,111 +112,34 @@ class ProcessExecutor:
         Raises:
             HostStartError: If the program can't be started, with the reason.
         """
-        ml_root = str(host.ml_root.absolute())
         if host.mounts and not self._isolated:
             raise HostStartError(f"{host.name}: only a host with namespaces of its own can have mounts")
         assert serve or not host.mounts
-        root = "/opt/ml" if self._isolated else ml_root
-        base = {} if self._isolated else {"SAGEMAKER_BASE_DIR": ml_root}
-        return _KeptProcess(
+        root = self._roots[host.name]
+        if self._isolated:
+            (root / _TEMPORARY).mkdir(exist_ok=True)
+        base = {} if self._isolated else {"SAGEMAKER_BASE_DIR": str(root)}
+        return KeptProcess(
             {
                 "isolated": self._isolated,
                 "name": host.name,
-                "hosts": dict(host.hosts),
-                "ml_root": ml_root,
-                "argv": host.argv,
-                "environment": {**host.environment, **base},
-                "directory": f"{root}/code",
+                "hosts": {self.known_as(name): address for name, address in self._addresses.items()},
+                "ml_root": str(root),
+                "argv": (*(host.entrypoint or TRAIN), *host.arguments),
+                "environment": {**self._environment, **host.environment, **base},
+                "directory": f"{self.ml_root(host.name)}/code",
                 "mounts": host.mounts,
             },
             serve,
         )
 
+    def __enter__(self) -> ProcessCluster:
+        return self
 
-class _KeptProcess:
-    """A `HostProcess`, through its keeper's pipes."""
-
-    def __init__(self, spec: dict[str, Any], serve: Serve | None) -> None:
-        status, reporting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with reporting:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", _KEEPER, str(reporting.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[reporting.fileno()],
-                start_new_session=True,
-                cwd="/",
-                bufsize=0,
-            )
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
-        self._control, self._output = self._keeper.stdin, self._keeper.stdout
-        self._send(json.dumps(spec).encode() + b"\n")
-        try:
-            with status:
-                status.settimeout(_START_SECONDS)
-                answer = _receive(status, serve)
-        except BaseException as error:
-            self._keeper.kill()  # it takes no orders yet; its child goes with it
-            self._output.close()
-            self.wait()
-            if isinstance(error, TimeoutError):
-                raise _not_started(spec, f"it did not run within {_START_SECONDS:g} seconds") from error
-            raise
-        if "pid" not in answer:
-            with self._output as output:
-                said = answer.get("error") or output.read().decode(errors="replace").strip()
-            self.wait()
-            raise _not_started(spec, said)
-        self._pid: int = answer["pid"]
-
-    @property
-    def pid(self) -> int:
-        return self._pid
-
-    @property
-    def output(self) -> BinaryIO:
-        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
-
-    def signal(self, signum: int) -> None:
-        self._send(bytes([signum]))
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        try:
-            code = self._keeper.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        self._control.close()
-        return code if code >= 0 else 128 - code  # negative: the keeper was killed, and its host with it
-
-    def _send(self, message: bytes) -> None:
-        """Write to the keeper, which takes its orders until the host has ended and none thereafter."""
-        try:
-            while message:
-                message = message[self._control.write(message) :]
-        except (BrokenPipeError, ValueError):  # the keeper has ended; its pipe may be closed already
-            return
-
-
-def _receive(status: socket.socket, serve: Serve | None) -> dict[str, Any]:
-    """What the keeper reports in the end; empty if it ended without a word. The mounts are served in between."""
-    while True:
-        text, devices, _, _ = socket.recv_fds(status, _MESSAGE_BYTES, _MOST_MOUNTS)
-        if not devices:
-            answer: dict[str, Any] = json.loads(text or b"{}")
-            return answer
-        for device in devices:
-            os.set_inheritable(device, False)
-        assert serve is not None
-        serve(tuple(devices))
-
-
-def _not_started(spec: dict[str, Any], why: str) -> HostStartError:
-    return HostStartError(f"{spec['name']}: {spec['argv'][0]} could not be started: {why}")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing is shared: each host ends by itself, or with this process."""
 
 
 def _namespaces_are_allowed() -> bool:
@@ -198,18 +165,11 @@ def _try_a_host(*mounts: str) -> None:
         root = Path(directory)
         for name in ("code", *mounts):
             (root / name).mkdir()
-        spec = HostSpec(
-            name="algo-1",
-            address="127.0.0.1",
-            ml_root=root,
-            argv=("true",),
-            environment={"PATH": os.environ.get("PATH", os.defpath)},
-            hosts={"algo-1": "127.0.0.1"},
-            mounts=mounts,
-        )
-        host = ProcessExecutor(isolated=True).start(spec, _close)
-        with host.output:
-            host.wait()
+        spec = ClusterSpec(name="probe", image="", roots={"algo-1": root})
+        with ProcessExecutor(isolated=True).cluster(spec) as cluster:
+            host = cluster.start(HostSpec(name="algo-1", entrypoint=("true",), environment={}, mounts=mounts), _close)
+            with host.output:
+                host.wait()
 
 
 def _close(devices: tuple[int, ...]) -> None:

@@ -22,18 +22,19 @@ _OWN_BUSINESS = frozenset({"connection", "keep-alive", "transfer-encoding", "exp
 
 
 class Gateway:
-    """An HTTP server on 127.0.0.1, in threads of its own, in front of another one there."""
+    """An HTTP server on one of this machine's addresses, in threads of its own, in front of another one here."""
 
-    def __init__(self, *, upstream: str, keys: KeyPair) -> None:
+    def __init__(self, *, upstream: str, keys: KeyPair, address: str = "127.0.0.1") -> None:
         handler = type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc, "keys": keys})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._address = address
+        self._server = ThreadingHTTPServer((address, 0), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="s3-gateway", daemon=True)
 
     @property
     def endpoint_url(self) -> str:
         """Where it answers."""
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"http://{self._address}:{self._server.server_port}"
 
     def start(self) -> None:
         """Begin to answer."""

@@ -11,7 +11,7 @@ import pytest
 
 from estimators.local.engine.channels import fetch_all, plan_channel, relative_path
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.hosts import InstanceGroup, allocate_hosts
+from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.objects import CancelledError, S3Uri
 from estimators.local.engine.request import Channel
 
@@ -48,7 +48,7 @@ class Harness:
                 | parameters
             )
         )
-        hosts = allocate_hosts(GROUPS)
+        hosts = name_hosts(GROUPS)
         roots = {host.name: self.directory / host.name for host in hosts}
         fetch_all(self.s3, plan_channel(self.s3, channel, hosts, roots), "it failed", cancelled=lambda: False)
         data = [root / "input" / "data" / "train" for root in roots.values()]
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_written_is_named(harness: Harness) -> None:
 def test_a_cancelled_transfer_stops_between_chunks(harness: Harness) -> None:
     cancelled = threading.Event()
     harness.put("data/a")
-    hosts = allocate_hosts(GROUPS)
+    hosts = name_hosts(GROUPS)
     channel = Channel(
         name="train",
         mode="File",

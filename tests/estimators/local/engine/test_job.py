@@ -11,6 +11,7 @@ import pytest
 from estimators.local.engine import ApiError
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
 from estimators.local.engine.request import TrainingRequest
+from estimators.local.executors import Exit
 
 
 def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) -> TrainingJob:
@@ -45,26 +46,26 @@ def finish(job: TrainingJob) -> tuple[str, str]:
 
 def test_all_hosts_ending_well_completes_the_job() -> None:
     job = training()
-    job.host_ended("algo-2", 0)
-    job.host_ended("algo-1", 0)
+    job.host_ended("algo-2", Exit(code=0))
+    job.host_ended("algo-1", Exit(code=0))
     assert job.await_ending() is Ending.DONE
     assert finish(job) == ("Completed", "Completed")
 
 
 def test_the_first_host_to_fail_decides() -> None:
     job = training()
-    job.host_ended("algo-2", 3)
+    job.host_ended("algo-2", Exit(code=3))
     assert job.await_ending() is Ending.FAILED
-    job.host_ended("algo-1", 143)
-    assert job.end_training() == (Ending.FAILED, {"algo-2": 3, "algo-1": 143})
+    job.host_ended("algo-1", Exit(code=143))
+    assert job.end_training() == (Ending.FAILED, {"algo-2": Exit(code=3), "algo-1": Exit(code=143)})
 
 
 def test_a_stop_stands_whatever_the_program_then_exits_with() -> None:
     job = training()
     job.stop()
     assert job.describe()["TrainingJobStatus"] == "Stopping"
-    job.host_ended("algo-1", 1)
-    job.host_ended("algo-2", 0)
+    job.host_ended("algo-1", Exit(code=1))
+    job.host_ended("algo-2", Exit(code=0))
     assert job.await_ending() is Ending.STOP
     assert finish(job) == ("Stopped", "Stopped")
 
@@ -72,8 +73,8 @@ def test_a_stop_stands_whatever_the_program_then_exits_with() -> None:
 @pytest.mark.parametrize(("code", "end"), [(0, "Completed"), (1, "Failed")])
 def test_a_stop_after_the_program_has_ended_changes_nothing(code: int, end: str) -> None:
     job = training()
-    job.host_ended("algo-1", code)
-    job.host_ended("algo-2", code)
+    job.host_ended("algo-1", Exit(code=code))
+    job.host_ended("algo-2", Exit(code=code))
     job.stop()
     assert job.describe()["TrainingJobStatus"] == "InProgress"
     assert finish(job) == (end, end)
@@ -104,8 +105,8 @@ def test_stop_and_natural_end_at_one_moment_agree_with_the_description(repetitio
 
     def end() -> None:
         barrier.wait()
-        job.host_ended("algo-1", 0)
-        job.host_ended("algo-2", 0)
+        job.host_ended("algo-1", Exit(code=0))
+        job.host_ended("algo-2", Exit(code=0))
 
     thread = threading.Thread(target=end)
     thread.start()
@@ -129,14 +130,14 @@ def test_a_stop_before_the_program_runs_ends_the_way_to_it() -> None:
 def test_an_interruption_begins_again() -> None:
     job = training(spot=True)
     job.interrupt()
-    job.host_ended("algo-1", 1)
-    job.host_ended("algo-2", 75)
+    job.host_ended("algo-1", Exit(code=1))
+    job.host_ended("algo-2", Exit(code=75))
     assert job.end_training()[0] is Ending.INTERRUPT
     job.begin_again()
     job.enter("Downloading")
     job.begin_training(hosts=2)
-    job.host_ended("algo-1", 0)
-    job.host_ended("algo-2", 0)
+    job.host_ended("algo-1", Exit(code=0))
+    job.host_ended("algo-2", Exit(code=0))
     assert finish(job) == ("Completed", "Completed")
     path = [entry["Status"] for entry in job.describe()["SecondaryStatusTransitions"]]
     life = ["Starting", "Downloading", "Training"]
@@ -149,7 +150,7 @@ def test_only_a_spot_job_in_training_is_interrupted() -> None:
     with pytest.raises(ApiError, match="is Starting or about to end"):
         new_job(spot=True).interrupt()
     ending = training(spot=True)
-    ending.host_ended("algo-1", 1)
+    ending.host_ended("algo-1", Exit(code=1))
     with pytest.raises(ApiError, match="about to end"):
         ending.interrupt()
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from estimators.local.engine.hosts import Host, allocate_hosts
+from estimators.local.engine.hosts import name_hosts
 from estimators.local.engine.opt_ml import lay_out, remove_tree
 from estimators.local.engine.request import TrainingRequest
+from estimators.local.executors import ClusterSpec, ProcessExecutor
 
 
 def parse(**members: Any) -> TrainingRequest:
@@ -28,10 +29,12 @@ def parse(**members: Any) -> TrainingRequest:
 
 
 def made(root: Path, request: TrainingRequest, index: int = 0, *, isolated: bool = True) -> dict[str, Any]:
-    hosts = allocate_hosts(request.groups)
-    lay_out(request, hosts, hosts[index], root, isolated=isolated)
+    hosts = name_hosts(request.groups)
+    roots = {host.name: root for host in hosts}
+    cluster = ProcessExecutor(isolated=isolated).cluster(ClusterSpec(name="job", image="image", roots=roots))
+    lay_out(request, hosts, hosts[index], root, cluster)
     return {path.stem: json.loads(path.read_text()) for path in (root / "input" / "config").iterdir()} | {
-        "hosts": hosts
+        "addresses": cluster.addresses
     }
 
 
@@ -48,7 +51,7 @@ def test_the_directories_are_there(tmp_path: Path) -> None:
     root = tmp_path / "algo-1"
     made(root, request)
     empty = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_dir() and not any(path.iterdir())}
-    assert empty == {"code", "input/data/train", "input/data/test.a", "model", "output/data", "state/now", "tmp"}
+    assert empty == {"code", "input/data/train", "input/data/test.a", "model", "output/data", "state/now"}
 
 
 def test_the_configuration_is_the_platforms(tmp_path: Path) -> None:
@@ -58,7 +61,7 @@ def test_the_configuration_is_the_platforms(tmp_path: Path) -> None:
         CheckpointConfig={"S3Uri": "s3://bucket/c"},
     )
     config = made(tmp_path / "algo-2", request, 1)
-    del config["hosts"]
+    del config["addresses"]
     assert config == {
         "hyperparameters": {"epochs": "3", "name": '"a"'},
         "inputdataconfig": {
@@ -106,14 +109,13 @@ def test_groups_of_a_heterogeneous_cluster(tmp_path: Path) -> None:
 def test_hosts_are_sorted_as_text_whatever_they_are_called(tmp_path: Path, isolated: bool) -> None:
     request = parse(ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 11})
     config = made(tmp_path / "algo-1", request, isolated=isolated)
-    names = {host.address if not isolated else host.name: host for host in config["hosts"]}
-    ordered: list[Host] = [names[name] for name in config["resourceconfig"]["hosts"]]
-    assert [host.name for host in ordered][:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
+    names = {address if not isolated else host: host for host, address in config["addresses"].items()}
+    assert [names[name] for name in config["resourceconfig"]["hosts"]][:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
 
 
 def test_where_there_is_no_isolation_the_files_hold_addresses_and_real_paths(tmp_path: Path) -> None:
     config = made(tmp_path / "algo-1", parse(CheckpointConfig={"S3Uri": "s3://bucket/c"}), isolated=False)
-    assert config["resourceconfig"]["current_host"] == config["hosts"][0].address
+    assert config["resourceconfig"]["current_host"] == config["addresses"]["algo-1"]
     assert config["checkpointconfig"]["LocalPath"] == str(tmp_path / "algo-1" / "checkpoints")
 
 

@@ -17,7 +17,7 @@ import pytest
 from estimators.local.engine import objects
 from estimators.local.engine import pipes as module
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.hosts import InstanceGroup, allocate_hosts
+from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.objects import S3Uri
 from estimators.local.engine.pipes import Pipes
 from estimators.local.engine.request import Channel
@@ -30,7 +30,7 @@ class Harness:
 
     def __init__(self, s3: Any, bucket: str, directory: Path) -> None:
         self.s3, self.bucket = s3, bucket
-        self.hosts = allocate_hosts((InstanceGroup(name="all", instance_type="ml.m5.large", count=2),))
+        self.hosts = name_hosts((InstanceGroup(name="all", instance_type="ml.m5.large", count=2),))
         self.roots = {host.name: directory / host.name for host in self.hosts}
         for root in self.roots.values():
             (root / "input" / "data").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import os
 import signal
@@ -15,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from estimators.local.executors import HostProcess, HostSpec, HostStartError, ProcessExecutor, process
+from estimators.local.executors import (
+    ClusterSpec,
+    HostProcess,
+    HostSpec,
+    HostStartError,
+    ProcessExecutor,
+    kept_process,
+)
+from estimators.local.executors.inherited import INHERITED
+from estimators.local.executors.process import ProcessCluster
 
 Start = Callable[..., HostProcess]
 
@@ -30,18 +40,10 @@ def start(isolated: bool, tmp_path: Path) -> Start:
     executor = ProcessExecutor(isolated=isolated)
 
     def start_host(*argv: str, name: str = "algo-1", **environment: str) -> HostProcess:
-        root = tmp_path / name
-        (root / "code").mkdir(parents=True, exist_ok=True)
-        return executor.start(
-            HostSpec(
-                name=name,
-                address="127.77.0.1",
-                ml_root=root,
-                argv=argv,
-                environment={"PATH": os.environ["PATH"], **environment},
-                hosts={"algo-1": "127.77.0.1", "algo-2": "127.77.0.2"},
-            )
-        )
+        roots = {host: tmp_path / host for host in dict.fromkeys([name, "algo-2"])}
+        (roots[name] / "code").mkdir(parents=True, exist_ok=True)
+        with executor.cluster(ClusterSpec(name="job", image="image", roots=roots)) as cluster:
+            return cluster.start(HostSpec(name=name, entrypoint=argv, environment=environment))
 
     return start_host
 
@@ -55,6 +57,16 @@ def said(host: HostProcess) -> str:
         text = b"".join(iter(lambda: host.output.read(4096), b"")).decode()
     host.wait()
     return text
+
+
+def exit_code(host: HostProcess) -> int:
+    end = host.wait()
+    assert end is not None
+    return end.code
+
+
+def is_inherited(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in INHERITED)
 
 
 def await_line(host: HostProcess) -> str:
@@ -103,7 +115,11 @@ def test_two_hosts_have_different_directories_at_the_same_path(start: Start) -> 
 @NAMESPACES
 def test_a_host_has_the_jobs_names_and_its_own(start: Start) -> None:
     host = start(*python("import socket as s; print(s.gethostname(), *map(s.gethostbyname, ['algo-1', 'algo-2']))"))
-    assert said(host) == "algo-1 127.77.0.1 127.77.0.2\n"
+    name, *addresses = said(host).split()
+    assert name == "algo-1"
+    networks = [address.rpartition(".") for address in addresses]
+    assert networks[0][0] == networks[1][0] != "127.0.0"
+    assert [number for _, _, number in networks] == ["1", "2"]
 
 
 @NAMESPACES
@@ -129,7 +145,7 @@ def test_as_process_1_a_program_without_a_handler_ignores_sigterm_as_in_a_contai
     assert host.wait(0.2) is None
     host.kill()
     said(host)
-    assert host.wait() == 128 + signal.SIGKILL
+    assert exit_code(host) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("isolated", [False])
@@ -144,7 +160,9 @@ def test_the_environment_is_what_was_given_and_nothing_else(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the user's own")
     names = {line.partition("=")[0] for line in said(start("env", GIVEN="1")).splitlines()}
-    assert names - {"SAGEMAKER_BASE_DIR", "LC_CTYPE"} == {"PATH", "GIVEN"}
+    assert "GIVEN" in names
+    own = {"SAGEMAKER_BASE_DIR", "LC_CTYPE", "TMPDIR", "OMP_NUM_THREADS", "SMDDP_MASTER_PORT"}
+    assert {name for name in names - own - {"GIVEN"} if not is_inherited(name)} == set()
 
 
 @BOTH_WAYS
@@ -154,7 +172,7 @@ def test_the_exit_code_is_the_programs(start: Start, isolated: bool, command: st
         command = "sh -c 'kill -KILL $$'"
     host = start("sh", "-c", command)
     said(host)
-    assert host.wait() == code
+    assert exit_code(host) == code
 
 
 @BOTH_WAYS
@@ -181,7 +199,7 @@ def test_a_signal_reaches_the_program_alone(start: Start, isolated: bool) -> Non
     assert await_line(host) == "ready"
     host.signal(signal.SIGTERM)
     assert said(host) == "child still runs: True\n"
-    assert host.wait() == 9
+    assert exit_code(host) == 9
 
 
 @BOTH_WAYS
@@ -190,7 +208,7 @@ def test_signals_to_a_host_that_has_ended_do_nothing(start: Start, isolated: boo
     said(host)
     host.signal(signal.SIGTERM)
     host.kill()
-    assert host.wait() == 0
+    assert exit_code(host) == 0
 
 
 @BOTH_WAYS
@@ -199,7 +217,7 @@ def test_what_the_program_started_ends_with_it(start: Start, isolated: bool) -> 
     sleeper = f"setsid {sys.executable} -S -c 'import time; time.sleep(60)' {token} &"
     host = start("sh", "-c", f"{sleeper} while ! grep -qz {token} /proc/[0-9]*/cmdline 2>/dev/null; do :; done; exit 3")
     said(host)
-    assert host.wait() == 3
+    assert exit_code(host) == 3
     assert alive(token) == []
 
 
@@ -222,13 +240,13 @@ def test_a_host_dies_when_the_process_that_started_it_is_killed(isolated: bool, 
                 f"""
                 import sys
                 from pathlib import Path
-                from estimators.local.executors import HostSpec, ProcessExecutor
+                from estimators.local.executors import ClusterSpec, HostSpec, ProcessExecutor
                 sleep = "import os, signal, sys, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(60)"
                 command = f"setsid {{sys.executable}} -c 'import time; time.sleep(60)' {token} & exec " + " ".join(
                     [sys.executable, "-u", "-c", repr(sleep), "{token}"])
-                host = ProcessExecutor(isolated={isolated}).start(HostSpec(
-                    name="algo-1", address="127.77.0.1", ml_root=Path({str(tmp_path)!r}),
-                    argv=("bash", "-c", command), environment={{"PATH": "/usr/bin:/bin"}}, hosts={{}}))
+                spec = ClusterSpec(name="job", image="image", roots={{"algo-1": Path({str(tmp_path)!r})}})
+                host = ProcessExecutor(isolated={isolated}).cluster(spec).start(HostSpec(
+                    name="algo-1", entrypoint=("bash", "-c", command), environment={{}}))
                 print(host.output.read(100), flush=True)
                 host.wait()
                 """
@@ -253,17 +271,17 @@ def test_a_host_dies_with_its_keeper(start: Start, isolated: bool) -> None:
     keeper = int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
     os.kill(keeper, signal.SIGKILL)
     said(host)
-    assert host.wait() == 128 + signal.SIGKILL
+    assert exit_code(host) == 128 + signal.SIGKILL
     await_none_alive(token)
 
 
 def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def barred(self: ProcessExecutor, host: HostSpec, serve: object) -> HostProcess:
+    def barred(self: ProcessCluster, host: HostSpec, serve: object) -> HostProcess:
         raise HostStartError("unshare: Operation not permitted")
 
-    monkeypatch.setattr(ProcessExecutor, "start", barred)
+    monkeypatch.setattr(ProcessCluster, "start", barred)
     with caplog.at_level(logging.WARNING):
         assert not ProcessExecutor().isolated
     assert "user namespaces are barred here (unshare: Operation not permitted)" in caplog.text
@@ -284,14 +302,11 @@ def test_a_mount_is_seen_by_the_program_alone_and_breaks_off_with_its_descriptor
     for name in ("code", "data"):
         (tmp_path / name).mkdir()
     handed: list[int] = []
-    host = executor.start(
+    host = executor.cluster(ClusterSpec(name="job", image="image", roots={"algo-1": tmp_path})).start(
         HostSpec(
             name="algo-1",
-            address="127.77.0.1",
-            ml_root=tmp_path,
-            argv=("sh", "-c", "grep -c ' /opt/ml/data fuse ro,nosuid,nodev' /proc/mounts; ls /opt/ml/data 2>&1"),
-            environment={"PATH": os.environ["PATH"], "LC_ALL": "C"},
-            hosts={"algo-1": "127.77.0.1"},
+            entrypoint=("sh", "-c", "grep -c ' /opt/ml/data fuse ro,nosuid,nodev' /proc/mounts; ls /opt/ml/data 2>&1"),
+            environment={"LC_ALL": "C"},
             mounts=("data",),
         ),
         handed.extend,
@@ -302,7 +317,7 @@ def test_a_mount_is_seen_by_the_program_alone_and_breaks_off_with_its_descriptor
     assert await_line(host) == "1"
     os.close(device)  # as a platform that dies: who waits for it has an error
     assert "ls: " in said(host)
-    assert host.wait() == 2
+    assert exit_code(host) == 2
 
 
 def test_without_namespaces_nothing_can_be_mounted() -> None:
@@ -314,8 +329,8 @@ def test_a_device_that_is_barred_is_why_nothing_can_be_mounted(
     isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = tmp_path / "keeper.py"
-    keeper.write_text(Path(process._KEEPER).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
-    monkeypatch.setattr(process, "_KEEPER", str(keeper))
+    keeper.write_text(Path(kept_process._KEEPER).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
+    monkeypatch.setattr(kept_process, "_KEEPER", str(keeper))
     assert ProcessExecutor(isolated=True).cannot_mount == "/dev/no-fuse: No such file or directory"
 
 
@@ -330,17 +345,15 @@ def test_a_host_whose_mounts_can_not_be_served_does_not_start(tmp_path: Path) ->
             os.close(device)
         raise RuntimeError("no more threads")
 
+    cluster = ProcessExecutor(isolated=True).cluster(ClusterSpec(name="job", image="image", roots={"algo-1": tmp_path}))
     spec = HostSpec(
         name="algo-1",
-        address="127.77.0.1",
-        ml_root=tmp_path,
-        argv=(*python("import time; time.sleep(60)"), token),
-        environment={"PATH": os.environ["PATH"]},
-        hosts={"algo-1": "127.77.0.1"},
+        entrypoint=(*python("import time; time.sleep(60)"), token),
+        environment={},
         mounts=("data",),
     )
     with pytest.raises(RuntimeError, match="no more threads"):
-        ProcessExecutor(isolated=True).start(spec, refuse)
+        cluster.start(spec, refuse)
     await_none_alive(token)
 
 
@@ -350,8 +363,8 @@ def test_a_host_that_hangs_while_it_starts_is_given_up(
 ) -> None:
     token = f"token-{uuid.uuid4().hex}.py"
     (tmp_path / token).write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(process, "_KEEPER", str(tmp_path / token))
-    monkeypatch.setattr(process, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(kept_process, "_KEEPER", str(tmp_path / token))
+    monkeypatch.setattr(kept_process, "_START_SECONDS", 0.2)
     with pytest.raises(HostStartError, match=r"algo-1: true could not be started: it did not run within 0\.2 seconds"):
         start("true")
     await_none_alive(str(tmp_path / token))

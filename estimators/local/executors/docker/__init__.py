@@ -1,0 +1,9 @@
+"""Hosts as containers: a cluster is a network, a host a container in it, an image one of this machine's."""
+
+from __future__ import annotations
+
+from estimators.local.executors.docker.bridge import bridge_address
+from estimators.local.executors.docker.executor import DockerExecutor
+from estimators.local.executors.docker.settings import Docker
+
+__all__ = ["Docker", "DockerExecutor", "bridge_address"]

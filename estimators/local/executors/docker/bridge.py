@@ -1,0 +1,37 @@
+"""Where a server on this machine must listen for containers to reach it: the address of Docker's own bridge.
+
+Containers on other networks reach it, too, but for those that are isolated. It is not 0.0.0.0: other machines do not
+get there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+from estimators.docker.cli import DockerError, docker
+
+_SECONDS = 20.0
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+def bridge_address() -> str:
+    """The IPv4 address of Docker's default bridge.
+
+    Raises:
+        DockerError: It has none, or the engine is not on this very machine.
+    """
+    # The device, and not the network's gateway: of this one network, Docker does not always know it.
+    form = '{{index .Options "com.docker.network.bridge.name"}}'
+    device = docker("network", "inspect", "--format", form, "bridge", timeout=_SECONDS)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", device.encode()))
+        except OSError as error:
+            raise DockerError(
+                f"This machine has no network interface {device!r} with an IPv4 address ({error.strerror}), which is "
+                "the Docker engine's bridge: the engine is elsewhere, in a virtual machine (Docker Desktop) or "
+                "rootless. The local platform needs one that shares this machine's files and addresses."
+            ) from error
+    return socket.inet_ntoa(answer[20:24])

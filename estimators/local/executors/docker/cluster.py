@@ -1,0 +1,130 @@
+"""A network, and the containers in it. A remover process ends both, however this process ends: see ``remover.py``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePath, PurePosixPath
+from types import TracebackType
+
+from estimators.docker.cli import DockerError, docker, program
+from estimators.local.executors.docker.container import Container, create
+from estimators.local.executors.docker.remover import LABEL, bind
+from estimators.local.executors.docker.settings import Docker
+from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
+
+logger = logging.getLogger(__name__)
+
+_ML_ROOT = "/opt/ml"
+_SECONDS = 30.0
+"""How long Docker may take to do one thing."""
+_REMOVER = str(Path(__file__).with_name("remover.py"))
+_CUT_OFF = ("--internal", "--opt", "com.docker.network.bridge.inhibit_ipv4=true")
+"""A network without a way out, in which this machine itself has no address either."""
+
+
+class DockerCluster:
+    """A `Cluster` of containers.
+
+    Args:
+        spec: The hosts.
+        settings: Their limits.
+    """
+
+    interface = "eth0"
+
+    def __init__(self, spec: ClusterSpec, settings: Docker) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._roots = {host: str(root.absolute()) for host, root in spec.roots.items()}
+        self._name = f"smddp-{uuid.uuid4().hex[:12]}"
+        self._labels = (f"--label={LABEL}={self._name}", f"--label=smddp.job={spec.name}")
+
+    def known_as(self, host: str) -> str:
+        """The host's name, which Docker's name service knows."""
+        return host
+
+    def ml_root(self, host: str) -> PurePath:  # noqa: ARG002  # the same for all
+        """``/opt/ml``."""
+        return PurePosixPath(_ML_ROOT)
+
+    def start(self, host: HostSpec, serve: Serve | None = None) -> Container:  # noqa: ARG002  # there are no mounts
+        """Start the host's program, in the image's own directory.
+
+        Raises:
+            HostStartError: If the program can't be started, with Docker's reason.
+        """
+        assert not host.mounts
+        name = f"{self._name}-{host.name}"
+        entrypoint = (f"--entrypoint={host.entrypoint[0]}",) if host.entrypoint else ()
+        options = (
+            f"--hostname={host.name}",
+            f"--network={self._name}",
+            f"--network-alias={host.name}",
+            f"--mount={bind(self._roots[host.name], _ML_ROOT)}",
+            "--log-driver=none",  # whoever has the cluster reads it all
+            *self._labels,
+            *self._limits(),
+            *entrypoint,
+        )
+        words = (*(host.entrypoint[1:] if host.entrypoint else ("train",)), *host.arguments)
+        environment = {"OMP_NUM_THREADS": str(self._threads()), **host.environment}
+        try:
+            self._network.result()
+            create(name, (*options, self._spec.image, *words), environment, keep=self._alive.fileno())
+        except DockerError as error:
+            raise HostStartError(f"{host.name}: its container could not be made: {error}") from error
+        return Container(name, host.name, self._settings)
+
+    def __enter__(self) -> DockerCluster:
+        owner = [] if os.geteuid() == 0 else [f"{os.geteuid()}:{os.getegid()}", self._spec.image, *self._roots.values()]
+        self._remover = subprocess.Popen(
+            [sys.executable, "-I", "-S", _REMOVER, program(), self._name, *owner],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that it outlives whatever ends this process
+            cwd="/",
+        )
+        assert self._remover.stdin is not None
+        self._alive = self._remover.stdin
+        self._maker = ThreadPoolExecutor(1)  # it takes as long as bringing the input: both at once
+        self._network = self._maker.submit(self._make_network)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Return once the containers are removed; the network goes by itself thereafter."""
+        self._maker.shutdown()
+        self._alive.close()
+        assert self._remover.stdout is not None
+        with self._remover.stdout as answer:
+            ready, _, _ = select.select([answer], [], [], _SECONDS)
+        threading.Thread(target=self._remover.wait, daemon=True).start()
+        if not ready:
+            logger.warning("Docker has not removed the containers of %s within %g seconds", self._name, _SECONDS)
+
+    def _make_network(self) -> None:
+        isolation = _CUT_OFF if self._spec.network_isolation else ()
+        command = ("network", "create", *isolation, *self._labels, self._name)
+        docker(*command, timeout=_SECONDS, keep=[self._alive.fileno()])
+
+    def _limits(self) -> list[str]:
+        settings = self._settings
+        shared = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return [
+            f"--shm-size={shared}",  # as on any Linux; Docker's own 64 MiB are too little for a DataLoader's workers
+            *([f"--cpus={settings.cpus:g}"] if settings.cpus is not None else []),
+            *([f"--memory={settings.memory}", f"--memory-swap={settings.memory}"] if settings.memory else []),
+        ]
+
+    def _threads(self) -> int:
+        """Threads of each program: left alone, each would take all cores, and they would wait for each other."""
+        cores = len(os.sched_getaffinity(0)) / len(self._roots)
+        return max(1, int(min(cores, self._settings.cpus or cores)))

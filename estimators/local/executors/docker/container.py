@@ -1,0 +1,171 @@
+"""One host that is a container, followed by a ``docker start --attach`` and ordered about by other docker commands."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+from estimators.docker.cli import DockerError, docker, program
+from estimators.local.executors.docker.settings import Docker
+from estimators.local.executors.executor import Exit, HostStartError
+
+logger = logging.getLogger(__name__)
+
+_SECONDS = 30.0
+"""How long Docker may take to do one thing; under load it needs seconds, and one that hangs for ever."""
+_START_SECONDS = 60.0
+_LOOK_SECONDS = 0.03
+_NEVER = "0001-01-01"
+"""What Docker says of a time that has not come."""
+
+
+def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], *, keep: int) -> None:
+    """Create a container.
+
+    Args:
+        name: What it is called.
+        arguments: Options, image, program and arguments.
+        environment: The program's variables. No other user of this machine sees them, as they would in the command.
+        keep: A descriptor that stays open for as long as Docker is at it.
+
+    Raises:
+        DockerError: Docker refuses.
+    """
+    lines = {name: value for name, value in environment.items() if "\n" not in value}
+    others = {name: value for name, value in environment.items() if name not in lines}
+    file = os.memfd_create("environment")
+    try:
+        with open(file, "w", closefd=False) as text:
+            text.writelines(f"{variable}={value}\n" for variable, value in lines.items())
+        given = [f"--env-file=/proc/self/fd/{file}", *(f"--env={variable}" for variable in others)]
+        docker("create", "--name", name, *given, *arguments, timeout=_SECONDS, environment=others, keep=[file, keep])
+    finally:
+        os.close(file)
+
+
+class Container:
+    """A `HostProcess` that is a container.
+
+    Args:
+        name: A container that was created.
+        host: The host's name.
+        settings: What it was created with.
+
+    Raises:
+        HostStartError: The container could not be started, with Docker's words.
+    """
+
+    def __init__(self, name: str, host: str, settings: Docker) -> None:
+        self._name = name
+        self._host = host
+        self._settings = settings
+        self._killed = False
+        self._attached = subprocess.Popen(
+            [program(), "start", "--attach", name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal is not Docker's business
+            bufsize=0,
+        )
+        assert self._attached.stdout is not None
+        self._output = self._attached.stdout
+        try:
+            self._await_start()
+        except BaseException:
+            self._attached.kill()
+            self._attached.wait()
+            self._output.close()
+            raise
+
+    @property
+    def output(self) -> BinaryIO:
+        """Standard output and standard error, together."""
+        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the program, which is the container's PID 1; nothing if it has ended."""
+        threading.Thread(target=self._send, args=(signum,), daemon=True).start()
+
+    def kill(self) -> None:
+        """End the container at once; if Docker does not do it, give it up."""
+        if self._attached.poll() is None:
+            self._killed = True
+            threading.Thread(target=self._kill, daemon=True).start()
+
+    def wait(self, timeout: float | None = None) -> Exit | None:
+        """How it ended, or None after ``timeout`` seconds."""
+        try:
+            self._attached.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        return self._exit
+
+    def _await_start(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            ended = self._attached.poll() is not None
+            try:
+                started = not self._state()["StartedAt"].startswith(_NEVER)
+            except DockerError as error:
+                raise self._not_started(str(error)) from error
+            if started:
+                return
+            if ended:
+                raise self._not_started(self._output.read().decode(errors="replace").strip())
+            if time.monotonic() > deadline:
+                raise self._not_started(f"it did not run within {_START_SECONDS:g} seconds")
+            time.sleep(_LOOK_SECONDS)
+
+    def _not_started(self, why: str) -> HostStartError:
+        return HostStartError(f"{self._host}: its container could not be started: {why}")
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(
+            docker("inspect", "--type", "container", "--format", "{{json .State}}", self._name, timeout=_SECONDS)
+        )
+        return state
+
+    @functools.cached_property
+    def _exit(self) -> Exit:
+        killed = 128 + signal.SIGKILL
+        try:
+            state = self._state()
+        except DockerError as error:
+            return Exit(code=killed, lost=None if self._killed else f"its container is gone ({error})")
+        code: int = state["ExitCode"]
+        if state["Running"]:
+            lost = f"Docker does not follow its container any more (exit code {self._attached.returncode})"
+            return Exit(code=killed, lost=None if self._killed else lost)
+        if state["OOMKilled"]:
+            limit = f"its limit is {self._settings.memory}" if self._settings.memory else "this machine has no more"
+            return Exit(code=code, shortage=f"ran out of memory: {limit}")
+        if code == killed and not self._killed:
+            return Exit(code=code, lost="its container was killed from outside (exit code 137)")
+        return Exit(code=code)
+
+    def _send(self, signum: int) -> bool:
+        """Whether it was sent."""
+        try:
+            docker("kill", "--signal", str(signum), self._name, timeout=_SECONDS)
+        except DockerError as error:
+            if self._attached.poll() is None:
+                logger.warning("%s: signal %d could not be sent: %s", self._name, signum, error)
+            return False
+        return True
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+        try:
+            self._attached.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.warning("%s was not killed by Docker within %g seconds; it is not waited for", self._name, _SECONDS)
+            self._attached.kill()

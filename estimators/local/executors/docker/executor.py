@@ -1,0 +1,41 @@
+"""Runs each host of a job as a container, and the hosts of a job in a network of their own, by the docker program.
+
+A container is to see what one on AWS sees: the image's own program as PID 1, its directory at ``/opt/ml``, the other
+hosts by the platform's names, and nothing of this process's environment.
+"""
+
+from __future__ import annotations
+
+from estimators.local.executors.docker import images
+from estimators.local.executors.docker.cluster import DockerCluster
+from estimators.local.executors.docker.settings import Docker
+from estimators.local.executors.executor import ClusterSpec
+
+
+class DockerExecutor:
+    """An `Executor` of containers.
+
+    Args:
+        settings: Images and limits.
+    """
+
+    def __init__(self, settings: Docker) -> None:
+        self._settings = settings
+
+    @property
+    def cannot_mount(self) -> str:
+        """Why hosts can't have mounts."""
+        return "a container may not mount"
+
+    def find_image(self, wanted: str) -> str:
+        """The ID of the local image that stands for a TrainingImage.
+
+        Raises:
+            NoImageError: There is none, with how to map one.
+            DockerError: Docker doesn't answer.
+        """
+        return images.find_image(self._settings, wanted)
+
+    def cluster(self, spec: ClusterSpec) -> DockerCluster:
+        """Prepare a cluster."""
+        return DockerCluster(spec, self._settings)

@@ -1,0 +1,48 @@
+"""Which image of this machine stands for a job's TrainingImage."""
+
+from __future__ import annotations
+
+from estimators.docker.cli import DockerError, docker
+from estimators.local.executors.docker.settings import Docker
+from estimators.local.executors.executor import NoImageError
+
+SECONDS = 20.0
+_SHOWN = 8
+
+
+def find_image(settings: Docker, wanted: str) -> str:
+    """The ID of the image, which stays the same image even if a later build takes its name.
+
+    Args:
+        settings: The rules.
+        wanted: A TrainingImage.
+
+    Raises:
+        NoImageError: There is none, with how to map one.
+        DockerError: Docker doesn't answer.
+    """
+    pattern = settings.pattern_for(wanted)
+    name = wanted if pattern is None else settings.images[pattern]
+    try:
+        return docker("image", "inspect", "--format", "{{.Id}}", name, timeout=SECONDS)
+    except DockerError as error:
+        if "no such image" not in str(error).lower() and "invalid reference format" not in str(error):
+            raise
+    here = f"Images here: {_images_here()}."
+    if pattern is not None:
+        raise NoImageError(
+            f"{wanted} is mapped (by {pattern!r}) to {name}, and there is no such image on this machine. Build it "
+            f"(`smddp image build`), pull it, or map to another one. {here}"
+        )
+    rules = f"none of the patterns {', '.join(map(repr, settings.images))} matches it" if settings.images else "no rule"
+    raise NoImageError(
+        f"{wanted} is no image on this machine, and {rules} maps it to one. Map it: "
+        f'LocalSageMaker(docker=Docker(images={{"{wanted}": "IMAGE"}})) or `smddp local up --docker --image '
+        f"'{wanted}=IMAGE'`; * stands for anything, and `smddp image build` builds an image. {here}"
+    )
+
+
+def _images_here() -> str:
+    listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", timeout=SECONDS).split()
+    names = [name for name in listed if "<none>" not in name]
+    return (", ".join(names[:_SHOWN]) or "none") + (", …" if len(names) > _SHOWN else "")
