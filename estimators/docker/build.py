@@ -43,8 +43,9 @@ class TrainingImage:
     """Whose `train` it runs: ``smddp``'s own, or that of AWS's ``toolkit``."""
     base: str = "python:3.11-slim"
     """The image that it starts from. What that one has already stays: CUDA, torch, MPI, the toolkit."""
-    torch: str = "torch torchvision"
-    """What pip installs before all else: requirements and options of pip."""
+    torch: str | None = None
+    """What pip installs before all else: requirements and options of pip, such as ``torch==2.8.0 torchvision``. None
+    keeps the base's torch, or installs the tested version of it."""
     network: str | None = None
     """The network of the build's steps, such as ``host``; None is the engine's own choice."""
 
@@ -65,10 +66,10 @@ def build(image: TrainingImage, *, watch: Callable[[BuildLog], None] = lambda _:
         # Without --force-rm the classic builder leaves the container of a step that failed or was interrupted.
         command = [program(), "build", "--force-rm", "--target", image.target, "--tag", image.tag]
         command += [] if image.network is None else ["--network", image.network]
-        for name, value in {"BASE": image.base, "TORCH": image.torch, "VERSION": __version__}.items():
+        for name, value in {"BASE": image.base, "TORCH": image.torch or "", "VERSION": __version__}.items():
             command += ["--build-arg", f"{name}={value}"]
         for name in FROM_USER:
-            command += ["--build-arg", name] if os.environ.get(name) else []
+            command += ["--build-arg", name] if os.environ.get(name) else []  # docker looks the value up
         code = _follow([*command, str(context)], log, watch, os.environ | {"BUILDKIT_PROGRESS": "plain"})
     if code != 0:
         raise DockerError(explain(log, code, base=image.base))

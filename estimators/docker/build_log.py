@@ -16,6 +16,8 @@ LINES_KEPT = 20
 _STEP = re.compile(r"Step (\d+/\d+) : (.*)")
 _NOTE = re.compile(r" ---> |Removing intermediate container |Sending build context |The command .* returned a non-zero")
 
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
 _BUILDKIT_LINE = re.compile(r"#(\d+) (.*)")
 _BUILDKIT_STEP = re.compile(r"\[(?:internal|(?P<place>[^\]]*\d+/\d+))\] (?P<does>.*)")
 _BUILDKIT_NOTE = re.compile(r"(DONE|CACHED|CANCELED|sha256:|extracting|transferring|naming|writing|exporting)\b")
@@ -58,7 +60,7 @@ class BuildLog:
 
     def read(self, line: str) -> None:
         """Take in one line."""
-        line = line.rstrip()
+        line = _COLOUR.sub("", line).rstrip()
         if step := _STEP.match(line):
             self.step = Step(place=step[1], does=_one_line(step[2]))
             self.tail.clear()

@@ -29,8 +29,9 @@ def build(
         str | None, typer.Option(help="Its name: by default smddp-training, or smddp-training:toolkit.")
     ] = None,
     torch: Annotated[
-        str, typer.Option(help="What pip installs first: requirements and options of pip.")
-    ] = "torch torchvision",
+        str | None,
+        typer.Option(help="What pip installs first, such as 'torch==2.8.0'; else the base's, or the tested one."),
+    ] = None,
     network: Annotated[str | None, typer.Option(help="The network of the build's steps, such as host.")] = None,
 ) -> None:
     """Build a training image from the installed smddp."""
@@ -51,4 +52,7 @@ def build(
     except DockerError as error:
         typer.echo(f"smddp image: {error}", err=True)
         raise typer.Exit(1) from error
+    except KeyboardInterrupt as stop:
+        typer.echo("smddp image: stopped. The next build goes on after the last step that ended.", err=True)
+        raise typer.Exit(130) from stop
     typer.echo(f"{tag}: {size / 1e9:.1f} GB, in {clock(time.monotonic() - began)}")

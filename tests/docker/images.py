@@ -7,11 +7,16 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from estimators.docker.build import Target, TrainingImage, build
-from estimators.docker.cli import DockerError, docker
+from estimators.docker.build_view import shown
+from estimators.docker.cli import docker
 
 MADE_BASE = "smddp-base:bookworm"
 BASE = os.environ.get("SMDDP_TEST_BASE", MADE_BASE)
@@ -31,29 +36,36 @@ class Images:
 def build_images() -> Images:
     """Build both, one process after another. The first time takes minutes, later ones what has changed since."""
     images = Images()
-    with Path(tempfile.gettempdir(), "smddp-test-images.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if BASE == MADE_BASE and not _is_here(BASE):
-            subprocess.run([str(_MAKE_BASE), BASE], check=True)
-        _build("smddp", images.smddp)
-        _build("toolkit", images.toolkit)
+    base = find_base()
+    with _alone("images"):
+        _build("smddp", images.smddp, base)
+        _build("toolkit", images.toolkit, base)
     return images
 
 
-def _build(target: Target, tag: str) -> None:
+def find_base() -> str:
+    """The image that the tests' images start from; ours is made if it is not there."""
+    if BASE == MADE_BASE and not docker("images", "--quiet", MADE_BASE):
+        with _alone("base"):
+            if not docker("images", "--quiet", MADE_BASE):
+                subprocess.run([str(_MAKE_BASE), MADE_BASE], check=True)
+    return BASE
+
+
+@contextmanager
+def _alone(what: str) -> Iterator[None]:
+    with Path(tempfile.gettempdir(), f"smddp-tests-{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(target: Target, tag: str, base: str) -> None:
     before = docker("images", "--quiet", "--no-trunc", tag)
-    build(TrainingImage(tag=tag, target=target, base=BASE, network="host"))
+    with shown(Console(stderr=True, highlight=False)) as watch:
+        build(TrainingImage(tag=tag, target=target, base=base, network="host"), watch=watch)
     if before and before != docker("images", "--quiet", "--no-trunc", tag):
         # It has no name any more; docker refuses to remove it while a container of another run still uses it.
         subprocess.run(["docker", "rmi", before], capture_output=True, check=False)
-
-
-def _is_here(image: str) -> bool:
-    try:
-        docker("image", "inspect", image)
-    except DockerError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

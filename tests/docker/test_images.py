@@ -1,0 +1,47 @@
+"""What a training image has: a `train` that starts, and ssh between its containers, which mpirun needs."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+
+import pytest
+
+from estimators.docker.cli import docker
+from tests.docker.images import Images
+
+pytestmark = pytest.mark.docker
+
+
+def run(image: str, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["docker", "run", "--rm", image, *command], capture_output=True, text=True, check=False)
+
+
+def test_train_without_a_job_says_what_is_missing(images: Images) -> None:
+    own, aws = run(images.smddp, "train"), run(images.toolkit, "train")
+    assert own.returncode == 1
+    assert "There is no /opt/ml/input/config/resourceconfig.json" in own.stdout + own.stderr
+    assert aws.returncode == 1
+    assert "sagemaker_program" in aws.stdout + aws.stderr
+    assert "sagemaker_pytorch_container" in aws.stdout + aws.stderr
+
+
+def test_ranks_start_on_another_container_over_ssh(images: Images) -> None:
+    """From smddp's image to AWS's: a session that is neither a login nor interactive finds orted, python and smddp."""
+    name = f"smddp-tests-{uuid.uuid4().hex}"
+    rank = "import os, smddp; from mpi4py import MPI; print(os.uname().nodename, MPI.COMM_WORLD.rank)"
+    docker("network", "create", name)
+    try:
+        server = ["--name", name, "--hostname", "algo-1", "--network", name, "--network-alias", "algo-1"]
+        docker("run", "--detach", *server, "--entrypoint", "/usr/sbin/sshd", images.toolkit, "-D")
+        mpirun = ["mpirun", "--allow-run-as-root", "--host", "algo-1:2", "-np", "2", "python", "-c", rank]
+        said = docker("run", "--rm", "--network", name, "--env", "OMP_NUM_THREADS=1", images.smddp, *mpirun)
+    finally:
+        docker("rm", "--force", name)
+        docker("network", "rm", name)
+    assert sorted(said.split("\n")) == ["algo-1 0", "algo-1 1"]
+
+
+def test_no_compiler_stays_behind(images: Images) -> None:
+    for image in (images.smddp, images.toolkit):
+        assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", "command -v gcc cc || echo none") == "none"
