@@ -15,6 +15,7 @@ from smddp.errors import ClusterError
 MASTER_PORT = 7777
 """The toolkit's port."""
 
+_RESOURCE_CONFIG = "the JSON object of resourceconfig.json"
 _A_LIST = 'a JSON list of host names such as ["algo-1", "algo-2"]'
 
 
@@ -101,6 +102,8 @@ def _of_the_distribution(environment: Environment) -> Reading[tuple[str, ...]] |
     if "SM_DISTRIBUTION_INSTANCE_GROUPS" not in environment or "SM_RESOURCE_CONFIG" not in environment:
         return None
     chosen = environment.json("SM_DISTRIBUTION_INSTANCE_GROUPS", expected="a JSON list of instance groups")
+    if "instance_groups" not in _whole_resource_config(environment).value:
+        return None  # the SDK's Local Mode knows hosts, but no groups
     groups = _resource_config(environment, "instance_groups")
     try:
         names = [
@@ -115,11 +118,17 @@ def _of_the_distribution(environment: Environment) -> Reading[tuple[str, ...]] |
 
 
 def _resource_config(environment: Environment, key: str) -> Reading[Any]:
-    expected = "the JSON object of resourceconfig.json"
-    config = environment.json("SM_RESOURCE_CONFIG", expected=expected)
-    if not (isinstance(config.value, dict) and key in config.value):
-        raise ClusterError(f"{config.source}: expected {expected}, with {key}.")
+    config = _whole_resource_config(environment)
+    if key not in config.value:
+        raise ClusterError(f"{config.source}: expected {_RESOURCE_CONFIG}, with {key}.")
     return Reading(config.value[key], f"{key} of {config.source}")
+
+
+def _whole_resource_config(environment: Environment) -> Reading[dict[str, Any]]:
+    config = environment.json("SM_RESOURCE_CONFIG", expected=_RESOURCE_CONFIG)
+    if not isinstance(config.value, dict):
+        raise ClusterError(f"{config.source}: expected {_RESOURCE_CONFIG}.")
+    return Reading(config.value, config.source)
 
 
 def _names(listed: Reading[object]) -> tuple[str, ...]:

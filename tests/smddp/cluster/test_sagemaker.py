@@ -40,6 +40,19 @@ def test_v2s_dialect_is_one_process_a_host_in_the_platforms_order() -> None:
     assert (cluster.master_addr, cluster.master_port, cluster.launcher) == ("algo-1", 7777, "sagemaker")
 
 
+def test_hosts_without_instance_groups_are_those_of_the_sdks_local_mode() -> None:
+    config = {"hosts": ["algo-1-x7k2p", "algo-2-x7k2p"], "current_host": "algo-2-x7k2p"}
+    cluster = Cluster.detect(
+        {
+            "SM_HOSTS": json.dumps(config["hosts"]),
+            "SM_CURRENT_HOST": "algo-2-x7k2p",
+            "SM_RESOURCE_CONFIG": json.dumps(config),
+            "SM_DISTRIBUTION_INSTANCE_GROUPS": '["homogeneousCluster"]',
+        }
+    )
+    assert (cluster.rank, cluster.hosts) == (1, ("algo-1-x7k2p", "algo-2-x7k2p"))
+
+
 def test_v3s_dialect_names_the_meeting_place() -> None:
     cluster = Cluster.detect(V3)
     assert (cluster.rank, cluster.world_size, cluster.host) == (1, 2, "algo-2")
