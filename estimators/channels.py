@@ -41,6 +41,13 @@ def _uri(place: Any) -> str | None:
     return uri if isinstance(uri, str) else None
 
 
+def local_path(uri: object) -> Path | None:
+    """The absolute path of a ``file://`` URI, as the SDK reads one: it may be relative. None for anything else."""
+    if not isinstance(uri, str) or not uri.startswith("file://"):
+        return None
+    return Path(uri.removeprefix("file://")).resolve()
+
+
 def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]:
     """Where the data lies. Channels that the SDK's own classes describe are theirs to check."""
     for name, place in channels.items():
@@ -51,21 +58,34 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
             if not local_mode:
                 remedy = "Upload it with sagemaker_session.upload_data(path) and give the s3:// URI that it returns."
                 yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", remedy)
+            elif not Path(place.removeprefix("file://")).exists():
+                yield error(parameter, f"there is no {place.removeprefix('file://')}", "Give an existing path.")
         elif not place.startswith("s3://"):
             remedy = "Give s3://bucket/prefix."
-            if Path(place).exists():
+            if local_mode:
+                remedy = f"Give s3://bucket/prefix, or file://{Path(place).absolute()}."
+            elif Path(place).exists():
                 remedy = "It is on this machine: upload it with sagemaker_session.upload_data(path) and give the URI."
             yield error(parameter, f"{place!r} is not an S3 URI", remedy)
 
 
-def check_checkpoints(arguments: Mapping[str, Any], channels: Mapping[str, Any]) -> Iterator[Problem]:
+def check_checkpoints(
+    arguments: Mapping[str, Any], channels: Mapping[str, Any], *, local_mode: bool
+) -> Iterator[Problem]:
     """The checkpoint prefix. It is downloaded to every host, and what a job deletes is deleted there."""
     uri = arguments.get("checkpoint_s3_uri")
     if not isinstance(uri, str):
         return
     where = "checkpoint_s3_uri"
+    if local_path(uri) and local_mode:
+        return
     if not uri.startswith("s3://"):
-        yield error(where, f"{uri!r} is not an S3 URI", "Give s3://bucket/prefix.")
+        remedy = "Give s3://bucket/prefix."
+        if local_mode:
+            remedy = "Give file:///directory, or s3://bucket/prefix."
+        elif local_path(uri):
+            remedy = "It is on this machine, where only instance_type='local' can keep checkpoints. " + remedy
+        yield error(where, f"{uri!r} is not an S3 URI", remedy)
         return
     if not uri.removeprefix("s3://").strip("/").partition("/")[2]:
         yield warning(

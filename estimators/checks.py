@@ -31,7 +31,7 @@ def check_limits(arguments: Arguments) -> Iterator[Problem]:
     if "/" not in str(arguments.get("role")):
         elsewhere.add("role")  # a name: the SDK asks IAM for its ARN
     if is_local_mode(arguments):
-        elsewhere.add("instance_type")
+        elsewhere |= {"instance_type", "output_path"}
     if not str(arguments.get("checkpoint_s3_uri")).startswith("s3://"):
         elsewhere.add("checkpoint_s3_uri")
     for parameter in limits.FIELDS:
@@ -98,35 +98,10 @@ def check_time(arguments: Arguments) -> Iterator[Problem]:
         )
 
 
-def check_input_modes(arguments: Arguments, channels: Mapping[str, Any]) -> Iterator[Problem]:
-    """How the data comes. The SDK's Local Mode knows one way and says nothing of the others.
-
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        channels: The channels by name.
-    """
-    if not is_local_mode(arguments):
-        return
-    configured = {name: getattr(place, "config", None) for name, place in channels.items()}
-    modes = {"input_mode": arguments.get("input_mode")} | {
-        f"inputs[{name!r}]": config.get("InputMode")
-        for name, config in configured.items()
-        if isinstance(config, Mapping)
-    }
-    for parameter, mode in modes.items():
-        if mode == "Pipe":
-            yield error(
-                parameter,
-                "the SDK's Local Mode copies the data, and its pipes never come: the script would wait for ever",
-                "Give 'File', or run the job with estimators.local.LocalSageMaker, which serves pipes.",
-            )
-        elif mode == "FastFile":
-            remedy = "estimators.local.LocalSageMaker reads it from S3 as the script does, as SageMaker would."
-            yield warning(parameter, "the SDK's Local Mode copies the data before the start, as with 'File'", remedy)
-
-
 def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Problem]:
-    """The role that the job runs as."""
+    """The role that the job runs as; Local Mode assumes none."""
+    if is_local_mode(arguments):
+        return
     if not arguments.get("role") and not configured_role:
         yield error(
             "role",

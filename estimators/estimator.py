@@ -17,6 +17,7 @@ from estimators import checks, source
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
+from estimators.local_mode import given
 from estimators.plan import Plan, chooses_image_by_version, make_plan
 from estimators.problem import nearest
 from estimators.training_job import TrainingJob
@@ -137,18 +138,29 @@ class Estimator:
         plan.require()
         for problem in plan.warnings:
             logger.warning("%s", problem)
+        shows_log = logs not in (False, "None")
+        if checks.is_local_mode(self.arguments):
+            return self._fit_in_local_mode(inputs, wait=wait, logs=shows_log, job_name=job_name)
+        from estimators.sdk import v2
+
         bundle = source.stage(source.Source.of(self.arguments))
         try:
-            pytorch = self._build(bundle)
+            pytorch = self._build({**self.arguments, **bundle.source.arguments}, self._session or v2.session())
             pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
         finally:
             bundle.remove()
         job = TrainingJob(pytorch.latest_training_job.name, pytorch.sagemaker_session)
         logger.info("started training job %s: %s", job.name, plan.topology)
         if wait:
-            # Local Mode has run the job, and shown its log, by now.
-            job.wait(logs=logs not in (False, "None") and not checks.is_local_mode(self.arguments))
+            job.wait(logs=shows_log)
         return job
+
+    def _fit_in_local_mode(self, inputs: Any, *, wait: bool, logs: bool, job_name: str | None) -> TrainingJob:
+        from estimators.local_mode import fit
+
+        if not wait:
+            logger.warning("wait=False: the SDK's Local Mode runs the job before fit() returns")
+        return fit.fit(self.arguments, self._build, inputs=inputs, session=self._session, logs=logs, job_name=job_name)
 
     def plan(self, inputs: Any = None, *, job_name: str | None = None) -> Plan:
         """What the job would run on, and what is wrong with it. Nothing is sent or uploaded.
@@ -167,24 +179,26 @@ class Estimator:
         Raises:
             EstimatorError: The SDK refuses the parameters.
         """
+        from estimators.sdk import v2
+
+        local_mode = checks.is_local_mode(self.arguments)
         bundle = source.stage(source.Source.of(self.arguments))
         try:
-            pytorch = self._build(bundle)
+            session = v2.local_session(self._session) if local_mode else self._session or v2.session()
+            arguments = given.for_sdk(self.arguments) if local_mode else self.arguments
+            pytorch = self._build({**arguments, **bundle.source.arguments}, session)
         except BaseException:
             bundle.remove()
             raise
         weakref.finalize(pytorch, bundle.remove)
         return pytorch
 
-    def _build(self, bundle: source.Bundle) -> PyTorch:
+    def _build(self, arguments: Mapping[str, Any], session: Session) -> PyTorch:
         from estimators.sdk import v2
 
-        arguments = {**self.arguments, **bundle.source.arguments}
-        local_mode = checks.is_local_mode(arguments)
-        session = self._session or (v2.local_session() if local_mode else v2.session())
         if chooses_image_by_version(arguments):
             framework, _refusal = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
-            arguments |= framework.arguments
+            arguments = {**arguments, **framework.arguments}
             if not {"framework_version", "py_version"} <= self.arguments.keys():
                 logger.info("using PyTorch %s on %s, the newest that fits", framework.version, framework.py_version)
         return v2.pytorch(arguments, session)

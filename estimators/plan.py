@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from estimators import channels, checks, distribution, source
 from estimators.errors import EstimatorError
 from estimators.image import Framework
+from estimators.local_mode import checks as local_mode_checks
 from estimators.problem import Problem, error
 
 if TYPE_CHECKING:
@@ -119,15 +120,18 @@ def _problems(
             py_version = chosen.py_version
             if refusal:
                 yield _refused(arguments, chosen, refusal)
-    else:
+    elif not local_mode:
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
         yield error("sagemaker_session", "no AWS region is configured", remedy)
     isolated = arguments.get("enable_network_isolation") is True
     yield from source.check(code, py_version=py_version, isolated=isolated)
     yield from checks.check_metrics(arguments)
-    yield from checks.check_input_modes(arguments, data)
+    if local_mode:
+        yield from local_mode_checks.check(
+            arguments, data, has_local_session=v2.is_local(session), s3_endpoint=v2.s3_endpoint(session)
+        )
     yield from channels.check(data, local_mode=local_mode)
-    yield from channels.check_checkpoints(arguments, data)
+    yield from channels.check_checkpoints(arguments, data, local_mode=local_mode)
     yield from checks.check_hyperparameters(arguments, v2.hyperparameter_text)
     requested = {
         **arguments,

@@ -150,8 +150,14 @@ def _check_script(source: Source, py_version: str | None) -> Iterator[Problem]:
             )
 
 
-def stage(source: Source) -> Bundle:
-    """Bundle the installed smddp with code that imports it; other code is its own bundle."""
+def stage(source: Source, *, into: Path | None = None) -> Bundle:
+    """Bundle the installed smddp with code that imports it; other code is its own bundle.
+
+    Args:
+        source: The code.
+        into: A directory to make for the bundle, whatever the code imports, with its dependencies in it: for the
+            SDK's Local Mode, which uploads nothing, and whose containers write to the code that they are given.
+    """
     if not source.is_local:
         if source.entry_point is not None:
             logger.info(
@@ -161,9 +167,12 @@ def stage(source: Source) -> Bundle:
                 PACKAGE,
             )
         return Bundle(source=source, directory=None)
-    if not needs_package(source):
+    needs = needs_package(source)
+    if into is None and not needs:
         return Bundle(source=source, directory=None)
-    directory = Path(tempfile.mkdtemp(prefix="smddp-source-"))
+    if into is not None:
+        into.mkdir()
+    directory = into or Path(tempfile.mkdtemp(prefix="smddp-source-"))
     try:
         if source.source_dir is not None:
             shutil.copytree(source.source_dir, directory, dirs_exist_ok=True)
@@ -171,15 +180,21 @@ def stage(source: Source) -> Bundle:
         else:
             shutil.copy2(source.script, directory)
             entry_point = source.script.name
-        shutil.copytree(package_directory(), directory / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-        _add_requirements(directory / REQUIREMENTS)
+        if needs:
+            shutil.copytree(package_directory(), directory / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+            _add_requirements(directory / REQUIREMENTS)
+        for dependency in map(Path, source.dependencies if into else ()):
+            if dependency.is_dir():
+                shutil.copytree(dependency, directory / dependency.absolute().name, dirs_exist_ok=True)
+            else:
+                shutil.copy2(dependency, directory)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     staged = Source(
         entry_point=entry_point,
         source_dir=str(directory),
-        dependencies=source.dependencies,
+        dependencies=() if into else source.dependencies,
         from_git=False,
     )
     return Bundle(source=staged, directory=directory)
@@ -187,11 +202,14 @@ def stage(source: Source) -> Bundle:
 
 def needs_package(source: Source) -> bool:
     """Whether any of the code imports smddp, and does not bring its own."""
-    roots = [Path(source.source_dir) if source.source_dir else source.script, *map(Path, source.dependencies)]
     brings = [Path(source.source_dir, PACKAGE)] if source.source_dir else []
-    brings += [root for root in roots[1:] if root.name == PACKAGE]
-    if any(path.is_dir() for path in brings):
-        return False
+    brings += [Path(path) for path in source.dependencies if Path(path).name == PACKAGE]
+    return not any(path.is_dir() for path in brings) and imports_package(source)
+
+
+def imports_package(source: Source) -> bool:
+    """Whether any of the code imports smddp, its own or another."""
+    roots = [Path(source.source_dir) if source.source_dir else source.script, *map(Path, source.dependencies)]
     return any(_imports_package(path) for root in roots for path in _scripts(root))
 
 

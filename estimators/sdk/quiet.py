@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,15 +39,16 @@ def quiet_configuration_logger() -> None:
 
 
 @contextmanager
-def root_logger_kept() -> Iterator[None]:
-    """Undo what a block does to the root logger: a module of the SDK sets it up for the whole program, on import."""
+def program_kept() -> Iterator[None]:
+    """Undo what a block does to the root logger and to tracebacks: the SDK sets up both for the program, on import."""
     root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    level, handlers, excepthook = root.level, list(root.handlers), sys.excepthook
     try:
         yield
     finally:
         root.setLevel(level)
         root.handlers[:] = handlers
+        sys.excepthook = excepthook
 
 
 @contextmanager
@@ -55,6 +57,19 @@ def without_log() -> Iterator[None]:
     logger = logging.getLogger("sagemaker")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Keep the SDK's log to warnings for a block: Local Mode logs a Compose file, and what it looks for."""
+    logger = logging.getLogger("sagemaker")
+    level = logger.level
+    if level == logging.NOTSET or level == logging.INFO:
+        logger.setLevel(logging.WARNING)
     try:
         yield
     finally:

@@ -19,24 +19,24 @@ from packaging.version import Version
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.sdk.quiet import (
+    program_kept,
     quiet_configuration_logger,
-    root_logger_kept,
     without_log,
     without_maintenance_notice,
 )
 
 quiet_configuration_logger()
 try:
-    with without_maintenance_notice(), root_logger_kept():
+    with without_maintenance_notice(), program_kept():
         import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it, and with it set up the root logger
         from sagemaker import fw_utils, image_uris
         from sagemaker.config import load_sagemaker_config
         from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
         from sagemaker.estimator import EstimatorBase
-        from sagemaker.local import LocalSession
+        from sagemaker.local import LocalSagemakerClient, LocalSession
         from sagemaker.pytorch import PyTorch as PyTorch
         from sagemaker.session import Session as Session
-        from sagemaker.utils import format_tags, get_config_value
+        from sagemaker.utils import base_name_from_image, format_tags, get_config_value, name_from_base
         from sagemaker.workflow import is_pipeline_variable
 except ModuleNotFoundError as fault:
     if (fault.name or "").partition(".")[0] != "sagemaker":
@@ -47,6 +47,9 @@ except ModuleNotFoundError as fault:
 
 _OPT_OUT = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 """An SDK configuration that says one thing: no telemetry."""
+
+_NO_REGION = "us-east-1"
+"""What boto3 wants to hear, where Local Mode runs without AWS and none is configured."""
 
 _IMAGE_TABLES = ("pytorch", "pytorch-neuron")
 """The SDK's tables of training images: for CPUs and GPUs, and for Trainium."""
@@ -72,9 +75,42 @@ def session(boto_session: boto3.Session | None = None, *, default_bucket: str | 
     return _opted_out(Session(boto_session=boto_session, default_bucket=default_bucket))
 
 
-def local_session() -> LocalSession:
-    """A session of the SDK's Local Mode (``instance_type="local"``), without telemetry."""
-    return _opted_out(LocalSession())
+def local_session(given: Session | None = None, *, settings: Mapping[str, Any] | None = None) -> LocalSession:
+    """A session of the SDK's Local Mode (``instance_type="local"``), without telemetry.
+
+    Args:
+        given: The user's own, which stays as it is: the session is a copy of it. By default a new one, which mounts
+            local code instead of uploading it, and needs neither an account nor a region.
+        settings: What is to differ in its configuration (``LocalSession.config["local"]``).
+    """
+    if given is None:
+        session = LocalSession(boto3.Session(region_name=region(None) or _NO_REGION))
+        own = {"local_code": True}
+    else:
+        session = copy.copy(given)
+        own = {}
+    session.sagemaker_client = LocalSagemakerClient(session)
+    configured = (session.config or {}).get("local", {})
+    session.config = {"local": {**own, **configured, **(settings or {})}}
+    return _opted_out(session)
+
+
+def is_local(session: Session | None) -> bool:
+    """Whether jobs of a session run in Local Mode, or may, as there is none yet."""
+    return session is None or isinstance(session, LocalSession)
+
+
+def s3_endpoint(session: Session | None) -> str:
+    """Where a session finds S3; None stands for a new one."""
+    client = getattr(session, "s3_client", None) or boto3.client("s3", region_name=region(session) or _NO_REGION)
+    address: str = client.meta.endpoint_url
+    return address
+
+
+def new_job_name(base: str | None, image_uri: str) -> str:
+    """A name with the time in it, as the SDK makes one for a job that was given none."""
+    name: str = name_from_base(base or base_name_from_image(image_uri))
+    return name
 
 
 def _opted_out(session: Session) -> Session:

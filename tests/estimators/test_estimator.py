@@ -174,23 +174,6 @@ def test_channels_are_checked(build: Any, inputs: Any, errors: list[str], said: 
     assert said in str(plan)
 
 
-@pytest.mark.parametrize(
-    ("mode", "errors", "warnings"), [("File", 0, 0), (None, 0, 0), ("Pipe", 1, 0), ("FastFile", 0, 1)]
-)
-@pytest.mark.parametrize("of", ["the job", "a channel"])
-def test_local_mode_has_no_pipes_and_no_mounts(build: Any, of: str, mode: Any, errors: int, warnings: int) -> None:
-    from sagemaker.inputs import TrainingInput
-
-    job, channel = ({"input_mode": mode or "File"}, None) if of == "the job" else ({}, mode)
-    local = build(instance_type="local", image_uri="mine", **job)
-    plan = local.plan({"train": TrainingInput("s3://data/train", input_mode=channel)})
-    where = "input_mode" if of == "the job" else "inputs['train']"
-    assert parameters_of(plan.errors) == [where] * errors, str(plan)
-    assert parameters_of(plan.warnings).count(where) == warnings, str(plan)
-    elsewhere = build(**job).plan({"train": TrainingInput("s3://data/train", input_mode=channel)})
-    assert elsewhere.problems == ()
-
-
 def test_fit_lists_all_errors_at_once_and_sends_nothing(build: Any, requests: list[dict[str, Any]]) -> None:
     with pytest.raises(EstimatorError) as refused:
         build(entry_point="nowhere.py", max_wait=3, environment={"A-B": ""}).fit("./data")

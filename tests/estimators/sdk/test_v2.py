@@ -140,16 +140,18 @@ def test_the_maintenance_notice_is_silenced_for_a_block_only(monkeypatch: pytest
 
 def test_sending_a_job_prints_nothing_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     program = """
-import logging, os
+import logging, os, sys
 import boto3
 from moto import mock_aws
 from estimators import Estimator
+def settings():
+    return dict(os.environ), logging.getLogger().level, list(logging.getLogger().handlers), sys.excepthook
 with mock_aws():
-    before = dict(os.environ), logging.getLogger().level, list(logging.getLogger().handlers)
+    before = settings()
     Estimator(
         __file__, role="arn:aws:iam::123456789012:role/A", instance_type="ml.g5.xlarge", image_uri="mine"
     ).fit(wait=False)
-    assert (dict(os.environ), logging.getLogger().level, list(logging.getLogger().handlers)) == before
+    assert settings() == before
 """
     (tmp_path / "program.py").write_text(program)
     environment = {name: value for name, value in os.environ.items() if name != quiet.SUPPRESS_VARIABLE}

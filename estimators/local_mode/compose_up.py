@@ -1,0 +1,194 @@
+"""The program that runs in Compose's place, and lets Compose do the work.
+
+Compose is told what the SDK does not tell it: where checkpoints are kept, how much shared memory there is, a network of
+the job's own. And a job ends as it does on SageMaker: when all hosts are done, or the first fails. Compose's own
+``--abort-on-container-exit`` kills every host as soon as one is done. Before the SDK looks at any file, all of
+them are the user's, and containers and network are gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from estimators.docker.cli import DockerError
+from estimators.docker.ownership import give_back
+from estimators.local_mode.containers import Containers
+from estimators.local_mode.directory import JobDirectory
+from estimators.local_mode.overlay import STOP_SECONDS, overlay, services_of
+from estimators.local_mode.verdict import verdict
+
+_CLEAR_SECONDS = 10
+"""What the other hosts get when one has failed: they can't agree on a checkpoint any more."""
+_LOOK_SECONDS = 1.0
+_TAIL_LINES = 20
+
+_LINE = re.compile(r"\S*?(?P<host>algo-\d+)-\S*\s*\| ?(?P<text>.*)")
+
+_Event = tuple[str, int] | None
+"""A host's end with its exit code; None: the user asks for the job's end."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``COMPOSE… -- ARGUMENTS…``: a job's ``up`` with care, anything else as it is.
+
+    Returns:
+        The exit code: 0 after a good end.
+    """
+    separator = arguments.index("--")
+    compose, asked = arguments[:separator], arguments[separator + 1 :]
+    file = Path(asked[asked.index("-f") + 1]) if "-f" in asked and "up" in asked else None
+    directory = JobDirectory.of(file) if file else None
+    if file is None or directory is None:
+        os.execv(compose[0], [*compose, *asked])  # noqa: S606 - the user's own Compose
+    return _Up(compose, file, directory).run()
+
+
+class _Up:
+    """One job, from the start of its containers until nothing of them is left."""
+
+    def __init__(self, compose: Sequence[str], file: Path, directory: JobDirectory) -> None:
+        self._directory = directory
+        self._instructions = directory.instructions
+        services = services_of(file.parent)
+        ours = directory.path / "compose.json"
+        ours.write_text(json.dumps(overlay(file.read_text(), services, self._instructions, directory.label)))
+        self._compose = [*compose, "-f", str(file), "-f", str(ours)]
+        self._roots = {host: file.parent / service for service, host in services.items()}
+        self._tails: dict[str, deque[str]] = {host: deque(maxlen=_TAIL_LINES) for host in self._roots}
+        self._containers = Containers(directory.label)
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()  # its put() may be called by a signal handler
+        self._ended: set[str] = set()
+        self._told: set[str] = set()
+        self._asked = False
+
+    def run(self) -> int:
+        """Run the job; returns the exit code."""
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._events.put(None))
+        self._directory.process.write_text(str(os.getpid()))
+        self._keep_checkpoint_path()
+        watcher = self._containers.watch(lambda host, code: self._events.put((host, code)))
+        try:
+            code, said = self._up()
+            outcome = verdict(
+                self._containers.ends(),
+                told=self._told,
+                asked=self._asked,
+                roots=self._roots,
+                tails={host: "\n".join(lines) for host, lines in self._tails.items()},
+                compose_code=code,
+                compose_said=said,
+            )
+            self._directory.conclude(outcome)
+        finally:
+            watcher.terminate()
+            watcher.wait()
+            self._tidy()
+        return 0 if outcome.status == "Completed" else 1
+
+    def _up(self) -> tuple[int, str]:
+        """Compose's exit code, and what it said itself."""
+        process = subprocess.Popen(
+            [*self._compose, "up", "--no-color"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said: deque[str] = deque(maxlen=_TAIL_LINES)
+        listener = Thread(target=said.extend, args=(process.stderr,))
+        listener.start()
+        conductor = Thread(target=self._conduct, args=(process,))
+        conductor.start()
+        self._show(process.stdout)
+        code = process.wait()
+        listener.join()
+        conductor.join()
+        self._containers.join_stops()
+        return code, "".join(said).strip()
+
+    def _show(self, lines: IO[str]) -> None:
+        for line in lines:
+            found = _LINE.fullmatch(line.rstrip("\r\n"))
+            if found is None or found["host"] not in self._tails:
+                continue  # Compose's own words
+            self._tails[found["host"]].append(found["text"])
+            if self._instructions.shows_log:
+                try:
+                    _say(f"{found['host']} | {found['text']}")
+                except BrokenPipeError:  # fit() is gone; the conductor ends the job
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _conduct(self, process: subprocess.Popen[str]) -> None:
+        """End the hosts when the job is over, or is to be."""
+        fit_process = os.getppid()
+        grace: float | None = None
+        while process.poll() is None:
+            try:
+                event = self._events.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if os.getppid() != fit_process and not self._asked:
+                    self._events.put(None)
+            else:
+                if event is not None:
+                    self._ended.add(event[0])
+                    if grace is None and self._ends_the_job(*event):
+                        grace = _CLEAR_SECONDS
+                elif self._asked:
+                    self._containers.kill(self._containers.running())
+                else:
+                    self._asked, grace = True, STOP_SECONDS
+            if grace is not None:
+                self._tell(grace)
+
+    def _ends_the_job(self, host: str, code: int) -> bool:
+        return code != 0 or (self._instructions.ends_with_first_host and host == next(iter(self._roots)))
+
+    def _tell(self, grace_seconds: float) -> None:
+        """Stop each host once; one that starts late is told when it is there."""
+        running = self._containers.running()
+        # One that has just ended may still be listed.
+        untold = {identity: host for identity, host in running.items() if host not in self._told | self._ended}
+        if untold:
+            self._told |= set(untold.values())
+            self._containers.stop(untold, grace_seconds=grace_seconds)
+
+    def _tidy(self) -> None:
+        """Leave the user's files, and nothing else."""
+        written = [*self._roots.values(), self._directory.containers, self._directory.code]
+        if self._instructions.checkpoints:
+            written.append(Path(self._instructions.checkpoints))
+        try:
+            give_back([path for path in written if path.exists()], self._instructions.image)
+        except DockerError as error:
+            _say(f"These may hold files that root owns: {', '.join(map(str, written))}. {error}")
+        down = subprocess.run([*self._compose, "down", "--volumes"], capture_output=True, text=True, check=False)
+        if down.returncode:
+            _say(f"Containers or the network of the job may be left: {down.stderr.strip()}")
+        self._directory.process.unlink(missing_ok=True)
+
+    def _keep_checkpoint_path(self) -> None:
+        """Tell the hosts where their checkpoints are, as the platform does."""
+        content = json.dumps({"LocalPath": self._instructions.checkpoint_path})
+        for root in self._roots.values():
+            (root / "input" / "config" / "checkpointconfig.json").write_text(content)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

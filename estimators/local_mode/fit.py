@@ -1,0 +1,168 @@
+"""One job in the SDK's Local Mode, from its description to its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from estimators import source
+from estimators.docker.cli import DockerError, require_engine
+from estimators.docker.compose import Compose, find_compose
+from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
+from estimators.local_mode import given
+from estimators.local_mode.directory import Instructions, JobDirectory, Outcome
+from estimators.local_mode.interrupts import Interrupts
+from estimators.local_mode.job import LocalModeJob
+from estimators.local_mode.stand_ins import stand_ins
+
+if TYPE_CHECKING:
+    from estimators.sdk.v2 import PyTorch, Session
+
+logger = logging.getLogger(__name__)
+
+_RUNS = Path("runs")
+"""Where the model comes, in a directory of the job's name, if the job names no place."""
+
+
+def fit(
+    arguments: Mapping[str, Any],
+    build: Callable[[Mapping[str, Any], Session], PyTorch],
+    *,
+    inputs: Any,
+    session: Session | None,
+    logs: bool,
+    job_name: str | None,
+) -> LocalModeJob:
+    """Run a job to its end.
+
+    Args:
+        arguments: The parameters for ``PyTorch``, which a plan has found nothing wrong with.
+        build: Makes the SDK's ``PyTorch``.
+        inputs: The channels.
+        session: The user's own; None makes one.
+        logs: Whether to show the hosts' lines.
+        job_name: The job's name; None makes one.
+
+    Raises:
+        EstimatorError: No Docker engine answers, or there is no Compose that can run the job.
+        TrainingJobFailed: The job failed; the message says on which host, and why.
+        TrainingJobStopped: Its hosts were stopped, not by Ctrl-C.
+        KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
+    """
+    from estimators.sdk import quiet, v2
+
+    compose = _compose(arguments)
+    settings = v2.local_session(session).config["local"]
+    directory = JobDirectory.make(settings.get("container_root"))
+    try:
+        code = source.stage(source.Source.of(arguments), into=directory.code)
+        changed: dict[str, Any] = {"container_root": str(directory.containers)}
+        if not code.source.is_local and not code.source.from_git:
+            changed["local_code"] = False  # it is on S3, and the SDK would mount it as a directory
+        local_session = v2.local_session(session, settings=changed)
+        pytorch = build(
+            {**given.for_sdk(arguments), **code.source.arguments, "output_path": _output_path(arguments, directory)},
+            local_session,
+        )
+        name = job_name or v2.new_job_name(arguments.get("base_job_name"), pytorch.training_image_uri())
+        checkpoints = given.checkpoint_directory(arguments)
+        if checkpoints is not None:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+        directory.instruct(
+            Instructions(
+                image=pytorch.training_image_uri(),
+                checkpoints=None if checkpoints is None else str(checkpoints),
+                checkpoint_path=arguments.get("checkpoint_local_path", given.CHECKPOINT_PATH),
+                shared_memory=None if "shm_size" in settings.get("container_config", {}) else _half_of_memory(),
+                ends_with_first_host=given.ends_with_first_host(arguments),
+                shows_log=logs,
+            )
+        )
+        logger.info("running training job %s in containers, with Compose %s", name, compose.version)
+        interrupts = Interrupts(directory.process)
+        try:
+            with stand_ins(directory.programs, compose), interrupts, quiet.without_progress():
+                pytorch.fit(given.inputs_for_sdk(inputs), wait=False, job_name=name)
+        except Exception:  # the SDK's only says that Compose ended with some code
+            if directory.outcome is None or directory.outcome.status == "Completed":
+                raise
+        finally:
+            places = _places(arguments, directory, name)
+        outcome = directory.outcome
+        assert outcome is not None
+        if interrupts.came:
+            logger.warning("%s was stopped%s", name, _how_to_resume(arguments))
+            raise KeyboardInterrupt
+        _require_completed(outcome, name, arguments)
+        return LocalModeJob(
+            name, local_session, model=f"{places}/model.tar.gz", checkpoints=arguments.get("checkpoint_s3_uri")
+        )
+    finally:
+        directory.remove()
+
+
+def _compose(arguments: Mapping[str, Any]) -> Compose:
+    try:
+        require_engine()
+        compose = find_compose()
+    except DockerError as fault:
+        raise EstimatorError(
+            f"instance_type: {arguments['instance_type']!r} runs the job in Docker containers. {fault} "
+            "Without Docker, estimators.local.LocalSageMaker runs jobs as processes."
+        ) from fault
+    if arguments["instance_type"] == "local_gpu" and not compose.knows_devices:
+        raise EstimatorError(
+            f"instance_type: 'local_gpu' needs Docker Compose 2 or newer, and this is {compose.version}, which refuses "
+            "the key `deploy` that gives containers their GPUs. Install docker-compose-plugin."
+        )
+    return compose
+
+
+def _output_path(arguments: Mapping[str, Any], directory: JobDirectory) -> str:
+    path: str = arguments.get("output_path") or f"file://{directory.artifacts}"
+    return path
+
+
+def _places(arguments: Mapping[str, Any], directory: JobDirectory, name: str) -> str:
+    """Where model.tar.gz is; what has no place of its own is moved to one."""
+    given_path: str | None = arguments.get("output_path")
+    if given_path is not None:
+        return given_path.rstrip("/") if given_path.startswith("file://") else f"{given_path.rstrip('/')}/{name}/output"
+    home = _RUNS.absolute() / name
+    archives = list(directory.artifacts.iterdir())
+    if archives:
+        home.mkdir(parents=True, exist_ok=True)
+        for archive in archives:
+            shutil.move(archive, home / archive.name)
+        logger.info("its model and output are in %s", home)
+    return f"file://{home}"
+
+
+def _half_of_memory() -> int:
+    """Bytes. As much as Linux itself gives /dev/shm; Docker's 64 MiB kill a DataLoader's workers."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _how_to_resume(arguments: Mapping[str, Any]) -> str:
+    if place := arguments.get("checkpoint_s3_uri"):
+        return f"; the next fit() goes on from its checkpoints in {place}"
+    return "; it keeps no checkpoints, so the next fit() starts anew (checkpoint_s3_uri='file:///directory' keeps them)"
+
+
+def _require_completed(outcome: Outcome, name: str, arguments: Mapping[str, Any]) -> None:
+    if outcome.status == "Completed":
+        return
+    failed = outcome.status == "Failed"
+    where = f" on {outcome.host}" if outcome.host else ""
+    text = f"{name} {'failed' if failed else 'was stopped'}{where}: {outcome.reason}"
+    raise (TrainingJobFailed if failed else TrainingJobStopped)(
+        text if failed else text + _how_to_resume(arguments),
+        job_name=name,
+        status=outcome.status,
+        secondary_status=outcome.status,
+        reason=outcome.reason,
+    )

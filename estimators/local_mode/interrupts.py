@@ -1,0 +1,60 @@
+"""Ctrl-C while a job runs: the hosts are asked to stop and save their work, and the SDK hears nothing of it.
+
+A KeyboardInterrupt in the middle of the SDK would have it collect the files of hosts that are still writing them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from estimators.local_mode.overlay import STOP_SECONDS
+
+logger = logging.getLogger(__name__)
+
+
+class Interrupts:
+    """Turns Ctrl-C into a request to the program that runs the containers, for a block."""
+
+    def __init__(self, process: Path) -> None:
+        """Prepare.
+
+        Args:
+            process: The file that holds that program's process id while it runs.
+        """
+        self.came = False
+        """Whether there was a Ctrl-C."""
+        self._process = process
+        self._catches = False
+
+    def __enter__(self) -> Interrupts:
+        # A handler of the user's own stays, and only the main thread may have one.
+        self._catches = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+        if self._catches:
+            signal.signal(signal.SIGINT, self._pass_on)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._catches:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        try:
+            os.kill(int(self._process.read_text()), signal.SIGTERM)
+        except (OSError, ValueError):  # no container runs: not yet, or no more
+            signal.default_int_handler(number, frame)
+        if self.came:
+            logger.warning("ending the hosts at once")
+        else:
+            text = "stopping: each host has %d s to save a checkpoint. Ctrl-C once more ends them at once"
+            logger.warning(text, STOP_SECONDS)
+        self.came = True

@@ -1,0 +1,66 @@
+"""Two programs in front of PATH while the SDK runs a job, so that any Compose serves it, and ours looks after the job.
+
+The SDK takes ``docker compose`` if its version has "v2" in it, and else the program ``docker-compose``. The stand-in
+for `docker` passes everything on but that one question; the stand-in for ``docker-compose`` is ``compose_up``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import estimators
+from estimators.docker.cli import program
+from estimators.docker.compose import Compose
+
+_DOCKER = """#!/bin/sh
+[ "$1 $2" = "compose version" ] && exit 1
+exec {docker} "$@"
+"""
+
+# The terminal's Ctrl-C is for fit(), which asks the program to stop; the program must not hear it as well.
+_COMPOSE = """#!/bin/sh
+trap '' INT
+exec {python} -c {program} {compose} -- "$@"
+"""
+
+# Not by PYTHONPATH: Compose 1 is a Python program, too.
+_PROGRAM = """import sys
+sys.path.insert(0, {packages!r})
+from estimators.local_mode.compose_up import main
+sys.exit(main(sys.argv[1:]))"""
+
+
+@contextmanager
+def stand_ins(directory: Path, compose: Compose) -> Iterator[None]:
+    """Put both programs in front of this process's PATH for a block.
+
+    Args:
+        directory: Where they are made.
+        compose: What the stand-in for ``docker-compose`` runs.
+    """
+    packages = Path(estimators.__file__).absolute().parents[1]
+    texts = {
+        "docker": _DOCKER.format(docker=shlex.quote(program())),
+        "docker-compose": _COMPOSE.format(
+            python=shlex.quote(sys.executable),
+            program=shlex.quote(_PROGRAM.format(packages=str(packages))),
+            compose=shlex.join(compose.command),
+        ),
+    }
+    directory.mkdir()
+    for name, text in texts.items():
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
+    os.environ["PATH"] = os.pathsep.join([str(directory), os.environ.get("PATH", os.defpath)])
+    try:
+        yield
+    finally:
+        # Only ours goes: a job in another thread may have put its own there since.
+        entries = os.environ["PATH"].split(os.pathsep)
+        entries.remove(str(directory))
+        os.environ["PATH"] = os.pathsep.join(entries)

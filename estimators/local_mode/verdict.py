@@ -1,0 +1,50 @@
+"""How a job ended, from how its hosts did."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from estimators.local.engine.failure import algorithm_error, fit
+from estimators.local_mode.containers import End
+from estimators.local_mode.directory import Outcome
+from smddp.stopping import RESUMABLE
+
+_RESUMES = "a job that keeps checkpoints goes on from them when it is fitted again"
+
+
+def verdict(
+    ends: Sequence[End],
+    *,
+    told: Collection[str],
+    asked: bool,
+    roots: Mapping[str, Path],
+    tails: Mapping[str, str],
+    compose_code: int,
+    compose_said: str,
+) -> Outcome:
+    """The job's outcome.
+
+    Args:
+        ends: How the hosts ended, first to last.
+        told: The hosts that were told to end, because another had, or because of `asked`.
+        asked: Whether the user asked for the job's end.
+        roots: Every host's /opt/ml.
+        tails: Every host's last lines.
+        compose_code: Compose's own exit code.
+        compose_said: What Compose itself had to say.
+    """
+    failed = [end for end in ends if end.code and end.host not in told]
+    if asked and any(end.code for end in ends):
+        return Outcome(status="Stopped", host=None, reason=f"it was stopped by you (Ctrl-C); {_RESUMES}")
+    if failed and all(end.code == RESUMABLE for end in failed):
+        reason = f"its hosts were told to stop, and saved their work (exit code {RESUMABLE}); {_RESUMES}"
+        return Outcome(status="Stopped", host=failed[0].host, reason=reason)
+    if failed:
+        codes = {end.host: end.code for end in failed}
+        return Outcome(status="Failed", host=failed[0].host, reason=algorithm_error(codes, roots, tails))
+    if len(ends) < len(roots) or (compose_code and not ends):
+        if asked:
+            return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C) before all hosts ran")
+        return Outcome(status="Failed", host=None, reason=fit(f"Docker Compose could not start it: {compose_said}"))
+    return Outcome(status="Completed", host=None, reason="")
