@@ -111,8 +111,7 @@ def main(command: Sequence[str]) -> int:
     if not command:
         _say("give it the program to run, such as: python -m smddp.container.init train")
         return 2
-    endings = f"/tmp/smddp-endings-{os.getpid()}"  # noqa: S108, the same in each of a job's containers
-    shutil.rmtree(endings, ignore_errors=True)  # of this container's life before
+    endings = f"{os.environ.get('TMPDIR', '/tmp')}/smddp-endings-{os.urandom(8).hex()}"  # noqa: S108
     os.mkdir(endings, mode=0o700)  # noqa: PTH102
     try:
         code = Init(command, endings).run()

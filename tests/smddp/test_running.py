@@ -210,6 +210,20 @@ def test_ctrl_c_is_no_failure(failure_file: Path) -> None:
     assert not failure_file.exists()
 
 
+@pytest.mark.parametrize("ending", [SystemExit(0), Stopped(), ValueError()])
+def test_its_exit_code_is_left_where_a_container_s_first_process_asks_for_it(
+    ending: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endings").mkdir()
+    monkeypatch.setenv("SMDDP_ENDINGS", str(tmp_path / "endings"))
+
+    def main() -> None:
+        raise ending
+
+    code = code_of(main)
+    assert (tmp_path / "endings" / str(os.getpid())).read_text() == str(code)
+
+
 def test_a_stop_ends_with_75_and_a_late_sigterm_does_not_change_that(failure_file: Path) -> None:
     def main() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
