@@ -1,27 +1,17 @@
-"""The training images: a build context from the installed smddp, and `docker build` on it.
-
-The Dockerfile is docker/Dockerfile of the repository; a wheel brings it along, so no checkout is needed.
-"""
+"""The training images: `docker build` on the recipe and the installed smddp, with either of Docker's builders."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import requires
-from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import Requirement
-
+from estimators.docker.build_context import build_context
 from estimators.docker.build_failure import explain
 from estimators.docker.build_log import BuildLog
 from estimators.docker.cli import DockerError, program, require_engine
-from estimators.source import PACKAGE, REQUIREMENTS, package_directory
 from smddp import __version__
 
 Target = Literal["smddp", "toolkit"]
@@ -30,7 +20,8 @@ FROM_USER = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
-"""Variables that lead to packages: a build gets those that are set here, and the image does not keep them."""
+"""Variables that lead to packages. A build gets those that are set here; a container of the image does not have them,
+but ``docker history`` shows the values of the first four."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -73,32 +64,6 @@ def build(image: TrainingImage, *, watch: Callable[[BuildLog], None] = lambda _:
         code = _follow([*command, str(context)], log, watch, os.environ | {"BUILDKIT_PROGRESS": "plain"})
     if code != 0:
         raise DockerError(explain(log, code, base=image.base))
-
-
-@contextmanager
-def build_context() -> Iterator[Path]:
-    """A directory with all that the Dockerfile copies; it is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
-        context = Path(name)
-        for file in recipe():
-            shutil.copy(file, context)
-        (context / REQUIREMENTS).write_text("".join(f"{requirement}\n" for requirement in _requirements()))
-        shutil.copytree(package_directory(), context / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-        yield context
-
-
-def recipe() -> list[Path]:
-    """The Dockerfile and what belongs to it: inside the installed package, or in a checkout."""
-    installed, checkout = Path(__file__).with_name("recipe"), Path(__file__).parents[2]
-    if installed.is_dir():
-        return sorted(installed.iterdir())
-    return [checkout / "docker" / "Dockerfile", checkout / "docker" / "pins.py", checkout / "constraints.txt"]
-
-
-def _requirements() -> list[Requirement]:
-    """What smddp needs on any machine, without its extras."""
-    declared = [Requirement(text) for text in requires(PACKAGE) or ()]
-    return [each for each in declared if "extra" not in str(each.marker or "")]
 
 
 def _follow(command: list[str], log: BuildLog, watch: Callable[[BuildLog], None], environ: Mapping[str, str]) -> int:

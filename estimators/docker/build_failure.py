@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from estimators.docker.build_context import RECIPE
 from estimators.docker.build_log import BuildLog
 
 _CAUSES = (
@@ -13,7 +14,7 @@ _CAUSES = (
         "CUDA build takes 7 GB.",
     ),
     (
-        r"invalid path: (?P<path>\S+)",
+        r"TLS CA certificate bundle, invalid path",
         "PIP_CERT is set here, and the base has no such file. Unset it, or put the certificates into the base.",
     ),
     (
@@ -40,21 +41,21 @@ _CAUSES = (
 
 def explain(log: BuildLog, code: int, *, base: str) -> str:
     """One message for a build that ended with ``code``: the step, the last lines, what to do."""
-    said = "\n".join(log.tail)
     step = f" at {log.step}" if log.step else ""
-    message = f"docker build ended with exit code {code}{step}"
-    remedy = _remedy(log, said, base=base)
-    return "\n".join([f"{message}.", *(f"    {line}" for line in log.tail), *([remedy] if remedy else [])])
+    lines = [f"docker build ended with exit code {code}{step}.", *(f"    {line}" for line in log.tail)]
+    remedy = _remedy(log, base=base)
+    return "\n".join([*lines, remedy] if remedy else lines)
 
 
-def _remedy(log: BuildLog, said: str, *, base: str) -> str | None:
+def _remedy(log: BuildLog, *, base: str) -> str | None:
+    said = "\n".join(log.tail)
     for pattern, remedy in _CAUSES:
         if re.search(pattern, said, re.IGNORECASE):
             return remedy
     if log.step is not None and log.step.fetches_base:
         return (
             f"The base {base} is not on this machine, and can't be pulled. See that its name is right, log in to its "
-            "registry (`docker login`), or give one that is here with --base: `docker images` lists them. "
-            "docs/images.md says how to make one where no registry can be reached."
+            "registry (`docker login`), or give one that is here with --base: `docker images` lists them. Where no "
+            f"registry can be reached, {RECIPE / 'make-base'} makes one."
         )
     return None

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from estimators.docker import build as building
-from estimators.docker.build import TrainingImage, build, build_context
+from estimators.docker import build_context
+from estimators.docker.build import FROM_USER, TrainingImage, build
 from estimators.docker.build_log import BuildLog
 from estimators.docker.cli import DockerError, docker
 from smddp import __version__
@@ -35,15 +35,15 @@ def tag() -> Iterator[str]:
     subprocess.run(["docker", "rmi", "--force", name], capture_output=True, check=False)
 
 
-def recipe(directory: Path, text: str) -> list[Path]:
-    """A Dockerfile of the test's own, with both targets."""
-    file = directory / "Dockerfile"
-    file.write_text(f"ARG BASE\nFROM $BASE AS smddp\n{text}\nFROM smddp AS toolkit\n")
-    return [file]
+def recipe(directory: Path, text: str) -> Path:
+    """A recipe of the test's own."""
+    (directory / "Dockerfile").write_text(f"ARG BASE\nFROM $BASE AS smddp\n{text}\n")
+    (directory / "pins.py").touch()
+    return directory
 
 
 def test_the_context_holds_all_that_the_dockerfile_copies() -> None:
-    with build_context() as context:
+    with build_context.build_context() as context:
         copied = [
             name
             for line in (context / "Dockerfile").read_text().splitlines()
@@ -69,7 +69,7 @@ def test_gives_docker_what_was_asked_for_and_the_users_way_to_packages(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
-    for name in building.FROM_USER:
+    for name in FROM_USER:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@packages/simple")
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
@@ -88,7 +88,7 @@ def test_gives_docker_what_was_asked_for_and_the_users_way_to_packages(
 def test_pins_are_the_tested_versions_but_the_bases_own_of_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "constraints.txt"
     file.write_text('# tested\nPyTest==1.0; python_version >= "3.11"\nnowhere_to_be_found==2.0\n')
-    pins = next(path for path in building.recipe() if path.name == "pins.py")
+    pins = build_context.RECIPE / "pins.py"
     subprocess.run([sys.executable, str(pins), str(file)], check=True)
     assert file.read_text() == f"# tested\nPyTest=={pytest.__version__}\nnowhere_to_be_found==2.0\n"
 
@@ -96,7 +96,7 @@ def test_pins_are_the_tested_versions_but_the_bases_own_of_what_it_has(tmp_path:
 @pytest.mark.docker
 def test_builds_on_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str) -> None:
     text = 'ARG PIP_INDEX_URL\nARG VERSION\nCOPY smddp /smddp\nRUN echo "from $PIP_INDEX_URL"\nLABEL v=$VERSION'
-    monkeypatch.setattr(building, "recipe", lambda: recipe(tmp_path, text))
+    monkeypatch.setattr(build_context, "RECIPE", recipe(tmp_path, text))
     monkeypatch.setenv("PIP_INDEX_URL", f"https://{uuid.uuid4().hex}/simple")  # new, so nothing comes from a cache
     steps, lines = [], []
 
@@ -118,7 +118,7 @@ def test_a_failed_step_speaks_and_leaves_no_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str
 ) -> None:
     mark = uuid.uuid4().hex
-    monkeypatch.setattr(building, "recipe", lambda: recipe(tmp_path, f"RUN echo the reason is {mark} && exit 7"))
+    monkeypatch.setattr(build_context, "RECIPE", recipe(tmp_path, f"RUN echo the reason is {mark} && exit 7"))
     with pytest.raises(DockerError, match=rf"at Step 3/\d: RUN echo .*\n    the reason is {mark}"):
         build(TrainingImage(tag=tag, base=find_base()))
     assert mark not in docker("ps", "--all", "--no-trunc", "--format", "{{.Command}}")
@@ -133,10 +133,10 @@ def test_a_base_that_is_nowhere(tag: str) -> None:
 @pytest.mark.docker
 def test_ctrl_c_ends_the_build(tmp_path: Path, tag: str) -> None:
     mark = uuid.uuid4().hex
-    recipe(tmp_path, f"RUN echo {mark} && sleep 100")
+    directory = recipe(tmp_path, f"RUN echo {mark} && sleep 100")
     program = (
-        "from pathlib import Path; from estimators.docker import build, command; "
-        f"build.recipe = lambda: [Path({str(tmp_path / 'Dockerfile')!r})]; command.app()"
+        "from pathlib import Path; from estimators.docker import build_context, command; "
+        f"build_context.RECIPE = Path({str(directory)!r}); command.app()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, "build", "--base", find_base(), "--tag", tag],

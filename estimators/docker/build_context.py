@@ -1,0 +1,43 @@
+"""What a build of a training image starts from: the recipe, and the smddp that is installed here.
+
+The recipe is docker/ of the repository and its tested versions. A wheel brings both along, so no checkout is needed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from estimators.source import PACKAGE, REQUIREMENTS, package_directory
+
+_CHECKOUT = Path(__file__).parents[2]
+_INSTALLED = Path(__file__).with_name("recipe")
+
+RECIPE = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT / "docker"
+"""Where the Dockerfile is, and make-base, which makes a base where no registry can be reached."""
+
+_CONSTRAINTS = (_INSTALLED if _INSTALLED.is_dir() else _CHECKOUT) / "constraints.txt"
+
+
+@contextmanager
+def build_context() -> Iterator[Path]:
+    """A directory with the Dockerfile and all that it copies; it is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
+        context = Path(name)
+        for file in (RECIPE / "Dockerfile", RECIPE / "pins.py", _CONSTRAINTS):
+            shutil.copy(file, context)
+        (context / REQUIREMENTS).write_text("".join(f"{requirement}\n" for requirement in _requirements()))
+        shutil.copytree(package_directory(), context / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+        yield context
+
+
+def _requirements() -> list[Requirement]:
+    """What smddp needs on any machine, without its extras."""
+    declared = [Requirement(text) for text in requires(PACKAGE) or ()]
+    return [each for each in declared if "extra" not in str(each.marker or "")]
