@@ -17,13 +17,20 @@ import typer
 if TYPE_CHECKING:
     from types import FrameType
 
-    from estimators.local import LocalSageMaker
+    from estimators.local import Docker, LocalSageMaker
 
-app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AWS account, no Docker.")
+app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AWS account, Docker only if asked for.")
 
 _Directory = Annotated[Path, typer.Option(help="Where buckets and objects are kept, from one time to the next.")]
 _Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")]
 _Region = Annotated[str, typer.Option(help="The AWS region to play.")]
+_Containers = Annotated[bool, typer.Option("--docker", help="Run jobs in containers of their images.")]
+_Images = Annotated[
+    list[str],
+    typer.Option("--image", metavar="PATTERN=IMAGE", help="The local image for a job's TrainingImage: '*=mine'."),
+]
+_Cpus = Annotated[float | None, typer.Option(help="With --docker: cores that each host may use.")]
+_Memory = Annotated[str | None, typer.Option(help="With --docker: memory that each host may use, such as 8g.")]
 
 
 @app.command()
@@ -31,12 +38,17 @@ def up(
     directory: _Directory = Path(".smddp"),
     port: _Port = 0,
     region: _Region = "us-east-1",
+    docker: _Containers = False,
+    image: _Images = [],  # noqa: B006  # typer makes a new one
+    cpus: _Cpus = None,
+    memory: _Memory = None,
 ) -> None:
     """Run the platform until Ctrl-C, and print how to use it from another shell."""
     end = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: end.set())
-    with _platform(directory, port=port, region=region, storage="disk") as sagemaker:
+    containers = _containers(docker, image, cpus, memory)
+    with _platform(directory, port=port, region=region, storage="disk", docker=containers) as sagemaker:
         foreign = sorted(name for name in os.environ if name.startswith("AWS_") and name not in sagemaker.environment)
         typer.echo(f"# SageMaker, S3 and CloudWatch Logs at {sagemaker.endpoint_url}, until Ctrl-C.")
         typer.echo(f"# Objects are kept in {directory.absolute()}. In another shell:")
@@ -52,24 +64,53 @@ def up(
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
     region: _Region = "us-east-1",
+    docker: _Containers = False,
+    image: _Images = [],  # noqa: B006  # typer makes a new one
+    cpus: _Cpus = None,
+    memory: _Memory = None,
 ) -> None:
     """Run a program all of whose AWS calls go to a platform that lasts as long as it."""
-    with _platform(None, region=region) as sagemaker:
+    with _platform(None, region=region, docker=_containers(docker, image, cpus, memory)) as sagemaker:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         code = _run(command, {**clean, **sagemaker.environment})
     raise typer.Exit(code)
 
 
+def _containers(docker: bool, images: list[str], cpus: float | None, memory: str | None) -> Docker | None:
+    """What the options say of containers; None if jobs are to be processes."""
+    from estimators.local import Docker
+
+    if not docker:
+        if images or cpus is not None or memory is not None:
+            raise typer.BadParameter("--image, --cpus and --memory are for jobs in containers: add --docker.")
+        return None
+    rules = {}
+    for rule in images:
+        pattern, _, name = rule.rpartition("=")  # neither a tag nor a digest has one
+        if not (pattern and name):
+            raise typer.BadParameter(f"--image {rule}: write PATTERN=IMAGE, such as '*/pytorch-training:*=mine'.")
+        rules[pattern] = name
+    try:
+        return Docker(images=rules, cpus=cpus, memory=memory)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 @contextlib.contextmanager
 def _platform(
-    directory: Path | None, *, region: str, port: int = 0, storage: Literal["memory", "disk"] = "memory"
+    directory: Path | None,
+    *,
+    region: str,
+    docker: Docker | None,
+    port: int = 0,
+    storage: Literal["memory", "disk"] = "memory",
 ) -> Iterator[LocalSageMaker]:
     """A running platform; if it can't run, one line that says why."""
     from estimators.local import LocalSageMaker
     from estimators.local.errors import LocalPlatformError
 
     try:
-        platform = LocalSageMaker(directory, region=region, port=port, storage=storage).start()
+        platform = LocalSageMaker(directory, region=region, port=port, storage=storage, docker=docker).start()
     except (LocalPlatformError, OSError) as error:
         _fail(str(error))
     try:

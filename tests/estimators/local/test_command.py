@@ -82,3 +82,36 @@ def test_stays_up_until_it_is_told_to_stop(tmp_path):
     assert process.wait(30) == 0
     process.stdout.close()
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--image", "*=mine"], "are for jobs in containers: add --docker"),
+        (["--docker", "--image", "mine"], "write PATTERN=IMAGE"),
+        (["--docker", "--memory", "lots"], "give a whole number with b, k, m or g"),
+    ],
+)
+def test_options_of_containers_that_mean_nothing_are_refused(options, reason):
+    done = run("local", "run", *options, "--", "true", COLUMNS="200")
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+@pytest.mark.docker
+def test_jobs_run_in_containers_if_that_is_asked_for():
+    create = """if True:
+        import boto3
+        try:
+            boto3.client("sagemaker").create_training_job(
+                TrainingJobName="job", RoleArn="arn:aws:iam::123456789012:role/r",
+                AlgorithmSpecification={"TrainingImage": "jobs/image:1", "TrainingInputMode": "File"},
+                OutputDataConfig={"S3OutputPath": "s3://bucket/out"},
+                ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+                StoppingCondition={"MaxRuntimeInSeconds": 60})
+        except Exception as error:
+            print(error)
+    """
+    options = ["--docker", "--image", "jobs/*=no-such-image:1", "--cpus", "0.5", "--memory", "1g"]
+    done = run("local", "run", *options, "--", sys.executable, "-c", create)
+    assert "jobs/image:1 is mapped (by 'jobs/*') to no-such-image:1" in done.stdout

@@ -34,9 +34,13 @@ def find_image(settings: Docker, wanted: str) -> str:
             f"{wanted} is mapped (by {pattern!r}) to {name}, and there is no such image on this machine. Build it "
             f"(`smddp image build`), pull it, or map to another one. {here}"
         )
-    rules = f"none of the patterns {', '.join(map(repr, settings.images))} matches it" if settings.images else "no rule"
+    rules = (
+        f"none of the patterns {', '.join(map(repr, settings.images))} matches it"
+        if settings.images
+        else "nothing maps it"
+    )
     raise NoImageError(
-        f"{wanted} is no image on this machine, and {rules} maps it to one. Map it: "
+        f"{wanted} is no image on this machine, and {rules}. Map it: "
         f'LocalSageMaker(docker=Docker(images={{"{wanted}": "IMAGE"}})) or `smddp local up --docker --image '
         f"'{wanted}=IMAGE'`; * stands for anything, and `smddp image build` builds an image. {here}"
     )

@@ -11,6 +11,8 @@ network goes.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -23,18 +25,16 @@ _PAUSE_SECONDS = 1.0
 def main(docker: str, cluster: str, owner: str = "", image: str = "", *roots: str) -> None:
     """Wait for the end, and remove."""
     sys.stdin.buffer.read()
-    for _ in range(_ATTEMPTS):
-        containers = _run(docker, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={cluster}")
-        if containers == [] or (containers and _run(docker, "rm", "--force", "--volumes", *containers) is not None):
-            break
-        time.sleep(_PAUSE_SECONDS)
+    label = f"label={LABEL}={cluster}"
+    _remove([docker, "ps", "--all", "--quiet", "--filter", label], [docker, "rm", "--force", "--volumes"])
     if owner:
         places = {f"/roots/{number}": root for number, root in enumerate(roots)}
         mounts = [f"--mount={bind(root, place)}" for place, root in places.items()]
         alone = ("--rm", "--network", "none", "--user", "0", "--log-driver", "none", "--label", f"{LABEL}={cluster}")
-        _run(docker, "run", *alone, *mounts, "--entrypoint", "chown", image, "-R", "-h", owner, *places)
-    print("removed", flush=True)  # noqa: T201  # to the process that waits
-    _run(docker, "network", "rm", cluster)
+        _run([docker, "run", *alone, *mounts, "--entrypoint", "chown", image, "-R", "-h", owner, *places])
+    with contextlib.suppress(BrokenPipeError):  # nobody waits
+        os.write(sys.stdout.fileno(), b"removed\n")
+    _remove([docker, "network", "ls", "--quiet", "--filter", label], [docker, "network", "rm"])
 
 
 def bind(source: str, target: str) -> str:
@@ -43,7 +43,16 @@ def bind(source: str, target: str) -> str:
     return f'type=bind,"source={quoted}",target={target}'
 
 
-def _run(*command: str) -> list[str] | None:
+def _remove(listing: list[str], removing: list[str]) -> None:
+    """Remove what is listed; if Docker can't now, try again."""
+    for _ in range(_ATTEMPTS):
+        left = _run(listing)
+        if left == [] or (left and _run([*removing, *left]) is not None):
+            return
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _run(command: list[str]) -> list[str] | None:
     """The words that a command wrote; None if it failed, and why is on standard error, the platform's log."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     return done.stdout.split() if done.returncode == 0 else None

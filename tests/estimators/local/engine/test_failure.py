@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from estimators.local.engine.failure import MAX_CHARACTERS, algorithm_error, fit
+from estimators.local.engine.failure import MAX_CHARACTERS, algorithm_error, fit, loss_of_hosts, tells_outcome
+from estimators.local.executors import Exit
+
+LOST = Exit(code=137, lost="its container was killed from outside")
 
 
 @pytest.fixture
@@ -74,3 +77,17 @@ def test_a_reason_that_fits_is_left_alone() -> None:
 def test_bytes_that_are_no_text_do_no_harm(roots: dict[str, Path]) -> None:
     (roots["algo-1"] / "output" / "failure").write_bytes(b"bad \xff byte")
     assert "bad \ufffd byte" in algorithm_error({"algo-1": 1}, roots, TAILS)
+
+
+def test_a_loss_names_the_hosts_that_were_lost_and_not_those_that_failed_of_it() -> None:
+    assert loss_of_hosts({"algo-1": Exit(code=1), "algo-2": LOST}) == (
+        "InternalServerError: algo-2 was lost: its container was killed from outside."
+    )
+    assert loss_of_hosts({"algo-1": Exit(code=1), "algo-2": Exit(code=137)}) is None
+
+
+@pytest.mark.parametrize("name", ["failure", "success"])
+def test_a_program_that_wrote_its_outcome_told_it(roots: dict[str, Path], name: str) -> None:
+    assert not tells_outcome(roots["algo-1"])
+    (roots["algo-1"] / "output" / name).touch()
+    assert tells_outcome(roots["algo-1"])

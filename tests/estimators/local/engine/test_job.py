@@ -144,6 +144,39 @@ def test_an_interruption_begins_again() -> None:
     assert path == [*life, "Interrupted", *life, "Uploading", "Completed"]
 
 
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_the_loss_of_a_spot_jobs_host_begins_again_whoever_fails_of_it_first(lost_first: bool) -> None:
+    job = training(spot=True)
+    ends = [("algo-2", Exit(code=137, lost="killed")), ("algo-1", Exit(code=1))]
+    for host, end in ends if lost_first else reversed(ends):
+        job.host_ended(host, end)
+    ending, _ = job.end_training()
+    assert ending is Ending.LOST
+    assert ending.goes_on
+    job.begin_again()
+    assert job.describe()["SecondaryStatus"] == "Starting"
+
+
+def test_the_loss_of_another_jobs_host_fails_it() -> None:
+    job = training()
+    job.host_ended("algo-2", Exit(code=137, lost="killed"))
+    assert job.end_training()[0] is Ending.FAILED
+
+
+def test_a_loss_does_not_excuse_data_that_could_not_be_sent() -> None:
+    job = training(spot=True)
+    job.input_failed("no such object")
+    job.host_ended("algo-2", Exit(code=137, lost="killed"))
+    assert job.end_training()[0] is Ending.FAILED
+
+
+def test_a_stop_overrules_a_loss() -> None:
+    job = training(spot=True)
+    job.host_ended("algo-2", Exit(code=137, lost="killed"))
+    job.stop()
+    assert job.end_training()[0] is Ending.STOP
+
+
 def test_only_a_spot_job_in_training_is_interrupted() -> None:
     with pytest.raises(ApiError, match="no EnableManagedSpotTraining"):
         training().interrupt()

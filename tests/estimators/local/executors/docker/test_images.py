@@ -1,0 +1,73 @@
+"""Which local image stands for a TrainingImage, and what is said if none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimators.docker.cli import DockerError, docker
+from estimators.local.executors import NoImageError
+from estimators.local.executors.docker import Docker, images
+from estimators.local.executors.docker.images import find_image
+
+AWS = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-cpu-py311"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "pattern"),
+    [
+        ({"*/pytorch-training:*": "a", "*": "b"}, "*/pytorch-training:*"),
+        ({"*": "b", "*/pytorch-training:*": "a"}, "*"),
+        ({"*:2.4*": "a", "pytorch-training:*": "b"}, None),
+        ({}, None),
+    ],
+)
+def test_the_first_pattern_that_matches_counts(patterns: dict[str, str], pattern: str | None) -> None:
+    assert Docker(images=patterns).pattern_for(AWS) == pattern
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ({"cpus": 0}, "above 0"),
+        ({"cpus": float("nan")}, "above 0"),
+        ({"memory": "lots"}, "'512m' or '8g'"),
+        ({"memory": "0g"}, "'512m' or '8g'"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(setting: dict[str, object], allowed: str) -> None:
+    with pytest.raises(ValueError, match=allowed):
+        Docker(**setting)  # type: ignore[arg-type]
+
+
+@pytest.mark.docker
+def test_a_mapped_image_and_one_that_is_here_are_found_by_their_id(image: str) -> None:
+    identity = docker("image", "inspect", "--format", "{{.Id}}", image)
+    assert find_image(Docker(images={"*/pytorch-training:*": image}), AWS) == identity
+    assert find_image(Docker(images={"elsewhere/*": "nothing"}), image) == identity
+
+
+@pytest.mark.docker
+def test_an_image_that_nothing_maps_is_refused_with_how_to_map_it(image: str) -> None:
+    with pytest.raises(NoImageError) as refusal:
+        find_image(Docker(images={"elsewhere/*": image}), AWS)
+    said = str(refusal.value)
+    assert said.startswith(f"{AWS} is no image on this machine, and none of the patterns 'elsewhere/*' matches it.")
+    assert f"`smddp local up --docker --image '{AWS}=IMAGE'`" in said
+    assert image in said
+
+
+@pytest.mark.docker
+def test_a_mapping_to_an_image_that_is_not_here_says_which(image: str) -> None:
+    with pytest.raises(NoImageError, match=r"is mapped \(by '\*'\) to no-such-image:1, and there is no such image"):
+        find_image(Docker(images={"*": "no-such-image:1"}), AWS)
+    with pytest.raises(NoImageError, match=r"No/Such:Image is no image on this machine, and nothing maps it\."):
+        find_image(Docker(), "No/Such:Image")
+
+
+def test_a_docker_that_fails_otherwise_is_not_taken_for_a_missing_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: str, timeout: float | None = None) -> str:
+        raise DockerError("docker image failed: Cannot connect to the Docker daemon")
+
+    monkeypatch.setattr(images, "docker", fail)
+    with pytest.raises(DockerError, match="Cannot connect"):
+        find_image(Docker(), AWS)

@@ -1,0 +1,168 @@
+"""Whole jobs in containers, through the API: hosts that are lost, and a platform that is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from estimators.docker.cli import docker
+from estimators.local import Docker, LocalSageMaker
+from estimators.local.errors import LocalPlatformError
+from tests.docker.images import find_base
+
+IMAGE = "account.dkr.ecr.us-east-1.amazonaws.com/training:1"
+TWO_HOSTS = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
+WAITS = 'trap "exit 75" TERM; echo up; while :; do sleep 0.1; done'
+
+
+@pytest.fixture(scope="module")
+def settings() -> Docker:
+    return Docker(images={"*.amazonaws.com/training:*": find_base()})
+
+
+@pytest.fixture(scope="module")
+def platform(settings: Docker) -> Iterator[LocalSageMaker]:
+    with LocalSageMaker(grace_seconds=10, docker=settings) as platform:
+        yield platform
+
+
+def request(platform: LocalSageMaker, script: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "TrainingJobName": f"test-{uuid.uuid4().hex[:12]}",
+        "RoleArn": platform.role,
+        "AlgorithmSpecification": {
+            "TrainingImage": IMAGE,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["sh", "-c"],
+            "ContainerArguments": [script],
+        },
+        "OutputDataConfig": {"S3OutputPath": f"s3://{platform.default_bucket}/out"},
+        "ResourceConfig": {**TWO_HOSTS, "InstanceCount": 1},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 300},
+        **changes,
+    }
+
+
+def submit(platform: LocalSageMaker, script: str, **changes: Any) -> str:
+    members = request(platform, script, **changes)
+    platform.boto_session.client("sagemaker").create_training_job(**members)
+    return str(members["TrainingJobName"])
+
+
+def wait(platform: LocalSageMaker, name: str) -> dict[str, Any]:
+    client = platform.boto_session.client("sagemaker")
+    return until(
+        lambda: (job := client.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] != "InProgress" and job
+    )
+
+
+def until(look: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def lines(platform: LocalSageMaker, name: str, host: str = "algo-1") -> list[str]:
+    client, group = platform.boto_session.client("logs"), "/aws/sagemaker/TrainingJobs"
+    found: list[str] = []
+    try:
+        streams = client.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/{host}-")["logStreams"]
+    except client.exceptions.ResourceNotFoundException:
+        return []
+    for stream in streams:
+        events = client.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True)
+        found += [event["message"] for event in events["events"]]
+    return found
+
+
+def containers(name: str, host: str = "") -> list[str]:
+    return docker("ps", "-aq", "--filter", f"label=smddp.job={name}", "--filter", f"name={host}$").split()
+
+
+def networks(name: str) -> list[str]:
+    return docker("network", "ls", "-q", "--filter", f"label=smddp.job={name}").split()
+
+
+@pytest.mark.docker
+def test_a_killed_host_fails_the_job_within_30_seconds_by_its_name(platform: LocalSageMaker) -> None:
+    name = submit(platform, WAITS, ResourceConfig=TWO_HOSTS)
+    until(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
+    docker("kill", *containers(name, "algo-2"))
+    killed = time.monotonic()
+    job = wait(platform, name)
+    assert time.monotonic() - killed < 30
+    assert job["TrainingJobStatus"] == "Failed"
+    reason = "InternalServerError: algo-2 was lost: its container was killed from outside (exit code 137)."
+    assert job["FailureReason"] == reason
+    assert lines(platform, name, "algo-2")[-1].startswith("[platform] algo-2 was lost: its container was killed")
+    assert containers(name) == []
+    until(lambda: not networks(name))
+
+
+@pytest.mark.docker
+def test_a_spot_job_goes_on_from_its_checkpoints_when_a_host_is_killed(platform: LocalSageMaker) -> None:
+    name = submit(
+        platform,
+        f"[ -e /opt/ml/checkpoints/step ] && echo resumed at $(cat /opt/ml/checkpoints/step) && exit; {WAITS}",
+        ResourceConfig=TWO_HOSTS,
+        EnableManagedSpotTraining=True,
+        StoppingCondition={"MaxRuntimeInSeconds": 300, "MaxWaitTimeInSeconds": 300},
+        CheckpointConfig={"S3Uri": f"s3://{platform.default_bucket}/{uuid.uuid4().hex}"},
+    )
+    until(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
+    docker("exec", *containers(name, "algo-1"), "sh", "-c", "echo 7 > /opt/ml/checkpoints/step")
+    docker("kill", *containers(name, "algo-2"))
+    job = wait(platform, name)
+    path = [transition["Status"] for transition in job["SecondaryStatusTransitions"]]
+    life = ["Starting", "Downloading", "Training"]
+    assert path == [*life, "Interrupted", *life, "Uploading", "Completed"]
+    assert [lines(platform, name, host)[-1] for host in ("algo-1", "algo-2")] == ["resumed at 7"] * 2
+
+
+@pytest.mark.docker
+@pytest.mark.seaweedfs
+def test_a_program_reaches_the_platform_and_its_storage_on_disk(settings: Docker) -> None:
+    ask = (
+        "import os, urllib.request as u, urllib.error as e\n"
+        "for name in ('AWS_ENDPOINT_URL', 'AWS_ENDPOINT_URL_S3'):\n"
+        "    try: u.urlopen(os.environ[name] + '/bucket?list-type=2', timeout=20)\n"
+        "    except e.HTTPError as error: print(name, error.code, 'answers to' in error.read().decode())\n"
+    )
+    with LocalSageMaker(docker=settings, storage="disk") as platform:
+        name = submit(platform, 'python3 -c "$ASK"', Environment={"ASK": ask})
+        assert wait(platform, name)["TrainingJobStatus"] == "Completed"
+        assert lines(platform, name) == ["AWS_ENDPOINT_URL 403 False", "AWS_ENDPOINT_URL_S3 403 False"]
+
+
+@pytest.mark.docker
+def test_nothing_is_left_when_the_platform_is_killed(settings: Docker) -> None:
+    with LocalSageMaker(docker=settings) as platform:
+        name = submit(platform, WAITS)
+        until(lambda: "up" in lines(platform, name))
+        os.kill(platform.server_pid, signal.SIGKILL)
+    until(lambda: not containers(name) and not networks(name))
+
+
+@pytest.mark.docker
+def test_an_image_that_nothing_maps_is_refused_when_the_job_is_sent(platform: LocalSageMaker) -> None:
+    members = request(platform, "true")
+    members["AlgorithmSpecification"]["TrainingImage"] = "account.dkr.ecr.us-east-1.amazonaws.com/other:1"
+    with pytest.raises(
+        ClientError, match=r"ValidationException.*TrainingImage: .*/other:1 is no image on this machine"
+    ):
+        platform.boto_session.client("sagemaker").create_training_job(**members)
+
+
+def test_without_a_docker_engine_the_platform_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent.sock")
+    with pytest.raises(LocalPlatformError, match=r"No Docker engine answers|no `docker` program"):
+        LocalSageMaker(docker=Docker()).start()
