@@ -116,6 +116,13 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
     distribution: Mapping[str, Any] = arguments.get("distribution") or {}
     if not uses_data_parallel_library(distribution):
         return
+    if is_local_mode(arguments):
+        yield warning(
+            "distribution",
+            "SMDDP is only in AWS's images for P4d and P4de",
+            "With any other the ranks say that it is missing, and reduce over NCCL (GPUs) or gloo (CPUs).",
+        )
+        return
     groups = distribution.get("instance_groups") or arguments.get("instance_groups") or ()
     types = {arguments.get("instance_type"), *(getattr(group, "instance_type", None) for group in groups)}
     for instance_type in sorted(name for name in types if isinstance(name, str) and name not in supported):

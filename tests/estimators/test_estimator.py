@@ -78,6 +78,13 @@ def test_smddp_is_refused_on_groups_of_instances_without_it(build: Any) -> None:
     assert errors(gpu) == []
 
 
+def test_smddp_may_be_tried_in_local_mode_where_it_is_missing(build: Any) -> None:
+    parameters = {"image_uri": "training", "distribution": "smdistributed", "sagemaker_session": None}
+    plan = build(instance_type="local", **parameters).plan()
+    assert not plan.errors
+    assert "SMDDP is only in AWS's images for P4d and P4de" in [problem.found for problem in plan.warnings]
+
+
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
