@@ -64,6 +64,9 @@ def run(
     node_rank: Annotated[int | None, typer.Option(help="This machine's number, 0 to nodes - 1.")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of machine 0, with --node-rank.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Port on machine 0, with --node-rank.")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(help="How often all ranks start again from the newest checkpoint after one failed.")
+    ] = 0,
     run_dir: Annotated[
         Path | None, typer.Option(help="Checkpoints, model and outputs; the same directory resumes.")
     ] = None,
@@ -86,6 +89,7 @@ def run(
             node_rank=node_rank,
             master_addr=master_addr,
             master_port=master_port,
+            max_restarts=max_restarts,
             run_dir=run_dir,
             checkpoint_s3_uri=checkpoint_s3_uri,
         )

@@ -1,8 +1,12 @@
-"""torchrun's elastic agent with ranks that can be stopped without losing work.
+"""torchrun's elastic agent with ranks that can be stopped without losing work, and restarted without losing time.
 
 torchrun's own ``LocalElasticAgent`` kills the ranks 30 s after the first of them ended, and after a SIGTERM it
-forgets how they ended. This agent leaves rendezvous, ranks and the exit barrier to torchrun, and starts, watches
-and ends the ranks itself, through the four methods that torch documents for that ("Extending the Agent").
+forgets how they ended. This agent leaves ranks, restarts and the exit barrier to torchrun, and starts, watches and
+ends the ranks itself, through the four methods that torch documents for that ("Extending the Agent").
+
+If ranks may be restarted, the first failure of any node ends the round for all of them at once, by SIGKILL: whoever
+is left waits for a rank that is gone, and SIGTERM would only ask for a checkpoint that can't be agreed on. A stop is
+never restarted, and neither is a rank that ends resumable.
 """
 
 from __future__ import annotations
@@ -20,9 +24,12 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from smddp.launch.lines import STDOUT
-from smddp.launch.processes import Ending, Processes
+from smddp.launch.processes import FAILURE_GRACE, Ending, Processes
+from smddp.launch.rounds import Rounds
+from smddp.stopping import RESUMABLE
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +38,18 @@ class Agent(SimpleElasticAgent):
     """Runs the ranks of one node; they share this process's group.
 
     Args:
-        spec: What torchrun needs to know: rendezvous, ranks on this node.
+        spec: What torchrun needs to know: ranks on this node, how often they may be restarted.
+        rounds: Where the nodes meet; the spec's rendezvous.
         command: What each rank runs.
         processes: Where the ranks are started, so that the caller can signal them and read how they ended.
         poll_seconds: How long one look at the ranks lasts at most.
     """
 
-    def __init__(self, spec: WorkerSpec, *, command: Sequence[str], processes: Processes, poll_seconds: float) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, rounds: Rounds, command: Sequence[str], processes: Processes, poll_seconds: float
+    ) -> None:
         super().__init__(spec)
+        self._rounds = rounds
         self._command = command
         self._processes = processes
         self._poll_seconds = poll_seconds
@@ -51,11 +62,12 @@ class Agent(SimpleElasticAgent):
             "ROLE_NAME": worker_group.spec.role,
             "MASTER_ADDR": worker_group.master_addr,
             "MASTER_PORT": worker_group.master_port,
-            "TORCHELASTIC_RESTART_COUNT": 0,
-            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "TORCHELASTIC_RESTART_COUNT": self._rounds.number,
+            "TORCHELASTIC_MAX_RESTARTS": worker_group.spec.max_restarts,
             "TORCHELASTIC_RUN_ID": worker_group.spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": worker_group.spec.rdzv_handler.use_agent_store,
         }
+        self._processes.forget()
         environ = _defaults(worker_group.spec.local_world_size) | dict(os.environ) | _texts(shared)
         return {
             worker.local_rank: self._processes.start(
@@ -76,15 +88,50 @@ class Agent(SimpleElasticAgent):
         }
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if not self._processes.poll(self._poll_seconds):
-            return RunResult(state=WorkerState.HEALTHY)
-        ranks = [worker.global_rank for worker in worker_group.workers]
-        endings = {ranks[ending.index]: ending for ending in self._processes.endings}
+        grace = 0 if self._remaining_restarts > 0 else FAILURE_GRACE
+        ended = self._processes.poll(self._poll_seconds, failure_grace=grace)
+        if not ended:
+            if self._remaining_restarts == 0 or not self._round_ended_elsewhere():
+                return RunResult(state=WorkerState.HEALTHY)
+            if not self._processes.told_to_stop:
+                self._end_healthy()
+                return RunResult(state=WorkerState.FAILED)
+            logger.error("A rank of another node failed during the stop: no checkpoint can be agreed on.")
+            self._processes.kill()
+        endings = {worker_group.workers[ending.index].global_rank: ending for ending in self._processes.endings}
         failures = {rank: _failure(ending) for rank, ending in endings.items() if ending.code != 0}
+        is_stop = self._processes.told_to_stop or any(ending.code == RESUMABLE for ending in endings.values())
+        if self._remaining_restarts > 0 and (is_stop or not failures):
+            self._remaining_restarts = 0
+            self._rounds.set_closed()
         # After a stop the other nodes may never come to the barrier in which an agent that succeeded awaits them.
         if not failures and not self._processes.told_to_stop:
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(endings))
         return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _round_ended_elsewhere(self) -> bool:
+        try:
+            return self._rounds.next_has_begun()
+        except RendezvousConnectionError:
+            self._end_healthy()
+            raise
+
+    def _end_healthy(self) -> None:
+        """End ranks that did nothing wrong: what is told of the job's end is not how they ended."""
+        self._processes.kill()
+        self._processes.forget()
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        first = next((ending for ending in self._processes.endings if ending.code != 0), None)
+        ranks = [worker.global_rank for worker in worker_group.workers]
+        cause = f"Rank {ranks[first.index]} {first}" if first is not None else "Another node ended the round"
+        logger.warning(
+            "%s: restarting all ranks of all nodes; %d of %d restarts are left.",
+            self._rounds.settle_cause(cause),
+            self._remaining_restarts,
+            worker_group.spec.max_restarts,
+        )
+        super()._restart_workers(worker_group)
 
     # Between versions of torch these two differ in arguments that do not matter here.
     def _stop_workers(self, *_: Any, **__: Any) -> None:

@@ -35,6 +35,7 @@ def run_local(
     node_rank: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
+    max_restarts: int = 0,
     run_dir: str | Path | None = None,
     checkpoint_s3_uri: str | None = None,
 ) -> int:
@@ -51,6 +52,7 @@ def run_local(
         node_rank: This machine's place among the nodes; None runs all nodes here.
         master_addr: The first node's address, with ``node_rank`` only.
         master_port: The first node's port; None takes a free one where all nodes run here.
+        max_restarts: How often the ranks of all nodes start again, from the newest checkpoint, after one failed.
         run_dir: Where the run keeps its model, output and checkpoints; the same directory goes on where it
             stopped. Default: ``SMDDP_RUN_DIR``, else ``runs/<script's name>``.
         checkpoint_s3_uri: Where in S3 the checkpoints go instead. Default: ``SMDDP_CHECKPOINT_S3_URI``.
@@ -67,6 +69,8 @@ def run_local(
         raise DistributedError(f"There is no script {script} (looked in {Path.cwd()}).")
     if nodes < 1 or processes_per_node < 1:
         raise DistributedError(f"{nodes} nodes of {processes_per_node} processes: give one or more of both.")
+    if max_restarts < 0:
+        raise DistributedError(f"{max_restarts} restarts: give 0 or more.")
     if node_rank is None and master_addr is not None:
         raise DistributedError("A master address is for the nodes of a real cluster: give the node rank as well.")
     if node_rank is not None:
@@ -101,6 +105,7 @@ def run_local(
             command = [sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent"]
             command += ["--nnodes", str(nodes), "--nproc-per-node", str(processes_per_node)]
             command += ["--node-rank", str(rank), "--master-addr", address, "--master-port", str(port)]
+            command += ["--max-restarts", str(max_restarts)]
             agents.start([*command, str(script), *arguments], environ=environ, new_session=True)
         while not agents.poll(POLL_SECONDS):
             pass

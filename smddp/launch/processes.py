@@ -38,6 +38,10 @@ class Ending:
     code: int
     """As a shell sees it: 128 + n for a process that signal n killed."""
 
+    def __str__(self) -> str:
+        known = self.code - 128 in set(signal.Signals)
+        return f"ended with code {self.code}" + (f" ({signal.Signals(self.code - 128).name})" if known else "")
+
 
 def exit_code(endings: Sequence[Ending]) -> int:
     """The one exit code of processes that ended in this order.
@@ -108,8 +112,12 @@ class Processes:
             self._signal(signum)
             return bool(self._running)
 
-    def poll(self, timeout: float) -> bool:
+    def poll(self, timeout: float, *, failure_grace: float = FAILURE_GRACE) -> bool:
         """Wait up to ``timeout`` seconds for a process to end; once one failed, end the rest.
+
+        Args:
+            timeout: The longest wait.
+            failure_grace: Seconds for the others once one failed; without any, SIGKILL is the first that they hear.
 
         Returns:
             Whether all have ended.
@@ -120,10 +128,13 @@ class Processes:
             failed = next((ending for ending in self._endings if ending.code != 0), None)
             if failed is not None and self._running and self._deadline is None:
                 # Whoever ends resumable was part of an agreed stop: its peers may still be saving.
-                grace = STOP_GRACE if failed.code == RESUMABLE else FAILURE_GRACE
-                self._deadline = time.monotonic() + grace
-                logger.info("Process %d ended with code %d: ending the others.", failed.pid, failed.code)
-                self._signal(signal.SIGTERM)
+                grace = STOP_GRACE if failed.code == RESUMABLE else failure_grace
+                logger.info("Process %d %s: ending the others.", failed.pid, failed)
+                if grace == 0:
+                    self.kill()
+                else:
+                    self._deadline = time.monotonic() + grace
+                    self._signal(signal.SIGTERM)
             if self._deadline is not None and time.monotonic() > self._deadline and self._running:
                 logger.warning("%d processes outlived their grace: killing them.", len(self._running))
                 self._signal(signal.SIGKILL)
@@ -134,6 +145,12 @@ class Processes:
         with self._lock:
             self._signal(signal.SIGKILL)
             self._ended.wait_for(lambda: not self._running)
+
+    def forget(self) -> None:
+        """Begin anew after all have ended; a stop that was asked for still holds."""
+        with self._lock:
+            assert not self._running
+            self._started, self._endings, self._deadline = 0, [], None
 
     def _signal(self, signum: int) -> None:
         for process in list(self._running.values()):

@@ -2,7 +2,7 @@
 
 In place of the program ``torchrun``, from which it differs where that loses work: SIGTERM and SIGINT reach every
 rank at once, wherever the agent stands; ranks have 120 s to end; the exit code is that of the first failing rank
-(75 if all of them can be resumed). It starts ranks once: there are no restarts.
+(75 if all of them can be resumed). ``--max-restarts`` starts the ranks of all nodes again after a failure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from smddp.stopping import RESUMABLE
 
 logger = logging.getLogger(__name__)
 
-JOIN_SECONDS = 900
-"""How long the first node waits for the last: torchrun's own default."""
-
 POLL_SECONDS = 0.5
 
 
@@ -43,12 +40,16 @@ class Node:
     master_addr: str
     master_port: int
     """0 takes a free port, which only a single node can."""
+    max_restarts: int = 0
+    """How often the ranks of all nodes are started again after one failed; the same on all nodes."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.processes < 1:
             raise DistributedError(f"{self.nodes} nodes of {self.processes} processes: there must be one or more.")
         if not 0 <= self.rank < self.nodes:
             raise DistributedError(f"Node rank {self.rank} is not one of 0 to {self.nodes - 1}.")
+        if self.max_restarts < 0:
+            raise DistributedError(f"{self.max_restarts} restarts: there must be 0 or more.")
         if self.nodes > 1 and self.master_port == 0:
             raise DistributedError("Several nodes need one --master-port that all of them know.")
 
@@ -60,7 +61,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
         0 if all succeeded, 75 if all failing ranks can be resumed, else the first failing rank's code.
 
     Raises:
-        DistributedError: The nodes did not find each other.
+        DistributedError: The nodes did not find each other, or lost the first one.
     """
     ranks = Processes()
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -83,49 +84,40 @@ def launch(node: Node, command: Sequence[str]) -> int:
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
     threading.Thread(target=run_agent, daemon=True).start()
     if (error := outcome.get()) is not None:
+        failed = any(ending.code != 0 for ending in ranks.endings)
         ranks.kill()
-        raise DistributedError(
-            f"Node {node.rank} of {node.nodes} did not join the others at "
-            f"{node.master_addr}:{node.master_port}: {type(error).__name__}: {error}"
-        ) from error
+        if not failed:
+            raise DistributedError(
+                f"Node {node.rank} of {node.nodes} is cut off from the others at "
+                f"{node.master_addr}:{node.master_port}: {type(error).__name__}: {error}"
+            ) from error
+        logger.error("The ranks can't be restarted: %s.", error)
     for ending in ranks.endings:
         if ending.code != 0:
             level = logging.INFO if ending.code == RESUMABLE else logging.ERROR
-            rank = node.rank * node.processes + ending.index
-            logger.log(level, "Rank %d ended with code %d%s.", rank, ending.code, _name(ending.code))
+            logger.log(level, "Rank %d %s.", node.rank * node.processes + ending.index, ending)
     return exit_code(ranks.endings)
 
 
 def _run_agent(node: Node, command: Sequence[str], ranks: Processes) -> None:
-    import torch.distributed.elastic.rendezvous.registry as registry
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     from smddp.launch.agent import Agent
+    from smddp.launch.rounds import Rounds
 
     port = node.master_port or free_port()
-    handler = registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend="static",
-            endpoint=f"{node.master_addr}:{port}",
-            run_id="smddp",
-            min_nodes=node.nodes,
-            max_nodes=node.nodes,
-            rank=node.rank,
-            timeout=JOIN_SECONDS,
-        )
-    )
+    rounds = Rounds(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port)
     spec = WorkerSpec(
         role="rank",
         local_world_size=node.processes,
-        rdzv_handler=handler,
+        rdzv_handler=rounds,
         entrypoint=command[0],
-        max_restarts=0,
+        max_restarts=node.max_restarts,
         monitor_interval=0.001,  # the look at the ranks waits by itself
         master_addr=node.master_addr,
         master_port=port,
     )
-    Agent(spec, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
+    Agent(spec, rounds=rounds, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
 
 
 def free_port() -> int:
@@ -133,10 +125,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def _name(code: int) -> str:
-    return f" ({signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--master-addr", default="127.0.0.1")
     parser.add_argument("--master-port", type=int, default=0, help="on one node 0: any free port")
+    parser.add_argument("--max-restarts", type=int, default=0, help="of all ranks of all nodes, after a failure")
     parser.add_argument("--stop-with-parent", action="store_true", help="stop, with a checkpoint, if the parent dies")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -162,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rank=given.node_rank,
             master_addr=given.master_addr,
             master_port=given.master_port,
+            max_restarts=given.max_restarts,
         )
         return launch(node, [sys.executable, given.script, *given.arguments])
     except DistributedError as error:

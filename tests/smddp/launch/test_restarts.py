@@ -1,0 +1,122 @@
+"""Rounds of ranks: real agents on this machine, whose scripts leave torch alone, and one job that trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from smddp.launch.torchrun import free_port
+
+ROUND = "round = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+
+
+@pytest.fixture
+def agents(start):
+    """Starts the agents of two nodes."""
+
+    def start_two(path, *options, ranks=1):
+        port = str(free_port())
+        common = ("--nnodes", "2", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", port)
+        return [
+            start("-m", "smddp.launch.torchrun", *common, "--node-rank", str(rank), *options, path) for rank in range(2)
+        ]
+
+    return start_two
+
+
+def ended(agents):
+    """The exit code, the output and the log of each."""
+    said = [agent.communicate(timeout=90) for agent in agents]
+    return [(agent.returncode, sorted(out.splitlines()), log) for agent, (out, log) in zip(agents, said, strict=True)]
+
+
+def up(agent, number=1):
+    return [agent.stdout.readline().strip() for _ in range(number)]
+
+
+def test_a_killed_rank_restarts_the_ranks_of_all_nodes_each_with_its_number(agents, script):
+    text = "say(f'{round} {rank}')\nif round: sys.exit(0)\nopen(f'up-{rank}', 'w').close()\n"
+    text += "while rank == 2 and not all(os.path.exists(f'up-{other}') for other in range(4)): time.sleep(0.01)\n"
+    path = script(ROUND + text + "if rank == 2: os.kill(os.getpid(), 9)\nwait()")
+    began = time.monotonic()
+    first, second = ended(agents(path, "--max-restarts", "3", ranks=2))
+    assert first[:2] == (0, ["0 0", "0 1", "1 0", "1 1"]), first[2]
+    assert second[:2] == (0, ["0 2", "0 3", "1 2", "1 3"]), second[2]
+    for log in (first[2], second[2]):
+        assert (
+            "Rank 2 ended with code 137 (SIGKILL): restarting all ranks of all nodes; 2 of 3 restarts are left." in log
+        )
+    assert time.monotonic() - began < 60, "the survivors were given a grace in which they can't do anything"
+
+
+def test_once_restarts_are_used_up_the_first_failure_s_code_stands(agents, script):
+    path = script(ROUND + "say(f'{round}')\nif rank == 1: sys.exit(9)\nwait(); sys.exit(1)")
+    first, second = agents(path, "--max-restarts", "2")
+    out, log = second.communicate(timeout=90)
+    assert (second.returncode, out.split()) == (9, ["0", "1", "2"]), log
+    assert "1 of 2 restarts are left" in log
+    assert "0 of 2 restarts are left" in log
+    first.send_signal(signal.SIGTERM)  # its rank waits for ever: contact is not lost by itself in this script
+    assert first.wait(timeout=30) == 1
+
+
+def test_a_stop_is_not_restarted(agents, script):
+    path = script(ROUND + "say(f'{round}'); wait(); sys.exit(75 if rank else 143)")
+    both = agents(path, "--max-restarts", "3")
+    assert [up(agent) for agent in both] == [["0"], ["0"]]
+    for agent in both:
+        agent.send_signal(signal.SIGTERM)
+    assert [(code, out) for code, out, _ in ended(both)] == [(143, []), (75, [])]
+
+
+def test_ranks_that_end_resumable_are_not_restarted_where_no_signal_came(agents, script):
+    path = script(ROUND + "say(f'{round}'); sys.exit(75)")
+    assert [(code, out) for code, out, _ in ended(agents(path, "--max-restarts", "3"))] == [(75, ["0"]), (75, ["0"])]
+
+
+def test_a_failure_during_a_stop_ends_the_job_instead_of_waiting_for_a_checkpoint(agents, script, tmp_path):
+    path = script("say(f'{os.getpid()}'); wait(); open(f'told-{rank}', 'w').close(); time.sleep(300)")
+    first, second = agents(path, "--max-restarts", "3")
+    ranks = [int(up(agent)[0]) for agent in (first, second)]
+    second.send_signal(signal.SIGTERM)
+    while not (tmp_path / "told-1").exists():
+        time.sleep(0.01)
+    os.kill(ranks[0], signal.SIGKILL)
+    (code, _, log), (stopped, _, stopped_log) = ended([first, second])
+    assert (code, stopped) == (137, 137)
+    assert "The ranks can't be restarted: another node has ended already" in log
+    assert "A rank of another node failed during the stop" in stopped_log
+
+
+def test_a_node_that_has_ended_well_is_not_waited_for(agents, script, tmp_path):
+    path = script("if rank: time.sleep(3); sys.exit(9)")
+    began = time.monotonic()
+    first, second = agents(path, "--max-restarts", "3")
+    _, log = second.communicate(timeout=90)
+    assert second.returncode == 9
+    assert "The ranks can't be restarted: another node has ended already" in log
+    assert time.monotonic() - began < 50
+    first.kill()
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_the_loss_of_the_first_node_is_said_in_bounded_time(agents, script, running):
+    path = script("say(f'{os.getpid()}'); wait(); sys.exit(9)")
+    first, second = agents(path, "--max-restarts", "3")
+    ranks = [int(up(agent)[0]) for agent in (first, second)]
+    first.kill()
+    os.kill(ranks[0], signal.SIGKILL)
+    if not running:
+        os.kill(ranks[1], signal.SIGKILL)
+    _, log = second.communicate(timeout=30)
+    assert "127.0.0.1:" in log
+    assert "was lost: its agent or its host has ended" in log
+    assert second.returncode == (1 if running else 137)
+
+
+def test_fewer_than_no_restarts_are_refused(start, script):
+    agent = start("-m", "smddp.launch.torchrun", "--max-restarts", "-1", script(""))
+    assert "there must be 0 or more" in agent.communicate(timeout=30)[1]
