@@ -29,6 +29,10 @@ DEFAULT_SIGNALS = (*STOP_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ)
 LOOK_SECONDS = 0.1
 """How often ranks are looked for once a stop came: those that are just being started hear of it too."""
 
+FAREWELL_SECONDS = 30.0
+"""How long the program may go on once all ranks ended resumable: the toolkit's MPI workers wait for a word of the first
+host, which it only sends after a success."""
+
 PATIENCE_SECONDS = 10.0
 """How long ranks are awaited that a launcher has not started yet; without any, there is nothing to save."""
 
@@ -41,6 +45,7 @@ class Init:
         self._stop: signal.Signals | None = None
         self._stopped_at = 0.0
         self._told = set[int]()
+        self._over_at: float | None = None
         self._ended: dict[int, int] = {}
         # From here on signals wait until they are asked for: none is lost while the program starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, signal.SIGCHLD])
@@ -64,6 +69,7 @@ class Init:
             self._reap()
             if self._stop is not None and self._program not in self._ended:
                 self._tell(self._stop)
+                self._end_program_after_ranks()
         if all_resumable(self._endings, self._told):
             return RESUMABLE
         status = self._ended[self._program]
@@ -85,6 +91,16 @@ class Init:
             _say(f"{stop.name}: telling process {process}.")
             with suppress(ProcessLookupError):
                 os.kill(process, stop)
+
+    def _end_program_after_ranks(self) -> None:
+        if self._told_and_alive() or not all_resumable(self._endings, self._told):
+            return
+        now = time.monotonic()
+        self._over_at = self._over_at or now + FAREWELL_SECONDS
+        if now > self._over_at:
+            _say("all ranks have ended resumable, and the program waits for something else: ending it.")
+            self._send(signal.SIGTERM, {self._program})
+            self._over_at = now + FAREWELL_SECONDS
 
     def _told_and_alive(self) -> bool:
         return bool(self._told) and not self._told.isdisjoint(processes_below(os.getpid()))

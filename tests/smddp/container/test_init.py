@@ -167,6 +167,17 @@ def test_a_launcher_whose_ranks_never_come_ends_with_the_program(container, tmp_
     assert first.wait(timeout=20) == 143
 
 
+def test_a_toolkit_that_waits_on_after_its_ranks_ended_resumable_is_ended(container):
+    toolkit = TOOLKIT.replace("output =", "import time; time.sleep(300)\noutput =")
+    hurry = "import smddp.container.init as init, sys; init.FAREWELL_SECONDS = 0.5; sys.exit(init.main(sys.argv[1:]))"
+    rank = container.program("rank.py", RANK)
+    first = container.start(sys.executable, container.program("toolkit.py", toolkit), rank, words=("-c", hurry))
+    read(first, "ready")
+    container.stop(first)
+    read(first, "saved")
+    assert first.wait(timeout=20) == 75
+
+
 def test_a_rank_that_outlives_its_launchers_is_waited_for(container):
     rank = container.program("rank.py", RANK.replace("time.sleep(0.3)", "time.sleep(1.5)"))
     toolkit = TOOLKIT.replace("subprocess.call(", "subprocess.Popen(").replace(
