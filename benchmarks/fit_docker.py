@@ -1,0 +1,78 @@
+"""Seconds that fit() takes on two containers for a job that does nothing: the SDK's Local Mode, and the local platform.
+
+The same image and script, in turn, in one run: ``sagemaker.pytorch.PyTorch`` in the SDK's own Local Mode, ``Estimator``
+in Local Mode, and ``Estimator`` on the local platform's Docker executor, which runs already. Build the image before:
+``smddp image build``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from estimators import Estimator
+from estimators.local import Docker, LocalSageMaker
+from estimators.sdk.v2 import local_session
+
+ROLE = "arn:aws:iam::123456789012:role/local"
+
+
+def seconds(fit: Callable[[], object]) -> float:
+    """How long it takes; what it prints is left out."""
+    began = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        fit()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image", default="smddp-training")
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+
+    os.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
+    from sagemaker.pytorch import PyTorch
+
+    with tempfile.TemporaryDirectory() as directory, LocalSageMaker(docker=Docker()) as platform:
+        os.chdir(directory)  # where Local Mode leaves what a job makes
+        Path("nothing.py").write_text("print('done')\n")
+        job: dict[str, Any] = {
+            "entry_point": "nothing.py",
+            "source_dir": directory,
+            "image_uri": arguments.image,
+            "instance_count": 2,
+        }
+        in_local_mode = {**job, "instance_type": "local", "role": ROLE}
+        of_the_sdk = {"debugger_hook_config": False, "disable_profiler": True, "sagemaker_session": local_session()}
+        on_platform = {**job, "instance_type": "ml.m5.large", "role": platform.role}
+        on_platform["sagemaker_session"] = platform.session
+        fits: dict[str, Callable[[], object]] = {
+            "PyTorch, Local Mode": lambda: PyTorch(**in_local_mode, **of_the_sdk).fit(),
+            "Estimator, Local Mode": lambda: Estimator(**in_local_mode).fit(),
+            "Estimator, Docker executor": lambda: Estimator(**on_platform).fit(),
+        }
+        for fit in fits.values():
+            seconds(fit)  # once to warm up what is read from disk
+        taken: dict[str, list[float]] = {name: [] for name in fits}
+        for _ in range(arguments.repeats):
+            for name, fit in fits.items():
+                taken[name].append(seconds(fit))
+    sdk = statistics.median(taken["PyTorch, Local Mode"])
+    print("| fit() | median s | worst s | of the SDK's Local Mode |\n|---|---|---|---|")
+    for name, values in taken.items():
+        median = statistics.median(values)
+        print(f"| {name} | {median:.2f} | {max(values):.2f} | {median / sdk:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
