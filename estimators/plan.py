@@ -128,7 +128,7 @@ def _problems(
     yield from checks.check_metrics(arguments)
     if local_mode:
         yield from local_mode_checks.check(
-            arguments, data, has_local_session=v2.is_local(session), s3_endpoint=v2.s3_endpoint(session)
+            arguments, data, has_local_session=v2.is_local(session), s3_endpoint=lambda: v2.s3_endpoint(session)
         )
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,7 +51,7 @@ _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa:
 
 
 def check(
-    arguments: Mapping[str, Any], data: Mapping[str, Any], *, has_local_session: bool, s3_endpoint: str
+    arguments: Mapping[str, Any], data: Mapping[str, Any], *, has_local_session: bool, s3_endpoint: Callable[[], str]
 ) -> Iterator[Problem]:
     """Everything that is wrong with a job for Local Mode.
 
@@ -59,7 +59,7 @@ def check(
         arguments: The parameters for ``PyTorch``.
         data: The channels by name.
         has_local_session: Whether the job's session is none, or one of Local Mode.
-        s3_endpoint: Where S3 is, for the containers too.
+        s3_endpoint: Says where S3 is, for the containers too.
     """
     if not has_local_session:
         remedy = "Leave it out, or give a sagemaker.local.LocalSession."
@@ -87,7 +87,7 @@ def _check_parameters(arguments: Mapping[str, Any]) -> Iterator[Problem]:
             yield warning(name, "it does nothing in the SDK's Local Mode", elsewhere)
 
 
-def _check_checkpoints(arguments: Mapping[str, Any], s3_endpoint: str) -> Iterator[Problem]:
+def _check_checkpoints(arguments: Mapping[str, Any], s3_endpoint: Callable[[], str]) -> Iterator[Problem]:
     uri, path = arguments.get("checkpoint_s3_uri"), arguments.get("checkpoint_local_path")
     if directory := local_path(uri):
         if directory.exists() and not directory.is_dir():
@@ -98,9 +98,10 @@ def _check_checkpoints(arguments: Mapping[str, Any], s3_endpoint: str) -> Iterat
         yield warning("checkpoint_local_path", "nothing is copied from there in the SDK's Local Mode", remedy)
     if not isinstance(uri, str) or not uri.startswith("s3://"):
         return
-    if urlsplit(s3_endpoint).hostname in _THIS_MACHINE:
+    endpoint = s3_endpoint()
+    if urlsplit(endpoint).hostname in _THIS_MACHINE:
         remedy = "Give S3 an address of this machine that containers reach, such as that of the bridge docker0."
-        yield error("checkpoint_s3_uri", f"S3 is at {s3_endpoint}, which for a container is the container", remedy)
+        yield error("checkpoint_s3_uri", f"S3 is at {endpoint}, which for a container is the container", remedy)
     code = source.Source.of(arguments)
     if code.is_local and code.script.is_file() and not source.imports_package(code):
         yield warning(

@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ _CLEAR_SECONDS = 10
 """What the other hosts get when one has failed: they can't agree on a checkpoint any more."""
 _LOOK_SECONDS = 1.0
 _TAIL_LINES = 20
+_ATTEMPTS = 3
 
 _LINE = re.compile(r"\S*?(?P<host>algo-\d+)-\S*\s*\| ?(?P<text>.*)")
 
@@ -58,6 +60,7 @@ class _Up:
     """One job, from the start of its containers until nothing of them is left."""
 
     def __init__(self, compose: Sequence[str], file: Path, directory: JobDirectory) -> None:
+        self._fit_process = os.getppid()
         self._directory = directory
         self._instructions = directory.instructions
         services = services_of(file.parent)
@@ -129,20 +132,16 @@ class _Up:
                 continue  # Compose's own words
             self._tails[found["host"]].append(found["text"])
             if self._instructions.shows_log:
-                try:
-                    _say(f"{found['host']} | {found['text']}")
-                except BrokenPipeError:  # fit() is gone; the conductor ends the job
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _say(f"{found['host']} | {found['text']}")
 
     def _conduct(self, process: subprocess.Popen[str]) -> None:
         """End the hosts when the job is over, or is to be."""
-        fit_process = os.getppid()
         grace: float | None = None
         while process.poll() is None:
             try:
                 event = self._events.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if os.getppid() != fit_process and not self._asked:
+                if self._is_orphan and not self._asked:
                     self._events.put(None)
             else:
                 if event is not None:
@@ -155,6 +154,11 @@ class _Up:
                     self._asked, grace = True, STOP_SECONDS
             if grace is not None:
                 self._tell(grace)
+
+    @property
+    def _is_orphan(self) -> bool:
+        """Whether fit() was killed, so that nobody else ends the job and cleans up."""
+        return os.getppid() != self._fit_process
 
     def _ends_the_job(self, host: str, code: int) -> bool:
         return code != 0 or (self._instructions.ends_with_first_host and host == next(iter(self._roots)))
@@ -177,10 +181,16 @@ class _Up:
             give_back([path for path in written if path.exists()], self._instructions.image)
         except DockerError as error:
             _say(f"These may hold files that root owns: {', '.join(map(str, written))}. {error}")
-        down = subprocess.run([*self._compose, "down", "--volumes"], capture_output=True, text=True, check=False)
-        if down.returncode:
+        for attempt in range(_ATTEMPTS):
+            time.sleep(attempt)  # an endpoint of a container that has just ended may still be there
+            down = subprocess.run([*self._compose, "down", "--volumes"], capture_output=True, text=True, check=False)
+            if down.returncode == 0:
+                break
+        else:
             _say(f"Containers or the network of the job may be left: {down.stderr.strip()}")
         self._directory.process.unlink(missing_ok=True)
+        if self._is_orphan:
+            self._directory.remove()
 
     def _keep_checkpoint_path(self) -> None:
         """Tell the hosts where their checkpoints are, as the platform does."""
@@ -190,5 +200,8 @@ class _Up:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # fit() is gone; the conductor ends the job
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -53,56 +53,69 @@ def fit(
         TrainingJobStopped: Its hosts were stopped, not by Ctrl-C.
         KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
     """
-    from estimators.sdk import quiet, v2
+    from estimators.sdk import v2
 
     compose = _compose(arguments)
     settings = v2.local_session(session).config["local"]
     directory = JobDirectory.make(settings.get("container_root"))
     try:
-        code = source.stage(source.Source.of(arguments), into=directory.code)
+        code = source.stage(source.Source.of(arguments), into=directory.code).source
         changed: dict[str, Any] = {"container_root": str(directory.containers)}
-        if not code.source.is_local and not code.source.from_git:
+        if not code.is_local and not code.from_git:
             changed["local_code"] = False  # it is on S3, and the SDK would mount it as a directory
-        local_session = v2.local_session(session, settings=changed)
-        pytorch = build(
-            {**given.for_sdk(arguments), **code.source.arguments, "output_path": _output_path(arguments, directory)},
-            local_session,
-        )
-        name = job_name or v2.new_job_name(arguments.get("base_job_name"), pytorch.training_image_uri())
-        checkpoints = given.checkpoint_directory(arguments)
-        if checkpoints is not None:
-            checkpoints.mkdir(parents=True, exist_ok=True)
-        directory.instruct(
-            Instructions(
-                image=pytorch.training_image_uri(),
-                checkpoints=None if checkpoints is None else str(checkpoints),
-                checkpoint_path=arguments.get("checkpoint_local_path", given.CHECKPOINT_PATH),
-                shared_memory=None if "shm_size" in settings.get("container_config", {}) else _half_of_memory(),
-                ends_with_first_host=given.ends_with_first_host(arguments),
-                shows_log=logs,
-            )
-        )
+        job_session = v2.local_session(session, settings=changed)
+        output_path = arguments.get("output_path") or f"file://{directory.artifacts}"
+        pytorch = build({**given.for_sdk(arguments), **code.arguments, "output_path": output_path}, job_session)
+        image = pytorch.training_image_uri()
+        name = job_name or v2.new_job_name(arguments.get("base_job_name"), image)
+        directory.instruct(_instructions(arguments, image, settings.get("container_config", {}), shows_log=logs))
         logger.info("running training job %s in containers, with Compose %s", name, compose.version)
-        interrupts = Interrupts(directory.process)
         try:
-            with stand_ins(directory.programs, compose), interrupts, quiet.without_progress():
-                pytorch.fit(given.inputs_for_sdk(inputs), wait=False, job_name=name)
-        except Exception:  # the SDK's only says that Compose ended with some code
-            if directory.outcome is None or directory.outcome.status == "Completed":
-                raise
+            _run(pytorch, inputs, name, directory, compose)
+        except KeyboardInterrupt:
+            logger.warning("%s was interrupted%s", name, _how_to_resume(arguments))
+            raise
         finally:
-            places = _places(arguments, directory, name)
-        outcome = directory.outcome
-        assert outcome is not None
-        if interrupts.came:
-            logger.warning("%s was stopped%s", name, _how_to_resume(arguments))
-            raise KeyboardInterrupt
-        _require_completed(outcome, name, arguments)
-        return LocalModeJob(
-            name, local_session, model=f"{places}/model.tar.gz", checkpoints=arguments.get("checkpoint_s3_uri")
-        )
+            model = _keep_artifacts(arguments, directory, name)
+        _require_completed(directory.outcome, name, arguments)
+        return LocalModeJob(name, job_session, model=model, checkpoints=arguments.get("checkpoint_s3_uri"))
     finally:
         directory.remove()
+
+
+def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, compose: Compose) -> None:
+    """Let the SDK run the job; how it ended, if it ran, is `JobDirectory.outcome`."""
+    from estimators.sdk import quiet
+
+    interrupts = Interrupts(directory.process)
+    try:
+        with stand_ins(directory.programs, compose), interrupts, quiet.while_it_runs_a_job():
+            pytorch.fit(given.inputs_for_sdk(inputs), wait=False, job_name=name)
+    except Exception:
+        outcome = directory.outcome
+        if outcome is None or outcome.status == "Completed":  # the SDK's own failure: before the job, or after it
+            raise
+    if interrupts.came:
+        outcome = directory.outcome
+        if outcome is not None and outcome.status == "Failed":
+            logger.error("%s failed: %s", name, outcome.reason)
+        raise KeyboardInterrupt
+
+
+def _instructions(
+    arguments: Mapping[str, Any], image: str, container_config: Mapping[str, Any], *, shows_log: bool
+) -> Instructions:
+    checkpoints = given.checkpoint_directory(arguments)
+    if checkpoints is not None:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+    return Instructions(
+        image=image,
+        checkpoints=None if checkpoints is None else str(checkpoints),
+        checkpoint_path=arguments.get("checkpoint_local_path", given.CHECKPOINT_PATH),
+        shared_memory=None if "shm_size" in container_config else _half_of_memory(),
+        ends_with_first_host=given.ends_with_first_host(arguments),
+        shows_log=shows_log,
+    )
 
 
 def _compose(arguments: Mapping[str, Any]) -> Compose:
@@ -122,24 +135,20 @@ def _compose(arguments: Mapping[str, Any]) -> Compose:
     return compose
 
 
-def _output_path(arguments: Mapping[str, Any], directory: JobDirectory) -> str:
-    path: str = arguments.get("output_path") or f"file://{directory.artifacts}"
-    return path
-
-
-def _places(arguments: Mapping[str, Any], directory: JobDirectory, name: str) -> str:
-    """Where model.tar.gz is; what has no place of its own is moved to one."""
-    given_path: str | None = arguments.get("output_path")
-    if given_path is not None:
-        return given_path.rstrip("/") if given_path.startswith("file://") else f"{given_path.rstrip('/')}/{name}/output"
+def _keep_artifacts(arguments: Mapping[str, Any], directory: JobDirectory, name: str) -> str:
+    """Give what the SDK left in the temporary directory a place that stays; returns the URI of model.tar.gz."""
+    output_path: str | None = arguments.get("output_path")
+    if output_path is not None:
+        place = output_path.rstrip("/")
+        return f"{place}/model.tar.gz" if place.startswith("file://") else f"{place}/{name}/output/model.tar.gz"
     home = _RUNS.absolute() / name
     archives = list(directory.artifacts.iterdir())
     if archives:
         home.mkdir(parents=True, exist_ok=True)
         for archive in archives:
             shutil.move(archive, home / archive.name)
-        logger.info("its model and output are in %s", home)
-    return f"file://{home}"
+        logger.info("its model.tar.gz and output.tar.gz are in %s", home)
+    return f"file://{home}/model.tar.gz"
 
 
 def _half_of_memory() -> int:
@@ -153,7 +162,8 @@ def _how_to_resume(arguments: Mapping[str, Any]) -> str:
     return "; it keeps no checkpoints, so the next fit() starts anew (checkpoint_s3_uri='file:///directory' keeps them)"
 
 
-def _require_completed(outcome: Outcome, name: str, arguments: Mapping[str, Any]) -> None:
+def _require_completed(outcome: Outcome | None, name: str, arguments: Mapping[str, Any]) -> None:
+    assert outcome is not None
     if outcome.status == "Completed":
         return
     failed = outcome.status == "Failed"

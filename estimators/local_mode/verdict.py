@@ -10,8 +10,6 @@ from estimators.local_mode.containers import End
 from estimators.local_mode.directory import Outcome
 from smddp.stopping import RESUMABLE
 
-_RESUMES = "a job that keeps checkpoints goes on from them when it is fitted again"
-
 
 def verdict(
     ends: Sequence[End],
@@ -35,14 +33,14 @@ def verdict(
         compose_said: What Compose itself had to say.
     """
     failed = [end for end in ends if end.code and end.host not in told]
-    if asked and any(end.code for end in ends):
-        return Outcome(status="Stopped", host=None, reason=f"it was stopped by you (Ctrl-C); {_RESUMES}")
     if failed and all(end.code == RESUMABLE for end in failed):
-        reason = f"its hosts were told to stop, and saved their work (exit code {RESUMABLE}); {_RESUMES}"
+        reason = f"its hosts were told to stop, and saved their work (exit code {RESUMABLE})"
         return Outcome(status="Stopped", host=failed[0].host, reason=reason)
     if failed:
         codes = {end.host: end.code for end in failed}
         return Outcome(status="Failed", host=failed[0].host, reason=algorithm_error(codes, roots, tails))
+    if asked and any(end.code for end in ends):
+        return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C)")
     if len(ends) < len(roots) or (compose_code and not ends):
         if asked:
             return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C) before all hosts ran")

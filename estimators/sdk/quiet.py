@@ -64,13 +64,18 @@ def without_log() -> Iterator[None]:
 
 
 @contextmanager
-def without_progress() -> Iterator[None]:
-    """Keep the SDK's log to warnings for a block: Local Mode logs a Compose file, and what it looks for."""
-    logger = logging.getLogger("sagemaker")
-    level = logger.level
-    if level == logging.NOTSET or level == logging.INFO:
-        logger.setLevel(logging.WARNING)
+def while_it_runs_a_job() -> Iterator[None]:
+    """Keep the SDK's log for a block to warnings of its Local Mode, which else shows a Compose file.
+
+    What it says itself of a job that failed (a link) is less than the error that is raised. Debugging shows it all.
+    """
+    sdk, local_mode = logging.getLogger("sagemaker"), logging.getLogger("sagemaker.local")
+    levels = sdk.level, local_mode.level
+    if sdk.level != logging.DEBUG:
+        sdk.setLevel(logging.CRITICAL)
+        local_mode.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        sdk.setLevel(levels[0])
+        local_mode.setLevel(levels[1])

@@ -177,3 +177,17 @@ def test_the_requirements_leave_out_what_images_have_and_the_command_line_needs(
         "safetensors",
         "xxhash",
     }
+
+
+def test_for_local_mode_any_code_is_copied_with_its_dependencies(code: Path, tmp_path: Path) -> None:
+    (code / "train.py").write_text("print('never heard of smddp')\n")
+    library, single = tmp_path / "library", tmp_path / "single.py"
+    library.mkdir()
+    (library / "part.py").write_text("")
+    single.write_text("")
+    bundle = source.stage(local("train.py", code, library, single), into=tmp_path / "bundle")
+    assert bundle.source.source_dir == str(tmp_path / "bundle")
+    assert bundle.source.dependencies == ()
+    copied = {path.relative_to(tmp_path / "bundle").as_posix() for path in (tmp_path / "bundle").rglob("*")}
+    assert {"train.py", "library/part.py", "single.py"} <= copied
+    assert "smddp" not in copied

@@ -1,0 +1,154 @@
+"""What a plan says of a job for Local Mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from sagemaker.inputs import FileSystemInput, TrainingInput
+
+from estimators import Estimator
+from estimators.plan import Plan
+
+IMPORTS = {"plain": "print('training')\n", "smddp": "import smddp\n"}
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+    def of(inputs: Any = None, code: str = "plain", **parameters: Any) -> Plan:
+        script = tmp_path / "train.py"
+        script.write_text(IMPORTS[code])
+        job = {"instance_type": "local", "image_uri": "mine", **parameters}
+        return Estimator(str(script), **job).plan(inputs)
+
+    return of
+
+
+def parameters_of(problems: Any) -> list[str]:
+    return [problem.parameter for problem in problems]
+
+
+def test_a_good_job_needs_no_role_no_region_and_no_account(plan: Any, tmp_path: Path) -> None:
+    places = {"checkpoint_s3_uri": "file:///tmp/mine", "output_path": "file:///tmp/out"}
+    good = plan({"training": f"file://{tmp_path}"}, instance_count=2, distribution="torchrun", **places)
+    assert good.problems == ()
+    assert str(good) == "2 × local, torchrun"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "warned"),
+    [
+        ({"max_run": 60}, ["max_run"]),
+        (
+            {"use_spot_instances": True, "max_wait": 86400, "checkpoint_s3_uri": "file:///c"},
+            ["use_spot_instances", "max_wait"],
+        ),
+        ({"metric_definitions": [{"Name": "loss", "Regex": "loss=(.*)"}]}, ["metric_definitions"]),
+        ({"max_retry_attempts": 3, "tags": {"a": "b"}}, ["tags", "max_retry_attempts"]),
+        ({"enable_network_isolation": True}, ["enable_network_isolation"]),
+        ({"enable_network_isolation": False, "volume_size": 50}, ["volume_size"]),
+    ],
+)
+def test_what_does_nothing_is_told_once(plan: Any, parameters: Any, warned: list[str]) -> None:
+    found = plan(**parameters)
+    assert not found.errors
+    assert parameters_of(found.warnings) == warned
+    assert all("does nothing in the SDK's Local Mode" in problem.found for problem in found.warnings)
+
+
+def test_an_image_is_asked_for_where_aws_would_be(plan: Any) -> None:
+    (problem,) = plan(image_uri=None).warnings
+    assert problem.parameter == "image_uri"
+    assert "smddp image build" in problem.remedy
+
+
+def test_gpus_are_for_one_host(plan: Any) -> None:
+    assert not plan(instance_type="local_gpu").problems
+    (problem,) = plan(instance_type="local_gpu", instance_count=2).errors
+    assert problem.parameter == "instance_count"
+
+
+def test_a_session_of_aws_is_refused(plan: Any) -> None:
+    import sagemaker
+
+    session = sagemaker.Session(boto3.Session(region_name="us-east-1"))
+    (problem,) = plan(sagemaker_session=session).errors
+    assert str(problem).startswith("sagemaker_session: it is no session of Local Mode")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "errors", "warnings", "said"),
+    [
+        ({"checkpoint_s3_uri": "s3://b/p", "code": "smddp"}, 0, 0, ""),
+        ({"checkpoint_s3_uri": "s3://b/p", "code": "plain"}, 0, 1, "does not import smddp"),
+        ({"checkpoint_s3_uri": "s3://b", "code": "smddp"}, 0, 1, "a whole bucket"),
+        ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/other"}, 0, 0, ""),
+        ({"checkpoint_local_path": "/opt/ml/other"}, 0, 1, "checkpoint_s3_uri='file:///directory'"),
+        ({"checkpoint_s3_uri": "file:///etc/hostname"}, 1, 0, "/etc/hostname is not a directory"),
+        ({"checkpoint_s3_uri": "./c"}, 1, 0, "Give file:///directory"),
+        ({"output_path": "./models"}, 1, 0, "output_path: './models' is no place"),
+    ],
+)
+def test_places_are_checked(plan: Any, parameters: Any, errors: int, warnings: int, said: str) -> None:
+    found = plan(**parameters)
+    assert (len(found.errors), len(found.warnings)) == (errors, warnings), str(found)
+    assert said in str(found)
+
+
+def test_a_directory_for_checkpoints_is_for_this_machine_only(plan: Any) -> None:
+    role = "arn:aws:iam::123456789012:role/mine"
+    here = plan(instance_type="ml.m5.xlarge", role=role, checkpoint_s3_uri="file:///c")
+    assert "only instance_type='local' can keep checkpoints" in str(here)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000"])
+def test_an_s3_that_containers_cannot_reach_is_refused(plan: Any, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}")
+    (problem,) = plan(checkpoint_s3_uri="s3://b/p", code="smddp").errors
+    assert f"S3 is at http://{host}" in problem.found
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://172.17.0.1:9000")
+    assert not plan(checkpoint_s3_uri="s3://b/p", code="smddp").errors
+
+
+@pytest.mark.parametrize(
+    ("mode", "errors", "warnings"), [("File", 0, 0), (None, 0, 0), ("Pipe", 1, 0), ("FastFile", 0, 1)]
+)
+@pytest.mark.parametrize("of", ["the job", "a channel"])
+def test_there_are_no_pipes_and_no_mounts(plan: Any, of: str, mode: Any, errors: int, warnings: int) -> None:
+    job, channel = ({"input_mode": mode or "File"}, None) if of == "the job" else ({}, mode)
+    found = plan({"train": TrainingInput("s3://data/train", input_mode=channel)}, **job)
+    where = "input_mode" if of == "the job" else "inputs['train']"
+    assert parameters_of(found.errors) == [where] * errors
+    assert parameters_of(found.warnings) == [where] * warnings
+
+
+@pytest.mark.parametrize(("hosts", "errors"), [(1, 0), (2, 1)])
+def test_sharded_data_are_refused_where_they_would_be_whole(plan: Any, hosts: int, errors: int) -> None:
+    sharded = TrainingInput("s3://data/train", distribution="ShardedByS3Key")
+    found = plan({"train": sharded}, instance_count=hosts)
+    assert parameters_of(found.errors) == ["inputs['train']"] * errors
+    assert not found.warnings
+
+
+def test_file_systems_of_aws_are_refused(plan: Any) -> None:
+    (problem,) = plan({"train": FileSystemInput("fs-1234", "FSxLustre", "/fsx")}).errors
+    assert "no FSx or EFS" in problem.found
+
+
+def test_data_on_this_machine_must_be_there(plan: Any, tmp_path: Path) -> None:
+    assert "there is no /nowhere" in str(plan("file:///nowhere"))
+    assert f"file://{tmp_path}" in str(plan(str(tmp_path)))
+    assert not plan(f"file://{tmp_path}").problems
+
+
+def test_on_sagemaker_nothing_of_this_is_said(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    role = "arn:aws:iam::123456789012:role/mine"
+    sharded = TrainingInput("s3://data/train", distribution="ShardedByS3Key", input_mode="Pipe")
+    assert not plan({"train": sharded}, instance_type="ml.g5.xlarge", role=role, instance_count=2, max_run=60).problems

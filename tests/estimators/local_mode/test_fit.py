@@ -1,0 +1,307 @@
+"""Whole jobs in the SDK's own Local Mode, on containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from estimators import Estimator
+from estimators.docker.cli import docker
+from estimators.errors import EstimatorError, TrainingJobFailed
+from estimators.local_mode.containers import JOB_LABEL
+from tests.docker.images import build_images
+from tests.torture.s3_server import Server, s3_server
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[3]
+SOMEBODY = 1234
+"""A user who can't remove what a container's root wrote."""
+
+SUBMIT = """
+import json, logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+from estimators import Estimator
+for job in json.loads(sys.argv[1]):
+    inputs = job.pop("inputs", None)
+    print("model:", Estimator(**job).fit(inputs).model_data)
+"""
+
+
+@pytest.fixture(scope="session")
+def built_image() -> str:
+    return build_images().smddp
+
+
+@pytest.fixture
+def image(built_image: str, home: Path) -> Iterator[str]:
+    """A name for the image that only this test uses. Afterwards no container or network of its jobs is left, and
+    nothing in the temporary directory."""
+    name = f"smddp-local-mode-test:{uuid4().hex[:8]}"
+    began = time.time()
+    docker("tag", built_image, name)
+    yield name
+    try:
+        jobs = jobs_of(name, since=began)
+        assert jobs, "no container ran"
+        left = [line for job in jobs for line in docker("ps", "-aq", "--filter", f"label={JOB_LABEL}={job}").split()]
+        left += [line for job in jobs for line in docker("network", "ls", "-q", "--filter", f"name={job}").split()]
+        assert not left
+        assert list((home / "tmp").iterdir()) == []
+    finally:
+        docker("rmi", "--no-prune", name)
+
+
+def jobs_of(image: str, *, since: float) -> set[str]:
+    """The labels of the jobs whose containers were made from an image."""
+    events = docker(
+        *("events", "--since", f"{since:.0f}", "--until", f"{time.time() + 1:.0f}", "--filter", "type=container"),
+        *("--filter", "event=create", "--format", "{{json .Actor.Attributes}}"),
+    )
+    made = [json.loads(line) for line in events.splitlines()]
+    return {attributes[JOB_LABEL] for attributes in made if attributes["image"] == image and JOB_LABEL in attributes}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of whoever sends the job, who has no AWS."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(script: str, home: Path) -> str:
+    path = home / "train.py"
+    path.write_text(script)
+    return str(path)
+
+
+def submission(*jobs: dict[str, Any]) -> list[str]:
+    return [sys.executable, "-c", SUBMIT, json.dumps(jobs)]
+
+
+def as_somebody(home: Path) -> list[str]:
+    """Runs a command as another user than root, who may read root's Python and use Docker; as oneself, if not root."""
+    if os.getuid() != 0:
+        return []
+    for path in [home, *home.rglob("*")]:
+        os.chown(path, SOMEBODY, SOMEBODY)
+    group = Path("/var/run/docker.sock").stat().st_gid
+    may_read = "+dac_read_search"
+    return [
+        *(shutil.which("setpriv") or "setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", f"--groups={group}"),
+        *(f"--inh-caps={may_read}", f"--ambient-caps={may_read}", "env", f"HOME={home}"),
+    ]
+
+
+def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints(home: Path, image: str) -> None:
+    digits = load_digits()
+    images = digits.images.astype(np.uint8)
+    np.savez(
+        home / "digits.npz",
+        train_images=images[:1500],
+        train_labels=digits.target[:1500],
+        test_images=images[1500:],
+        test_labels=digits.target[1500:],
+    )
+    (home / "data").mkdir()
+    (home / "digits.npz").rename(home / "data" / "digits.npz")
+    job = {
+        "entry_point": "image_classification.py",
+        "source_dir": str(ROOT / "entrypoints"),
+        "instance_type": "local",
+        "instance_count": 2,
+        "image_uri": image,
+        "distribution": "torchrun",
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "checkpoint_s3_uri": f"file://{home}/checkpoints",
+        "inputs": {"training": f"file://{home}/data"},
+    }
+    jobs = [{**job, "hyperparameters": {"epochs": epochs, "checkpoint_every": 10}} for epochs in (1, 2)]
+    result = subprocess.run(
+        [*as_somebody(home), *submission(*jobs)], capture_output=True, text=True, check=False, timeout=500
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("algo-1 | ") and "starting from the beginning" in line for line in lines)
+    assert any(line.startswith("algo-1 | ") and "resumed at step 23, in epoch 1" in line for line in lines)
+    assert any(line.startswith("algo-2 | ") for line in lines)
+    models = [Path(line.removeprefix("model: file://")) for line in lines if line.startswith("model: ")]
+    assert [model.parent.parent for model in models] == [home / "runs"] * 2
+    with tarfile.open(models[1]) as archive:
+        assert "model.pt" in " ".join(archive.getnames())
+    assert list((home / "checkpoints").glob("step-*46"))
+    assert {path.stat().st_uid for path in home.rglob("*")} == {home.stat().st_uid}
+
+
+def test_a_failure_has_its_reason_and_its_host(
+    home: Path, image: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    script = write(
+        "import os, time\n"
+        "host = os.environ['SM_CURRENT_HOST']\n"
+        "print('this is', host, flush=True)\n"
+        "if host.startswith('algo-2'):\n"
+        "    raise ValueError('enough')\n"
+        "time.sleep(100)\n",
+        home,
+    )
+    job = Estimator(script, instance_type="local", instance_count=2, image_uri=image)
+    began = time.monotonic()
+    with pytest.raises(TrainingJobFailed, match=r"failed on algo-2: AlgorithmError: .*ValueError: enough") as failed:
+        job.fit(job_name="fails")
+    assert time.monotonic() - began < 60
+    assert (failed.value.job_name, failed.value.status) == ("fails", "Failed")
+    assert "algo-2 | this is algo-2-" in capfd.readouterr().out
+    assert "sagemaker" not in [record.name.partition(".")[0] for record in caplog.records]
+
+
+def test_a_host_that_is_done_leaves_the_others_their_time(home: Path, image: str) -> None:
+    script = write(
+        "import os, pathlib, time\n"
+        "host = os.environ['SM_CURRENT_HOST'][:6]\n"
+        "time.sleep(4 if host == 'algo-2' else 0)\n"
+        "pathlib.Path(os.environ['SM_MODEL_DIR'], host).write_text('done')\n",
+        home,
+    )
+    job = Estimator(
+        script, instance_type="local", instance_count=2, image_uri=image, output_path=f"file://{home}/out"
+    ).fit(logs=False)
+    assert job.status == "Completed"
+    with tarfile.open(job.model_data.removeprefix("file://")) as archive:
+        assert sorted(archive.getnames()) == ["algo-1", "algo-2"]
+    with pytest.raises(EstimatorError, match="Local Mode keeps none"):
+        job.logs()
+
+
+TRAINS_UNTIL_TOLD = """
+import os, pathlib, signal, sys
+def save(*_):
+    pathlib.Path("/opt/ml/checkpoints", os.environ["SM_CURRENT_HOST"][:6]).write_text("saved")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("training", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def training(home: Path, image: str) -> Iterator[subprocess.Popen[str]]:
+    """A job of two hosts in the middle of its training, sent by a process of its own."""
+    job = {
+        "entry_point": write(TRAINS_UNTIL_TOLD, home),
+        "instance_type": "local",
+        "instance_count": 2,
+        "image_uri": image,
+        "checkpoint_s3_uri": f"file://{home}/checkpoints",
+    }
+    with subprocess.Popen(submission(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        said = []
+        while sum("| training" in line for line in said) < 2:
+            line = process.stdout.readline()
+            assert line, "".join(said)
+            said.append(line)
+        yield process
+        process.kill()
+
+
+def test_ctrl_c_is_a_stop_with_a_checkpoint(home: Path, training: subprocess.Popen[str]) -> None:
+    assert training.stdout is not None
+    training.send_signal(signal.SIGINT)
+    said = training.stdout.read()
+    assert training.wait() == -signal.SIGINT
+    assert "120 s to save a checkpoint" in said
+    assert f"the next fit() goes on from its checkpoints in file://{home}/checkpoints" in said
+    assert said.count("Traceback") == 1
+    assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["algo-1", "algo-2"]
+
+
+def test_a_killed_fit_leaves_no_containers(home: Path, training: subprocess.Popen[str]) -> None:
+    training.kill()
+    deadline = time.monotonic() + 60
+    while list((home / "tmp").iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["algo-1", "algo-2"]
+
+
+@pytest.fixture
+def reachable_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+    """An S3 server of this machine, and its address for containers: on the bridge, through a relay."""
+    gateway = json.loads(docker("network", "inspect", "bridge"))[0]["IPAM"]["Config"][0].get("Gateway", "172.17.0.1")
+    with s3_server(tmp_path_factory.mktemp("s3")) as server, socket.create_server((gateway, 0)) as relay:
+        target = int(server.endpoint_url.rpartition(":")[2])
+        threading.Thread(target=_relay, args=(relay, target), daemon=True).start()
+        yield server, f"http://{gateway}:{relay.getsockname()[1]}"
+
+
+def _relay(listener: socket.socket, target: int) -> None:
+    while True:
+        try:
+            client, _address = listener.accept()
+        except OSError:
+            return
+        upstream = socket.create_connection(("127.0.0.1", target))
+        for source, sink in ((client, upstream), (upstream, client)):
+            threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        source.close()
+        sink.close()
+
+
+@pytest.mark.seaweedfs
+def test_checkpoints_go_to_s3(
+    home: Path, image: str, reachable_s3: tuple[Server, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, address = reachable_s3
+    for name, value in server.environ(address).items():
+        monkeypatch.setenv(name, value)
+    server.client().create_bucket(Bucket="checkpoints")
+    script = write(
+        "import smddp, torch\n"
+        "def main(job: smddp.Job) -> None:\n"
+        "    model = torch.nn.Linear(1, 1)\n"
+        "    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "    data = torch.utils.data.TensorDataset(torch.ones(8, 1))\n"
+        "    loader = trainer.loader(data, batch_size=4)\n"
+        "    for _ in trainer.epochs(1):\n"
+        "        for (x,) in trainer.batches(loader):\n"
+        "            trainer.step(trainer.model(x).mean())\n"
+        "smddp.run(main)\n",
+        home,
+    )
+    place = "s3://checkpoints/run"
+    one = {"OMP_NUM_THREADS": "1"}
+    job = Estimator(script, instance_type="local", image_uri=image, checkpoint_s3_uri=place, environment=one).fit()
+    assert job.checkpoint_s3_uri == place
+    keys = [entry["Key"] for entry in server.client().list_objects_v2(Bucket="checkpoints")["Contents"]]
+    assert any(key.startswith("run/step-000000000002/") for key in keys), keys

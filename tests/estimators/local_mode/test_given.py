@@ -1,0 +1,102 @@
+"""What the SDK is given, and a session that it is given it with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sagemaker.inputs import TrainingInput
+from sagemaker.local import LocalSession
+
+from estimators import Estimator
+from estimators.local_mode import given
+from estimators.sdk import v2
+
+
+@pytest.fixture(autouse=True)
+def no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def arguments(script: str, **parameters: Any) -> dict[str, Any]:
+    job = Estimator(script, instance_type="local", image_uri="mine", **parameters)
+    return given.for_sdk(job.arguments)
+
+
+def test_the_sdk_takes_a_job_with_everything_that_it_would_refuse(script: str) -> None:
+    spot = {"use_spot_instances": True, "max_run": 60, "max_wait": 90, "keep_alive_period_in_seconds": 60}
+    sdks = arguments(script, checkpoint_s3_uri="s3://b/p", checkpoint_local_path="/c", instance_count=2, **spot)
+    pytorch = v2.pytorch(sdks, v2.local_session())
+    assert not pytorch.use_spot_instances
+    assert pytorch.checkpoint_s3_uri is None
+    assert pytorch.instance_count == 2
+    assert pytorch.environment == {"SMDDP_CHECKPOINT_S3_URI": "s3://b/p"}
+
+
+def test_the_users_own_variable_is_his(script: str) -> None:
+    own = {"SMDDP_CHECKPOINT_S3_URI": "s3://mine", "A": "1"}
+    assert arguments(script, checkpoint_s3_uri="s3://b/p", environment=own)["environment"] == own
+    assert "environment" not in arguments(script, checkpoint_s3_uri="file:///c")
+
+
+@pytest.mark.parametrize("role", [None, "SageMakerRole"])
+def test_nobody_is_asked_for_a_role(script: str, role: str | None) -> None:
+    assert arguments(script, role=role)["role"].startswith("arn:aws:iam::")
+    arn = "arn:aws:iam::123456789012:role/mine"
+    assert arguments(script, role=arn)["role"] == arn
+
+
+def test_to_sagemaker_gives_a_pytorch_that_the_sdk_runs(script: str) -> None:
+    pytorch = Estimator(script, instance_type="local", image_uri="mine", checkpoint_s3_uri="s3://b/p").to_sagemaker()
+    assert isinstance(pytorch.sagemaker_session, LocalSession)
+    assert pytorch.checkpoint_s3_uri is None
+
+
+def test_a_session_of_ours_needs_no_region_and_uploads_no_code() -> None:
+    session = v2.local_session()
+    assert session.config == {"local": {"local_code": True}}
+    assert session.boto_region_name
+    assert session.sagemaker_config["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
+
+
+def test_the_users_session_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    own = LocalSession()
+    own.config = {"local": {"local_code": False, "container_config": {"shm_size": "1gb"}}}
+    session = v2.local_session(own, settings={"container_root": "/somewhere"})
+    assert session.config["local"] == {
+        "local_code": False,
+        "container_config": {"shm_size": "1gb"},
+        "container_root": "/somewhere",
+    }
+    assert session.sagemaker_client.sagemaker_session is session
+    assert own.config == {"local": {"local_code": False, "container_config": {"shm_size": "1gb"}}}
+    assert own.sagemaker_client.sagemaker_session is own
+    assert session.boto_region_name == "eu-west-1"
+
+
+def test_one_host_gets_all_shards() -> None:
+    sharded = TrainingInput("s3://b/p", distribution="ShardedByS3Key", input_mode="File")
+    other = TrainingInput("s3://b/q", distribution="FullyReplicated")
+    channels = given.inputs_for_sdk({"train": sharded, "test": other, "more": "file:///d"})
+    assert channels["train"].config["DataSource"]["S3DataSource"] == {
+        **sharded.config["DataSource"]["S3DataSource"],
+        "S3DataDistributionType": "FullyReplicated",
+    }
+    assert sharded.config["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
+    assert (channels["test"], channels["more"]) == (other, "file:///d")
+    assert given.inputs_for_sdk(None) is None
+
+
+@pytest.mark.parametrize(
+    ("distribution", "ends"), [("mpi", True), ("pytorchddp", True), ("torchrun", False), (None, False)]
+)
+def test_where_mpirun_starts_all_ranks_the_first_host_ends_the_job(
+    script: str, distribution: str | None, ends: bool
+) -> None:
+    job = Estimator(script, instance_type="local", image_uri="mine", distribution=distribution)
+    assert given.ends_with_first_host(job.arguments) is ends

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimators.local_mode.containers import End
+from estimators.local_mode.directory import Outcome
+from estimators.local_mode.verdict import verdict
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Any:
+    roots = {"algo-1": tmp_path / "1", "algo-2": tmp_path / "2"}
+    for root in roots.values():
+        (root / "output").mkdir(parents=True)
+
+    def of(*codes: tuple[str, int], **known: Any) -> Outcome:
+        ends = [End(host=host, code=code, at=str(number)) for number, (host, code) in enumerate(codes)]
+        tails = dict.fromkeys(roots, "last words")
+        usual: dict[str, Any] = {"told": (), "asked": False, "compose_code": 0, "compose_said": ""}
+        return verdict(ends, roots=roots, tails=tails, **{**usual, **known})
+
+    of.roots = roots  # type: ignore[attr-defined]
+    return of
+
+
+def test_a_job_is_completed_when_all_hosts_are(judge: Any) -> None:
+    assert judge(("algo-2", 0), ("algo-1", 0)) == Outcome(status="Completed", host=None, reason="")
+
+
+def test_hosts_that_only_served_the_first_may_be_ended(judge: Any) -> None:
+    assert judge(("algo-1", 0), ("algo-2", 143), told={"algo-2"}).status == "Completed"
+
+
+def test_the_first_host_that_failed_by_itself_says_why(judge: Any) -> None:
+    for host, root in judge.roots.items():
+        (root / "output" / "failure").write_text(f"{host} says why")
+    outcome = judge(("algo-2", 3), ("algo-1", 143), told={"algo-1"}, compose_code=1)
+    assert outcome == Outcome(status="Failed", host="algo-2", reason="AlgorithmError: algo-2 says why, exit code: 3")
+
+
+def test_a_host_without_a_failure_file_is_quoted(judge: Any) -> None:
+    outcome = judge(("algo-1", 137), ("algo-2", 0), told={"algo-2"})
+    assert (
+        outcome.reason
+        == "AlgorithmError: algo-1 wrote no /opt/ml/output/failure; it printed: last words, exit code: 137"
+    )
+
+
+def test_ctrl_c_is_a_stop_and_not_a_failure(judge: Any) -> None:
+    outcome = judge(("algo-1", 75), ("algo-2", 137), told={"algo-1", "algo-2"}, asked=True)
+    assert outcome.status == "Stopped"
+    assert "Ctrl-C" in outcome.reason
+
+
+def test_ctrl_c_after_a_failure_does_not_hide_it(judge: Any) -> None:
+    outcome = judge(("algo-1", 1), ("algo-2", 137), told={"algo-2"}, asked=True)
+    assert (outcome.status, outcome.host) == ("Failed", "algo-1")
+
+
+def test_ctrl_c_after_the_end_changes_nothing(judge: Any) -> None:
+    assert judge(("algo-1", 0), ("algo-2", 0), asked=True).status == "Completed"
+
+
+def test_a_stop_from_outside_is_a_stop_if_all_saved_their_work(judge: Any) -> None:
+    assert judge(("algo-1", 75), ("algo-2", 75)).status == "Stopped"
+    assert judge(("algo-1", 75), ("algo-2", 1)).status == "Failed"
+
+
+def test_hosts_that_never_ran_are_composes_failure(judge: Any) -> None:
+    outcome = judge(compose_code=1, compose_said="pull access denied for mine")
+    assert outcome == Outcome(
+        status="Failed", host=None, reason="Docker Compose could not start it: pull access denied for mine"
+    )
+    assert judge(("algo-1", 0), compose_code=1, compose_said="no such program").status == "Failed"
+
+
+def test_ctrl_c_before_all_hosts_ran_is_a_stop(judge: Any) -> None:
+    assert judge(asked=True, compose_code=1).status == "Stopped"
