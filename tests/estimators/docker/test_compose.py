@@ -46,7 +46,7 @@ def test_the_program_is_found_where_there_is_no_plugin(programs: Path) -> None:
 
 def test_a_broken_program_is_none(programs: Path) -> None:
     make_docker(programs, None)
-    make(programs / "docker-compose", "echo Traceback >&2; exit 1")
+    make(programs / "docker-compose", "echo Traceback; exit 1")
     with pytest.raises(DockerError, match=r"Docker Compose is not installed. Install docker-compose-plugin"):
         find_compose()
 
