@@ -1,3 +1,5 @@
+import fcntl
+
 import pytest
 
 from estimators.local import LocalSageMaker
@@ -31,3 +33,11 @@ def job_request(platform):
         }
 
     return make
+
+
+@pytest.fixture
+def port_7777(tmp_path_factory):
+    """For a job whose hosts meet at SageMaker's fixed port: they are one machine's, so one such job runs at a time."""
+    with (tmp_path_factory.getbasetemp().parent / "port-7777").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

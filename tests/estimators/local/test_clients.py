@@ -199,6 +199,8 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("port_7777")
 def test_the_sagemaker_sdk_trains_a_script_of_two_hosts(platform, tmp_path):
     """Submit script and training script are what one would run on AWS, to the letter."""
     (tmp_path / "source").mkdir()
