@@ -56,6 +56,7 @@ class CheckpointSync:
         self._seconds = seconds
         self._known: dict[str, dict[str, Signature | None]] = {host: {} for host in directories}
         self._writer: dict[str, str] = {}
+        self._unreadable: set[Path] = set()
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoints {uri}", daemon=True)
 
@@ -91,7 +92,7 @@ class CheckpointSync:
         """
         self.abandon()
         with explaining("Checkpoint upload failed", self._uri):
-            self._synchronise()
+            self._synchronise(last=True)
 
     def abandon(self) -> None:
         """Stop as it is."""
@@ -109,8 +110,12 @@ class CheckpointSync:
         except (ClientError, BotoCoreError, Boto3Error, OSError):
             logger.warning("checkpoints could not be copied to %s; will be tried again", self._uri, exc_info=True)
 
-    def _synchronise(self) -> None:
-        """One look at all directories: first what is new, in the order it was written, then what is gone."""
+    def _synchronise(self, *, last: bool = False) -> None:
+        """One look at all directories: first what is new, in the order it was written, then what is gone.
+
+        Args:
+            last: No host runs any more: what can't be read now never can.
+        """
         looked = time.time_ns()
         found = {host: dict(_scan(root)) for host, root in self._directories.items()}
         changed = [
@@ -125,6 +130,13 @@ class CheckpointSync:
                 shutil.copyfile(path, self._snapshot)
             except FileNotFoundError:
                 continue  # deleted since; the next look sees that
+            except PermissionError:  # a container's root may write for itself alone; it is ours when the hosts end
+                if last:
+                    raise
+                if path not in self._unreadable:
+                    logger.warning("%s is not readable for this user yet; it is copied when the job's hosts end", path)
+                self._unreadable.add(path)
+                continue
             settled = looked - signature[2] > _TIMESTAMP_TICK and signature == _signature(path)
             upload(self._s3, self._snapshot, self._uri.below(name))
             self._snapshot.unlink()

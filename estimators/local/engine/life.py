@@ -125,11 +125,11 @@ class Life:
                 for log in logs.values():
                     log.open()
                 ending, exits = self._train(roots, logs, cluster, checkpoints, inputs)
-        except HostStartError as error:
-            raise FailedJobError(f"ClientError: {error}") from error
-        except (FailedJobError, CancelledError):
+        except (FailedJobError, HostStartError, CancelledError) as error:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
+            if isinstance(error, HostStartError):
+                raise FailedJobError(f"ClientError: {error}") from error
             raise
         if ending is Ending.CLOSE:
             raise StoppedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -230,6 +231,31 @@ def test_a_hiccup_is_survived(
     until(lambda: remote() == {"a": b"new"})
     sync.sync.abandon()
     assert "will be tried again" in caplog.text
+
+
+def test_a_file_closed_to_this_user_holds_up_no_other_and_is_copied_when_the_hosts_have_ended(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    original, closed = shutil.copyfile, {sync.one / "a-closed"}
+
+    def copy(source: Path, target: Path) -> None:
+        if source in closed:  # root, who may run this, is stopped by no mode
+            raise PermissionError(13, "Permission denied", str(source))
+        original(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    for name in ("a-closed", "b-open"):
+        aged(sync.one / name, name)
+    sync.sync.start()
+    until(lambda: remote() == {"b-open": b"b-open"})
+    (sync.one / "c-later").write_text("later")
+    until(lambda: "c-later" in remote())
+    assert caplog.text.count("a-closed is not readable for this user yet") == 1
+    with pytest.raises(FailedJobError, match=r"Checkpoint upload failed: .*Permission denied"):
+        sync.sync.finish()
+    closed.clear()
+    sync.sync.finish()
+    assert sorted(remote()) == ["a-closed", "b-open", "c-later"]
 
 
 def test_a_bucket_that_is_gone_fails_with_its_name(sync: Sync) -> None:

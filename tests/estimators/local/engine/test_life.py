@@ -54,6 +54,13 @@ def channel(client: Any, prefix: str = "data/") -> list[dict[str, Any]]:
     return [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]
 
 
+def kill_from_outside(name: str) -> None:
+    """SIGKILL to the one program of a job, as this machine counts processes."""
+    listed = subprocess.run(["pgrep", "-f", f"{name}.py"], capture_output=True, text=True, check=True).stdout.split()
+    assert len(listed) == 1
+    os.kill(int(listed[0]), signal.SIGKILL)
+
+
 def left_over(engine_directory: Path) -> list[Path]:
     return list(engine_directory.iterdir())
 
@@ -397,6 +404,45 @@ def test_an_interrupted_spot_job_goes_on_from_its_checkpoint(
         resumed = next(line.split()[1] for line in lines(name, host) if line.startswith("from") and line != "from 0")
         assert resumed in saved
     assert job["TrainingStartTime"] == job["SecondaryStatusTransitions"][2]["StartTime"]
+
+
+def test_a_host_that_is_killed_from_outside_is_lost_and_named(client: Any, lines: Lines) -> None:
+    name = client.submit(ENDLESS)
+    await_line(lines, name, "up")
+    kill_from_outside(name)
+    reason = "algo-1 was lost: its first process was killed from outside"
+    assert client.wait(name)["FailureReason"] == f"InternalServerError: {reason}."
+    assert lines(name)[-1] == f"[platform] {reason}"
+
+
+def test_a_killed_program_that_had_told_its_outcome_is_no_lost_host(client: Any, lines: Lines) -> None:
+    name = client.submit(f"open('/opt/ml/output/failure', 'w').write('my own fault')\n{textwrap.dedent(ENDLESS)}")
+    await_line(lines, name, "up")
+    kill_from_outside(name)
+    assert client.wait(name)["FailureReason"] == "AlgorithmError: my own fault, exit code: 137"
+
+
+def test_a_spot_job_that_loses_a_host_goes_on_from_what_was_saved(
+    start_engine: Any, client_of: Any, lines: Lines
+) -> None:
+    client = client_of(start_engine(sync_seconds=60))
+    name = client.submit(
+        f"""
+        import os
+        if os.path.exists("/opt/ml/checkpoints/step"):
+            exit(print("from", open("/opt/ml/checkpoints/step").read()))
+        open("/opt/ml/checkpoints/step", "w").write("7")
+        {textwrap.dedent(ENDLESS).replace(chr(10), chr(10) + " " * 8)}
+        """,
+        **SPOT,
+        CheckpointConfig={"S3Uri": f"s3://{client.bucket}/c"},
+    )
+    await_line(lines, name, "up")
+    kill_from_outside(name)
+    job = client.wait(name)
+    life = ["Starting", "Downloading", "Training"]
+    assert client.path_of(job) == [*life, "Interrupted", *life, "Uploading", "Completed"]
+    assert lines(name)[-1] == "from 7"
 
 
 def test_the_second_life_has_a_fresh_opt_ml(client: Any, lines: Lines) -> None:
