@@ -47,7 +47,6 @@ def run(main: Callable[..., None]) -> NoReturn:
             on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
     """
     code = _run(main)
-    leave_word(code, os.environ)
     if code == RESUMABLE:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not spoil the exit code
     raise SystemExit(code)
@@ -98,7 +97,8 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
         _end_soon(membership)
         return code
     first_failure.close()
-    leave()
+    leave_word(code, os.environ)
+    leave(together=code == RESUMABLE)
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
     return code

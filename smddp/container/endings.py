@@ -1,7 +1,7 @@
 """How ranks ended, in their own words: AWS's toolkit and launchers turn any exit code of theirs but 0 into 1.
 
-``smddp.container.init`` names a directory in the environment of what it starts; a rank that ends through
-``smddp.run`` leaves its exit code there. Whoever leaves no word did not end well.
+``smddp.container.init`` names a directory in the environment of what it starts; a rank that ends well through
+``smddp.run``, with 0 or 75, leaves its exit code there. Whoever leaves no word did not end well.
 """
 
 from __future__ import annotations

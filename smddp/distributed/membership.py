@@ -93,20 +93,24 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
     return _current
 
 
-def leave() -> None:
+def leave(*, together: bool = False) -> None:
     """Leaves the process group; does nothing for a process that has not joined.
 
     Let go of what holds the group first, such as DistributedDataParallel: threads of PyTorch's that are still there
     when Python ends can abort the process. ``smddp.run`` does so by itself.
 
     Whoever serves the store waits for the other ranks to leave before it, for half a minute at most.
+
+    Args:
+        together: Every rank waits for the others so. A launcher kills who is still there soon after the first rank
+            ended with a code other than 0, mpirun within a second.
     """
     global _current
     membership, _current = _current, None
     if membership is None or membership.store is None:
         return
     dist.destroy_process_group()
-    _say_farewell(membership.cluster, membership.store)
+    _say_farewell(membership.cluster, membership.store, together=together)
 
 
 def _open_group(cluster: Cluster, backend: str, timeout: timedelta) -> Store:
@@ -140,11 +144,12 @@ def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: interface for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name not in environ}
 
 
-def _say_farewell(cluster: Cluster, store: Store) -> None:
+def _say_farewell(cluster: Cluster, store: Store, *, together: bool) -> None:
     store.set(f"left/{cluster.rank}", "")
-    if not cluster.is_main:
+    if not (cluster.is_main or together):
         return
     try:
         store.wait([f"left/{rank}" for rank in range(cluster.world_size)], timedelta(seconds=_FAREWELL_SECONDS))
     except RuntimeError:
-        logger.warning("not every rank has left after %g s; going ahead", _FAREWELL_SECONDS)
+        if cluster.is_main:  # to the others it is the same that rank 0, and the store with it, has gone ahead
+            logger.warning("not every rank has left after %g s; going ahead", _FAREWELL_SECONDS)

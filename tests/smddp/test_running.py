@@ -211,7 +211,7 @@ def test_ctrl_c_is_no_failure(failure_file: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [SystemExit(0), Stopped(), ValueError()])
-def test_its_exit_code_is_left_where_a_container_s_first_process_asks_for_it(
+def test_a_good_end_is_told_where_a_container_s_first_process_asks_for_it(
     ending: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "endings").mkdir()
@@ -221,7 +221,8 @@ def test_its_exit_code_is_left_where_a_container_s_first_process_asks_for_it(
         raise ending
 
     code = code_of(main)
-    assert (tmp_path / "endings" / str(os.getpid())).read_text() == str(code)
+    words = [word.read_text() for word in (tmp_path / "endings").iterdir()]
+    assert words == ([] if code == 1 else [str(code)])
 
 
 def test_a_stop_ends_with_75_and_a_late_sigterm_does_not_change_that(failure_file: Path) -> None:

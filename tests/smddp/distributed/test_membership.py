@@ -67,6 +67,7 @@ def test_an_interface_that_the_host_lacks_is_not_forced_on_gloo(
 
 
 TWO_RANKS = """
+import time
 import torch
 from torch import nn
 import smddp
@@ -141,7 +142,10 @@ for step in range(1, 200):
             break
 print("asked", asked)
 del replica  # it holds the process group, whose threads must be gone before Python ends
-smddp.leave()
+began = time.monotonic()
+time.sleep(1 - rank)
+smddp.leave(together=True)
+assert time.monotonic() - began > 0.9, "rank 1 has left before rank 0"
 print("left")
 """
 
