@@ -1,7 +1,7 @@
 """Which program runs the entry point: plain python, a shell, torchrun or mpirun, in the toolkit's order.
 
-The order is mpi, pytorch_ddp, torch_distributed, smdataparallel, plain. Where the toolkit would go on and train
-something else than was asked for, this refuses.
+The order is mpi, pytorch_ddp, torch_distributed, smdataparallel, parameter server, plain. Where the toolkit would go
+on and train something else than was asked for, this refuses.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from smddp.container.contract import Contract
@@ -20,7 +21,6 @@ from smddp.errors import JobError
 logger = logging.getLogger(__name__)
 
 _REFUSED = {
-    "sagemaker_parameter_server_enabled": "Parameter servers",
     "sagemaker_multi_worker_mirrored_strategy_enabled": "The multi-worker mirrored strategy",
     "sagemaker_pytorch_xla_multi_worker_enabled": "PyTorch/XLA workers",
 }
@@ -50,7 +50,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     Args:
         contract: What the platform says.
         entry_point: A file in the code directory.
-        environ: ``SMDDP_MASTER_PORT`` is read.
+        environ: ``SMDDP_MASTER_PORT`` and ``SMDDP_MAX_RESTARTS`` are read.
         gpus: How many of them the job can use.
 
     Raises:
@@ -59,6 +59,9 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     package = (contract.code_dir / "setup.py").is_file() and entry_point.endswith(".py")
     arguments = user_arguments(contract.hyperparameters)
     launcher = _launcher(contract.framework) if contract.current_group in contract.distribution_groups else None
+    restarts = _max_restarts(environ)
+    if restarts and launcher in (None, "mpi"):
+        logger.warning("SMDDP_MAX_RESTARTS=%d does nothing here: only ranks of torchrun's can be restarted.", restarts)
     if launcher is None:
         if package:
             return Command(words=("-m", entry_point[:-3].replace("/", "."), *arguments), package=True)
@@ -68,17 +71,19 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     if package or not entry_point.endswith(".py"):
         kind = "part of a Python package (there is a setup.py)" if package else "no Python file"
         raise JobError(f"{launcher} starts one Python file in every rank, but {entry_point} is {kind}.")
-    processes = _processes_per_host(contract.framework, gpus)
+    processes = 1 if launcher == "parameter_server" else _processes_per_host(contract.framework, gpus)
+    if launcher == "mpi" and contract.current_host != contract.master_host:
+        return Command(words=("-m", "smddp.launch.mpi_host", "--first", contract.master_host))
     if launcher == "mpi":
         words = _mpirun(contract, processes)
     else:
-        words = _torchrun(contract, processes, environ.get("SMDDP_MASTER_PORT"))
+        words = _torchrun(contract, processes, environ.get("SMDDP_MASTER_PORT"), restarts)
     many = processes * len(contract.distribution_hosts) > 1
     return Command(words=("-m", *words, entry_point, *arguments), many=many)
 
 
 def _launcher(framework: Mapping[str, Any]) -> str | None:
-    """What to start the ranks with: "mpi", "torchrun" or, for plain, None."""
+    """What to start the ranks with: "mpi", "torchrun", "parameter_server" (torchrun, too) or, for plain, None."""
     for name, what in _REFUSED.items():
         if framework.get(name):
             raise JobError(f"{what} ({name}) are not for PyTorch here: use the distribution torch_distributed.")
@@ -93,6 +98,12 @@ def _launcher(framework: Mapping[str, Any]) -> str | None:
                 "The ranks start through torchrun and all-reduce over NCCL (GPUs) or gloo (CPUs)."
             )
         return "torchrun"
+    if framework.get("sagemaker_parameter_server_enabled"):
+        logger.warning(
+            "PyTorch has no parameter server of its own: this starts one rank a host, which a script can make servers "
+            "and workers with torch.distributed.rpc. AWS's images start the script once a host, and connect nothing."
+        )
+        return "parameter_server"
     return None
 
 
@@ -103,7 +114,14 @@ def _processes_per_host(framework: Mapping[str, Any], gpus: int) -> int:
     return int(given)
 
 
-def _torchrun(contract: Contract, processes: int, port: str | None) -> list[str]:
+def _max_restarts(environ: Mapping[str, str]) -> int:
+    given = environ.get("SMDDP_MAX_RESTARTS", "0")
+    if not re.fullmatch(r"\d+", given):
+        raise JobError(f"SMDDP_MAX_RESTARTS={given!r} must be a whole number, 0 or more.")
+    return int(given)
+
+
+def _torchrun(contract: Contract, processes: int, port: str | None, restarts: int) -> list[str]:
     hosts = contract.distribution_hosts
     words = ["smddp.launch.torchrun", "--nnodes", str(len(hosts)), "--nproc-per-node", str(processes)]
     if len(hosts) > 1:
@@ -111,15 +129,19 @@ def _torchrun(contract: Contract, processes: int, port: str | None) -> list[str]
         words += ["--master-port", port or str(MASTER_PORT)]
     elif port is not None:
         words += ["--master-port", port]
-    return words
+    return [*words, "--max-restarts", str(restarts)] if restarts else words
 
 
 def _mpirun(contract: Contract, processes: int) -> list[str]:
+    words = ["smddp.launch.mpirun", "--processes", str(processes)]
     hosts = contract.distribution_hosts
     if len(hosts) > 1:
-        raise JobError(
-            f"mpi on {len(hosts)} hosts ({', '.join(hosts)}): this container starts mpirun on one host only. Use one "
-            "instance, or the distribution torch_distributed, which joins any number of hosts."
-        )
+        words += [
+            "--hosts",
+            ",".join([contract.master_host, *(host for host in hosts if host != contract.master_host)]),
+        ]
+        interface = str(contract.resources.get("network_interface_name", ""))
+        if Path("/sys/class/net", interface or "-").exists():
+            words += ["--interface", interface]
     options = str(contract.framework.get("sagemaker_mpi_custom_mpi_options", "")).split()
-    return ["smddp.launch.mpirun", "--processes", str(processes), *(f"--option={option}" for option in options)]
+    return [*words, *(f"--option={option}" for option in options)]

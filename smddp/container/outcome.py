@@ -29,8 +29,9 @@ def forget_outcome(output_dir: Path) -> None:
 
 
 def report_success(output_dir: Path) -> None:
-    """Write ``success``, which is empty."""
+    """Write ``success``, which is empty; a failure that a restart made good is none."""
     output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / "failure").unlink(missing_ok=True)
     (output_dir / "success").touch()
 
 

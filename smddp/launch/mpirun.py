@@ -1,8 +1,8 @@
-"""``python -m smddp.launch.mpirun``: the ranks of this one host, through OpenMPI's mpirun.
+"""``python -m smddp.launch.mpirun``: the ranks of a job through OpenMPI's mpirun, on this host and, by ssh, on others.
 
 mpirun answers SIGTERM by killing its ranks a second later. This program stands in front of it and sends SIGTERM and
-SIGINT to the ranks themselves, which can then save and end in their own time; mpirun reports how they ended. Ranks on
-several hosts are not its business.
+SIGINT to the ranks themselves, which can then save and end in their own time; mpirun reports how they ended. Those on
+another host hear of a stop through ``smddp.launch.mpi_host``, which runs there; if that host is lost, the job ends.
 """
 
 from __future__ import annotations
@@ -20,38 +20,62 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from smddp.container.ranks import find_ranks
 from smddp.errors import DistributedError
+from smddp.launch.mpi_hosts import SSH, Line, connect, tell_failure
 
-logger = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.2
+_LOST_SECONDS = 5.0
 
 
-def mpirun_command(processes: int, options: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The mpirun command line that runs ``command`` in ``processes`` ranks on this host.
+def mpirun_command(
+    processes: int,
+    options: Sequence[str],
+    command: Sequence[str],
+    *,
+    hosts: Sequence[str] = (),
+    interface: str | None = None,
+) -> list[str]:
+    """The mpirun command line that runs ``command`` in ``processes`` ranks on each host.
 
     Args:
-        processes: The ranks.
+        processes: The ranks on each host.
         options: More options for mpirun, the user's; they come last and so win.
         command: What each rank runs.
+        hosts: All hosts, this one first; none means this one alone.
+        interface: The network interface between the hosts; None leaves it to mpirun to choose.
     """
-    mpirun = ["mpirun", "--host", f"localhost:{processes}", "-np", str(processes), "--allow-run-as-root"]
-    # One host needs no way to others: without this, OpenMPI 4 refuses to start where there is no ssh.
-    mpirun += ["--mca", "plm", "isolated"]
+    if len(hosts) < 2:
+        # One host needs no way to others: without this, OpenMPI 4 refuses to start where there is no ssh.
+        mpirun = ["mpirun", "--host", f"localhost:{processes}", "-np", str(processes), "--mca", "plm", "isolated"]
+    else:
+        # By its full path: that tells the other hosts, whose ssh sessions know no PATH of ours, where OpenMPI is.
+        mpirun = [shutil.which("mpirun") or "mpirun", "--host", ",".join(f"{host}:{processes}" for host in hosts)]
+        mpirun += ["-np", str(processes * len(hosts)), "--mca", "plm_rsh_agent", " ".join(SSH)]
+        mpirun += ["--mca", "plm_rsh_no_tree_spawn", "1"]
+        for layer in ("btl", "oob") if interface else ():
+            mpirun += ["--mca", f"{layer}_tcp_if_include", str(interface)]
     # Ranks may use all cores; shared memory without ptrace, which containers forbid: both as SageMaker's toolkit does.
     mpirun += ["--bind-to", "none", "--map-by", "slot", "--mca", "btl_vader_single_copy_mechanism", "none"]
-    return [*mpirun, *options, *command]
+    return [*mpirun, "--allow-run-as-root", *options, *command]
 
 
-def launch(command: Sequence[str]) -> int:
-    """Run an mpirun command line and wait for it, forwarding SIGTERM and SIGINT to its ranks.
+def launch(command: Sequence[str], *, others: Sequence[str] = ()) -> int:
+    """Run an mpirun command line and wait for it, forwarding SIGTERM and SIGINT to the ranks on this host.
+
+    Args:
+        command: The command line.
+        others: The other hosts that it starts ranks on.
 
     Returns:
         The exit code: mpirun's own, which is that of the first rank that failed.
 
     Raises:
-        DistributedError: There is no mpirun.
+        DistributedError: There is no mpirun, or another host did not answer, or was lost.
     """
     if shutil.which(command[0]) is None:
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
+    lines = connect(others)
     mpirun: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -66,17 +90,39 @@ def launch(command: Sequence[str]) -> int:
     mpirun = subprocess.Popen(command)
     for missed in early:
         _signal_ranks(mpirun.pid, missed)
-    status = mpirun.wait()
-    return status if status >= 0 else 128 - status
+    lost = _await(mpirun, lines)
+    code = mpirun.returncode if mpirun.returncode >= 0 else 128 - mpirun.returncode
+    for line in lines:
+        line.close(code or int(bool(lost)))
+    if lost:
+        raise DistributedError(f"{' and '.join(lost)} was lost: its container or its host has ended.")
+    return code
+
+
+def _await(mpirun: subprocess.Popen[bytes], lines: Sequence[Line]) -> list[str]:
+    """Wait for mpirun, which ends by itself soon after a host was lost, or is ended.
+
+    Returns:
+        The hosts that were lost.
+    """
+    lost: list[str] = []
+    if not lines:
+        mpirun.wait()
+    while mpirun.returncode is None and not lost:
+        with suppress(subprocess.TimeoutExpired):
+            mpirun.wait(_LOOK_SECONDS)
+        lost = [line.host for line in lines if not line.is_open]
+    if lost:
+        for signum in (0, signal.SIGTERM, signal.SIGKILL):
+            with suppress(subprocess.TimeoutExpired):
+                mpirun.send_signal(signum)
+                mpirun.wait(_LOST_SECONDS)
+    return lost
 
 
 def _signal_ranks(mpirun: int, signum: int) -> None:
-    """Signal mpirun's children, which are the ranks; mpirun itself as long as it has none."""
-    ranks: list[int] = []
-    with suppress(OSError):  # it is ending just now
-        for thread in Path(f"/proc/{mpirun}/task").glob("*/children"):
-            ranks += map(int, thread.read_text().split())
-    for process in ranks or [mpirun]:
+    """Signal the ranks on this host; mpirun itself as long as it has none."""
+    for process in find_ranks(mpirun) or [mpirun]:
         with suppress(ProcessLookupError):
             os.kill(process, signum)
 
@@ -84,7 +130,9 @@ def _signal_ranks(mpirun: int, signum: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m smddp.launch.mpirun", description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="ranks on each host")
+    parser.add_argument("--hosts", type=lambda text: text.split(","), default=[], help="all hosts, this one first")
+    parser.add_argument("--interface", help="the network interface between the hosts")
     parser.add_argument("--option", action="append", default=[], help="one more word for mpirun; may be repeated")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -93,10 +141,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     python = [sys.executable]
     if importlib.util.find_spec("mpi4py") is not None:
         python += ["-m", "mpi4py"]  # an uncaught exception then aborts the other ranks
+    if given.hosts:
+        python = [sys.executable, str(Path(__file__).with_name("mpi_rank.py")), *python]
+    command = mpirun_command(
+        given.processes,
+        given.option,
+        [*python, given.script, *given.arguments],
+        hosts=given.hosts,
+        interface=given.interface,
+    )
     try:
-        return launch(mpirun_command(given.processes, given.option, [*python, given.script, *given.arguments]))
+        return launch(command, others=given.hosts[1:])
     except DistributedError as error:
-        logger.error("%s", error)
+        tell_failure(error)
         return 1
 
 

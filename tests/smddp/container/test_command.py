@@ -113,12 +113,34 @@ def test_mpi_on_one_host_passes_the_user_s_options(opt_ml):
     assert command.words == ("-m", "smddp.launch.mpirun", "--processes", "2", *options, "train.py")
 
 
-def test_mpi_on_several_hosts_is_refused_with_the_remedy(opt_ml):
-    with pytest.raises(JobError, match=r"mpirun on one host only.*torch_distributed"):
-        choose(two_hosts(opt_ml), **{MPI: True})
+def test_mpi_on_several_hosts_starts_mpirun_on_the_first_and_serves_it_on_the_others(opt_ml):
+    first = choose(two_hosts(opt_ml, "algo-1"), **{MPI: True}, sagemaker_mpi_num_of_processes_per_host=2)
+    hosts = ("--processes", "2", "--hosts", "algo-1,algo-2")
+    assert first.words == ("-m", "smddp.launch.mpirun", *hosts, "train.py")
+    second = choose(two_hosts(opt_ml), **{MPI: True})
+    assert second.words == ("-m", "smddp.launch.mpi_host", "--first", "algo-1")
 
 
-@pytest.mark.parametrize("name", ["parameter_server", "multi_worker_mirrored_strategy", "pytorch_xla_multi_worker"])
+def test_a_parameter_server_is_one_rank_a_host_and_says_what_the_script_has_to_do(opt_ml, caplog):
+    command = choose(opt_ml, sagemaker_parameter_server_enabled=True, gpus=4)
+    assert command.words == ("-m", "smddp.launch.torchrun", "--nnodes", "1", "--nproc-per-node", "1", "train.py")
+    assert "PyTorch has no parameter server of its own" in caplog.text
+
+
+def test_restarts_are_torchrun_s(opt_ml, caplog):
+    environ = {"SMDDP_MAX_RESTARTS": "3"}
+    assert choose(opt_ml, environ=environ, **{TORCH: True}).words[-3:] == ("--max-restarts", "3", "train.py")
+    assert not caplog.text
+    assert choose(opt_ml, environ=environ).words == ("train.py",)
+    assert "SMDDP_MAX_RESTARTS=3 does nothing here" in caplog.text
+
+
+def test_restarts_that_are_no_number_are_refused(opt_ml):
+    with pytest.raises(JobError, match="SMDDP_MAX_RESTARTS='many' must be a whole number"):
+        choose(opt_ml, environ={"SMDDP_MAX_RESTARTS": "many"}, **{TORCH: True})
+
+
+@pytest.mark.parametrize("name", ["multi_worker_mirrored_strategy", "pytorch_xla_multi_worker"])
 def test_what_is_not_for_pytorch_is_refused(opt_ml, name):
     with pytest.raises(JobError, match=f"sagemaker_{name}_enabled.*torch_distributed"):
         choose(opt_ml, **{f"sagemaker_{name}_enabled": True})

@@ -78,3 +78,9 @@ def test_success_is_an_empty_file(tmp_path):
 def test_bytes_that_are_no_text_do_not_hide_the_reason(tmp_path):
     report_failure(tmp_path / "output", "member 'a': it links to ../\udcff")
     assert (tmp_path / "output" / "failure").read_text(encoding="utf-8") == "member 'a': it links to ../\\udcff"
+
+
+def test_a_failure_that_was_made_good_is_gone_after_success(tmp_path):
+    report_failure(tmp_path, "of the round before")
+    report_success(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["success"]

@@ -1,0 +1,124 @@
+"""``python -m smddp.launch.mpi_host``: a host on which another one's mpirun starts ranks, over ssh.
+
+It serves ssh, waits until the first host's line is there (``smddp.launch.mpi_hosts``), and ends with the code that the
+job ended with; with an error if that host is lost. SIGTERM and SIGINT reach the ranks that run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from smddp.container.orphans import adopt_orphans
+from smddp.container.ranks import find_ranks
+from smddp.errors import DistributedError
+from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback, tell_failure
+from smddp.stopping import RESUMABLE
+
+logger = logging.getLogger(__name__)
+
+SSHD = "/usr/sbin/sshd"
+
+_OPTIONS = ("LogLevel=ERROR", "ClientAliveInterval=5", "ClientAliveCountMax=3", "MaxStartups=100")
+_LOOK_SECONDS = 0.1
+_LEAVE_SECONDS = 10.0
+
+
+def serve(first: str) -> int:
+    """Let ``first`` run ranks here, until it says how the job ended.
+
+    Returns:
+        The exit code that it said.
+
+    Raises:
+        DistributedError: There is no sshd, or it can't serve; the first host did not come, or was lost.
+    """
+    refuse_loopback(first)
+    if not Path(SSHD).exists():
+        raise DistributedError(f"mpi on several hosts needs {SSHD}: install openssh-server in the image.")
+    adopt_orphans()  # orted, which starts the ranks, leaves the ssh session that brought it
+    Path(LINE).unlink(missing_ok=True)
+    os.mkfifo(LINE, mode=0o600)
+    line = os.open(LINE, os.O_RDONLY | os.O_NONBLOCK)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    sshd = subprocess.Popen([SSHD, "-D", "-e", *(word for option in _OPTIONS for word in ("-o", option))])
+
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        ranks = find_ranks(os.getpid())
+        if not ranks:
+            os._exit(128 + signum)  # nothing here is worth waiting for, and the first host hears of it
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(rank, signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, forward)
+    try:
+        code = _await_end(line, sshd.pid, first)
+        _await_ranks()
+    finally:
+        for rank in find_ranks(os.getpid()):
+            os.kill(rank, signal.SIGKILL)
+        sshd.terminate()
+        Path(LINE).unlink(missing_ok=True)
+    return code
+
+
+def _await_end(line: int, sshd: int, first: str) -> int:
+    """Read the line until the other end lets go of it."""
+    said = b""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        with suppress(BlockingIOError):  # it is open, and nothing was said
+            chunk = os.read(line, 4096)
+            said += chunk
+            if not chunk and said:
+                break
+        if not said and time.monotonic() > deadline:
+            raise DistributedError(f"{first}, which runs mpirun, did not come within {WAIT_SECONDS:.0f} s.")
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if ended[0] == sshd:
+                    raise DistributedError("sshd has ended; what it says stands above. Is port 22 free on this host?")
+        time.sleep(_LOOK_SECONDS)
+    words = said.split()
+    if len(words) < 2:
+        raise DistributedError(f"{first}, which runs mpirun, was lost: its container or its host has ended.")
+    return int(words[-1])
+
+
+def _await_ranks() -> None:
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while find_ranks(os.getpid()) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m smddp.launch.mpi_host", description=__doc__.splitlines()[0])
+    parser.add_argument("--first", required=True, help="the host that runs mpirun")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        code = serve(given.first)
+    except DistributedError as error:
+        tell_failure(error)
+        return 1
+    if code != 0:
+        logger.log(
+            logging.INFO if code == RESUMABLE else logging.ERROR, "mpirun on %s ended with code %d.", given.first, code
+        )
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What mpirun starts on each host for each rank: the script, in the environment that its own host's job has.
+
+Over ssh a rank would get next to no environment, and by ``mpirun -x`` that of the first host, with the wrong host's
+name. So each rank takes that of the process of its host which belongs to the job: the nearest above it that has the
+platform's variables. What MPI itself gave to the rank stays. It is started by its path, and needs nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_OF_THE_JOB = "SM_CURRENT_HOST"
+
+
+def rank_environment() -> dict[str, str]:
+    """The environment of this host's job, and what MPI adds to it for this rank.
+
+    Raises:
+        SystemExit: No process above this one belongs to a job.
+    """
+    parent = os.getppid()
+    inherited = _environment(parent)
+    given = {name: value for name, value in os.environ.items() if inherited.get(name) != value}
+    while _OF_THE_JOB not in inherited:
+        parent = _parent(parent)
+        if parent == 0:
+            raise SystemExit(
+                f"no process above this rank has {_OF_THE_JOB}: it was not started in a training container"
+            )
+        inherited = _environment(parent)
+    return {**inherited, **given}
+
+
+def _environment(process: int) -> Mapping[str, str]:
+    try:
+        entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except PermissionError:
+        return {}
+    return {name: value for name, equals, value in (os.fsdecode(entry).partition("=") for entry in entries) if equals}
+
+
+def _parent(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+
+
+if __name__ == "__main__":
+    command = sys.argv[1:]
+    os.execvpe(command[0], command, rank_environment())  # noqa: S606, this becomes the rank

@@ -1,0 +1,148 @@
+"""mpirun over two real hosts: containers, ssh between them, and ranks that leave torch alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from estimators.docker.cli import docker
+from smddp.errors import DistributedError
+from smddp.launch import mpi_hosts
+from smddp.launch.mpi_hosts import connect
+from tests.docker.images import build_images
+
+SCRIPT = """
+import json, os, signal, sys, time
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+rank, world = (int(os.environ["OMPI_COMM_WORLD_" + name]) for name in ("RANK", "SIZE"))
+where = [os.uname().nodename, os.environ["SM_CURRENT_HOST"]]
+sys.stdout.write(json.dumps([rank, world, *where, os.environ["ODD"], os.environ["MINE"], sys.argv[1:]]) + "\\n")
+mode = json.loads(os.environ["SM_HPS"])["mode"]
+while mode != "end":
+    time.sleep(0.05)
+    if mode == "fail" and rank == 3:
+        sys.exit(9)
+    if stop:
+        time.sleep(0.3)
+        sys.exit(75)
+"""
+ODD = "$(touch /tmp/odd); \"'\n;end"
+HOSTS = ("algo-1", "algo-2")
+
+
+class Hosts:
+    """Two containers in a network of their own, each with the job's /opt/ml."""
+
+    def __init__(self, base: Path, image: str) -> None:
+        self._base = base
+        self._image = image
+        self._name = f"smddp-mpi-{uuid.uuid4().hex[:8]}"
+        docker("network", "create", self._name)
+
+    def start(self, mode: str) -> None:
+        parameters = {"mode": mode, "odd": ODD, "sagemaker_program": "train.py", "sagemaker_mpi_enabled": True}
+        parameters |= {"sagemaker_mpi_num_of_processes_per_host": 2, "sagemaker_mpi_custom_mpi_options": "-x MINE=1"}
+        for host in HOSTS:
+            ml = self._base / host
+            (ml / "input" / "config").mkdir(parents=True)
+            (ml / "code").mkdir()
+            (ml / "code" / "train.py").write_text(SCRIPT)
+            resources = {"hosts": HOSTS, "current_host": host, "network_interface_name": "eth0"}
+            encoded = {name: json.dumps(value) for name, value in parameters.items()}
+            (ml / "input" / "config" / "hyperparameters.json").write_text(json.dumps(encoded))
+            (ml / "input" / "config" / "resourceconfig.json").write_text(json.dumps(resources))
+            place = ["--network", self._name, "--hostname", host, "--network-alias", host, "-v", f"{ml}:/opt/ml"]
+            docker("run", "-d", "--name", self.container(host), *place, "-e", f"ODD={ODD}", self._image, "train")
+
+    def container(self, host: str) -> str:
+        return f"{self._name}-{host}"
+
+    def log(self, host: str) -> str:
+        return docker("logs", self.container(host))
+
+    def ranks(self) -> list[list[object]]:
+        """What the ranks have said until now."""
+        return sorted(json.loads(line) for line in self.log("algo-1").splitlines() if line.startswith("["))
+
+    def codes(self) -> list[str]:
+        return docker("wait", *map(self.container, HOSTS)).split()
+
+    def failure(self, host: str) -> str | None:
+        path = self._base / host / "output" / "failure"
+        return path.read_text() if path.exists() else None
+
+    def remove(self) -> None:
+        docker("rm", "-f", "-v", *map(self.container, HOSTS))
+        docker("network", "rm", self._name)
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    return build_images().smddp
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, image: str) -> Iterator[Hosts]:
+    hosts = Hosts(tmp_path, image)
+    yield hosts
+    hosts.remove()
+
+
+def await_ranks(hosts: Hosts) -> None:
+    deadline = time.monotonic() + 60
+    while len(hosts.ranks()) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.docker
+class TestTwoContainers:
+    def test_each_rank_has_its_own_host_s_environment_and_no_shell_sees_a_word_of_it(self, hosts):
+        hosts.start("end")
+        assert hosts.codes() == ["0", "0"]
+        arguments = ["--mode", "end", "--odd", ODD]
+        assert hosts.ranks() == [[rank, 4, *2 * [HOSTS[rank // 2]], ODD, "1", arguments] for rank in range(4)]
+        for host in HOSTS:
+            assert "tmp/odd" not in docker("diff", hosts.container(host))
+
+    def test_a_stop_on_both_hosts_reaches_every_rank(self, hosts):
+        hosts.start("run")
+        await_ranks(hosts)
+        docker("kill", "--signal", "TERM", *map(hosts.container, HOSTS))
+        assert hosts.codes() == ["75", "75"]
+        assert [hosts.failure(host) for host in HOSTS] == [None, None]
+
+    def test_a_failing_rank_ends_both_hosts_with_its_code(self, hosts):
+        hosts.start("fail")
+        assert hosts.codes() == ["9", "9"]
+        assert "mpirun on algo-1 ended with code 9" in hosts.failure("algo-2")
+
+    @pytest.mark.parametrize(("lost", "left"), [HOSTS, HOSTS[::-1]])
+    def test_a_lost_host_ends_the_other_soon_with_a_reason_that_names_it(self, hosts, lost, left):
+        hosts.start("run")
+        await_ranks(hosts)
+        began = time.monotonic()
+        docker("kill", hosts.container(lost))
+        assert sorted(hosts.codes()) == ["1", "137"]
+        assert time.monotonic() - began < 30
+        assert re.fullmatch(rf"{lost}.* was lost: its container or its host has ended\.", hosts.failure(left))
+
+
+def test_a_host_that_does_not_answer_is_named_in_time(monkeypatch):
+    monkeypatch.setattr(mpi_hosts, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(mpi_hosts, "refuse_loopback", lambda host: None)
+    monkeypatch.setattr(mpi_hosts, "SSH", ("sh", "-c", "echo no route to $0 >&2; exit 255"))
+    with pytest.raises(DistributedError, match=r"algo-7 did not answer within 0 s \(no route to algo-7\)"):
+        connect(["algo-7"])
+
+
+def test_hosts_that_are_this_machine_are_refused(monkeypatch):
+    with pytest.raises(DistributedError, match=r"localhost is 127\.0\.0\.1: .* torch_distributed"):
+        connect(["localhost"])
