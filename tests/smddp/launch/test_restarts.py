@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 
@@ -120,3 +122,51 @@ def test_the_loss_of_the_first_node_is_said_in_bounded_time(agents, script, runn
 def test_fewer_than_no_restarts_are_refused(start, script):
     agent = start("-m", "smddp.launch.torchrun", "--max-restarts", "-1", script(""))
     assert "there must be 0 or more" in agent.communicate(timeout=30)[1]
+
+
+TRAINING = """
+import json, os, signal, sys, time
+import torch
+import smddp
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 240
+    def __getitem__(self, index): return torch.tensor([float(index)])
+
+def main(job: smddp.Job):
+    round = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    policy = smddp.CheckpointPolicy(every=10)
+    model = torch.nn.Linear(1, 1)
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=1e-6), checkpoints=policy)
+    loader = trainer.loader(Numbers(), batch_size=4)
+    with open(f"seen-{round}-{job.cluster.rank}", "w") as seen:
+        for _ in trainer.epochs(1):
+            for batch in trainer.batches(loader):
+                trainer.step(trainer.model(batch).mean())
+                print(json.dumps([trainer.steps, batch.int().flatten().tolist()]), file=seen, flush=True)
+                if round == 0 and job.cluster.rank == 1 and trainer.steps == 35:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.02)
+
+if __name__ == "__main__":
+    smddp.run(main)
+"""
+
+
+def test_training_goes_on_from_the_newest_checkpoint_with_each_sample_once(start, tmp_path):
+    (tmp_path / "train.py").write_text(TRAINING)
+    run = start("-m", "smddp.cli", "run", "--nodes", "2", "--max-restarts", "1", tmp_path / "train.py")
+    _, log = run.communicate(timeout=110)
+    assert run.returncode == 0, log
+    assert "Rank 1 ended with code 137 (SIGKILL): restarting all ranks of all nodes; 0 of 1 restarts are left." in log
+    resumed = int(re.search(r"resumed at step (\d+)", log)[1])
+    assert 20 <= resumed <= 35
+    steps = [
+        (number, *json.loads(line))
+        for number in range(2)
+        for rank in range(2)
+        for line in (tmp_path / f"seen-{number}-{rank}").read_text().splitlines()
+    ]
+    kept = [sample for number, step, samples in steps if number == 1 or step <= resumed for sample in samples]
+    assert sorted(kept) == list(range(240))
+    assert not (tmp_path / "runs" / "train" / "output" / "failure").exists()
