@@ -30,6 +30,7 @@ REJOIN_SECONDS = 60.0
 """The same in later rounds, in which every node is there already and only has to end its ranks."""
 
 _LOOK_SECONDS = 0.1
+_PART_SECONDS = 5.0
 
 
 class Rounds(RendezvousHandler):
@@ -114,6 +115,16 @@ class Rounds(RendezvousHandler):
     def is_closed(self) -> bool:
         """Whether some node comes to no further round."""
         return bool(self._store_of(0).check(["closed"]))
+
+    def part(self) -> None:
+        """Go, all nodes having succeeded; the first, whose store the others may still be reading, as the last."""
+        gone = [f"gone/{node}" for node in range(self._nodes)]
+        store = self._store_of(self.number)
+        deadline = time.monotonic() + _PART_SECONDS
+        with suppress(RuntimeError):  # the first has gone, because this one took its time
+            store.set(gone[self._node], "")
+            while self._node == 0 and not store.check(gone) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS / 10)
 
     def get_backend(self) -> str:
         """Its name."""

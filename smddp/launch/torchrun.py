@@ -117,7 +117,9 @@ def _run_agent(node: Node, command: Sequence[str], ranks: Processes) -> None:
         master_addr=node.master_addr,
         master_port=port,
     )
-    Agent(spec, rounds=rounds, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
+    result = Agent(spec, rounds=rounds, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
+    if not result.is_failed():
+        rounds.part()
 
 
 def free_port() -> int:

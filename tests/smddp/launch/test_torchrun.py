@@ -38,11 +38,12 @@ def test_two_nodes_share_one_world_and_arguments_arrive_as_they_are(start, scrip
     port = str(free_port())
     common = ("--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port)
     agents = [start(*TORCHRUN, *common, "--node-rank", str(rank), path, "--cost", "$$5") for rank in range(2)]
-    said = [agent.communicate(timeout=60)[0].splitlines() for agent in agents]
-    assert [sorted(node) for node in said] == [
+    said, logged = zip(*(agent.communicate(timeout=60) for agent in agents), strict=True)
+    assert [sorted(node.splitlines()) for node in said] == [
         [f"{2 * node + local} 4 {local} {node} ['--cost', '$$5']" for local in range(2)] for node in range(2)
     ]
     assert [agent.returncode for agent in agents] == [0, 0]
+    assert not any("barrier" in log for log in logged)
 
 
 def test_a_stop_while_the_other_node_is_awaited_ends_at_once(start, script):
