@@ -30,8 +30,8 @@ def build_context() -> Iterator[Path]:
     """A directory with the Dockerfile and all that it copies; it is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
         context = Path(name)
-        for file in (RECIPE / "Dockerfile", RECIPE / "pins.py", _CONSTRAINTS):
-            shutil.copy(file, context)
+        shutil.copytree(RECIPE, context, dirs_exist_ok=True)
+        shutil.copy(_CONSTRAINTS, context)
         (context / REQUIREMENTS).write_text("".join(f"{requirement}\n" for requirement in _requirements()))
         shutil.copytree(package_directory(), context / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
         yield context

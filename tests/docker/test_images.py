@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 import uuid
 
 import pytest
@@ -45,3 +46,17 @@ def test_ranks_start_on_another_container_over_ssh(images: Images) -> None:
 def test_no_compiler_stays_behind(images: Images) -> None:
     for image in (images.smddp, images.toolkit):
         assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", "command -v gcc cc || echo none") == "none"
+
+
+def test_a_stop_reaches_the_script_below_the_bash_that_sdk_v3_begins_a_container_with(images: Images) -> None:
+    name = f"smddp-tests-{uuid.uuid4().hex}"
+    script = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True); signal.pause()"
+    begin = ["--entrypoint", "/bin/bash", images.smddp, "-c", 'python -c "$1"; code=$?; exit $code', "bash", script]
+    try:
+        docker("run", "--detach", "--name", name, "--env", "SM_CURRENT_HOST=algo-1", *begin)
+        while "ready" not in docker("logs", name):
+            time.sleep(0.1)
+        docker("kill", "--signal", "TERM", name)
+        assert docker("wait", name) == "7"
+    finally:
+        docker("rm", "--force", name)

@@ -39,7 +39,6 @@ def tag() -> Iterator[str]:
 def recipe(directory: Path, text: str) -> Path:
     """A recipe of the test's own."""
     (directory / "Dockerfile").write_text(f"ARG BASE\nFROM $BASE AS smddp\n{text}\n")
-    (directory / "pins.py").touch()
     return directory
 
 
