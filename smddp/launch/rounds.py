@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 JOIN_SECONDS = 900.0
 """How long the first node waits for the last: torchrun's own default."""
 
-REJOIN_SECONDS = 60.0
+REJOIN_SECONDS = 30.0
 """The same in later rounds, in which every node is there already and only has to end its ranks."""
 
 _LOOK_SECONDS = 0.1

@@ -42,7 +42,7 @@ def up(agent, number=1):
 def test_a_killed_rank_restarts_the_ranks_of_all_nodes_each_with_its_number(agents, script):
     text = "say(f'{round} {rank}')\nif round: sys.exit(0)\nopen(f'up-{rank}', 'w').close()\n"
     text += "while rank == 2 and not all(os.path.exists(f'up-{other}') for other in range(4)): time.sleep(0.01)\n"
-    path = script(ROUND + text + "if rank == 2: os.kill(os.getpid(), 9)\nwait()")
+    path = script(ROUND + text + "if rank == 2: os.kill(os.getpid(), 9)\nwait(); say('asked to stop')")
     began = time.monotonic()
     first, second = ended(agents(path, "--max-restarts", "3", ranks=2))
     assert first[:2] == (0, ["0 0", "0 1", "1 0", "1 1"]), first[2]
