@@ -125,7 +125,7 @@ def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
     if "parameter_server" in {kind.key for kind in enabled}:
         yield warning(
             "distribution",
-            "AWS's PyTorch images ignore parameter_server: each host runs the script once, and nothing connects them",
+            "AWS's PyTorch images ignore parameter_server: each host runs the script once, with no launcher",
             "Use 'torchrun' for DistributedDataParallel.",
         )
 

@@ -1,0 +1,95 @@
+"""Stops and deaths in containers: the first process is told as the platform does it, and nothing is lost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from estimators.docker.cli import docker
+from estimators.local import Docker, LocalSageMaker
+from estimators.training_job import TrainingJob
+from smddp.checkpoint import list_checkpoints
+from tests.docker.cells import Cell, Toolkit
+from tests.docker.images import Images
+from tests.docker.lanes import estimator, upload_digits
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+LAST_STEP = 180
+
+
+@pytest.fixture(scope="module")
+def platform(images: Images) -> Iterator[LocalSageMaker]:
+    with LocalSageMaker(docker=Docker(), grace_seconds=120) as platform:
+        yield platform
+
+
+def start(platform: LocalSageMaker, distribution: str, toolkit: Toolkit, **parameters: object) -> TrainingJob:
+    return estimator(
+        Cell(distribution=distribution, toolkit=toolkit, place="Docker executor"),
+        role=platform.role,
+        sagemaker_session=platform.session,
+        instance_type="ml.p4d.24xlarge",
+        hyperparameters={"epochs": LAST_STEP // 3, "pause": 0.1},
+        checkpoint_s3_uri=f"s3://{platform.default_bucket}/stops-{time.time_ns()}",
+        **parameters,
+    ).fit({"training": upload_digits(platform)}, wait=False)
+
+
+def await_line(job: TrainingJob, text: str) -> None:
+    for _host, line in job.logs():
+        if text in line:
+            return
+    raise AssertionError(f"{job.name} ended without {text!r}:\n{log_of(job)}")
+
+
+def containers(job: TrainingJob, host: str = "") -> list[str]:
+    return docker("ps", "-q", "--filter", f"label=smddp.job={job.name}", "--filter", f"name={host}$").split()
+
+
+def log_of(job: TrainingJob) -> str:
+    return "\n".join(line for _host, line in job.logs())
+
+
+@pytest.mark.parametrize("toolkit", ["AWS's", "ours"])
+@pytest.mark.parametrize("distribution", ["torch_distributed", "mpi"])
+def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_step(
+    platform: LocalSageMaker, distribution: str, toolkit: Toolkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(platform, distribution, toolkit, use_spot_instances=True, max_run=500, max_wait=550)
+    await_line(job, "step=20 ")
+    hosts = containers(job)
+    assert len(hosts) == 2
+    ended = subprocess.Popen(["docker", "wait", *hosts], stdout=subprocess.PIPE, text=True)
+    platform.interrupt(job.name)
+    assert ended.communicate(timeout=150)[0].split() == ["75", "75"], log_of(job)
+    job.wait(logs=False)
+
+    log = log_of(job)
+    place = job.checkpoint_s3_uri
+    stopped = re.search(rf"stopped at step (\d+), in epoch \d+: the checkpoint is {place}/step-(\d{{12}})", log)
+    assert stopped is not None, log
+    assert 20 <= int(stopped[1]) == int(stopped[2]) < LAST_STEP
+    assert f"resumed at step {stopped[1]}, " in log
+    for name, value in platform.environment.items():
+        monkeypatch.setenv(name, value)
+    assert [(found.step, found.status) for found in list_checkpoints(place)][-1] == (LAST_STEP, "valid")
+
+
+def test_a_killed_rank_restarts_all_ranks_in_the_same_job(platform: LocalSageMaker) -> None:
+    job = start(platform, "torch_distributed", "ours", max_run=500, environment={"SMDDP_MAX_RESTARTS": "1"})
+    await_line(job, "saved /opt/ml/checkpoints/step-000000000012")
+    (host,) = containers(job, "algo-2")
+    docker("exec", host, "pkill", "-KILL", "--newest", "-f", "digits.py")
+    job.wait(logs=False)
+
+    log = log_of(job)
+    resumed = re.search(r"resumed at step (\d+), ", log)
+    assert resumed is not None, log
+    assert int(resumed[1]) >= 12
+    assert job.describe()["TrainingJobStatus"] == "Completed"
+    assert log.count("digits {") == 1
