@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from estimators.local.engine.failure import algorithm_error, fit
+from estimators.local.engine.host_tree import HostTree
 from estimators.local_mode.containers import End
 from estimators.local_mode.directory import Outcome
 from smddp.stopping import RESUMABLE
@@ -38,7 +39,8 @@ def verdict(
         return Outcome(status="Stopped", host=failed[0].host, reason=reason)
     if failed:
         codes = {end.host: end.code for end in failed}
-        return Outcome(status="Failed", host=failed[0].host, reason=algorithm_error(codes, roots, tails))
+        trees = {host: HostTree(root) for host, root in roots.items()}
+        return Outcome(status="Failed", host=failed[0].host, reason=algorithm_error(codes, trees, tails))
     if asked and any(end.code for end in ends):
         return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C)")
     if len(ends) < len(roots) or (compose_code and not ends):

@@ -6,12 +6,14 @@ Files of the same name on several hosts are one file in the result: the first ho
 from __future__ import annotations
 
 import logging
-import os
+import stat
 import tarfile
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.objects import S3Uri, explaining, upload
 
 if TYPE_CHECKING:
@@ -23,9 +25,18 @@ _FASTEST = 1
 """gzip's level: weights hardly shrink, and the job waits."""
 
 
-def upload_model(s3: S3Client, roots: Iterable[Path], output: S3Uri, scratch: Path, *, compressed: bool) -> str:
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _File:
+    """A file, or a link, of one host."""
+
+    tree: HostTree
+    path: PurePath
+    is_link: bool
+
+
+def upload_model(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> str:
     """Upload /opt/ml/model of all hosts, be it empty; the URI for ModelArtifacts."""
-    files = _merge(root / "model" for root in roots)
+    files = _merge(trees, PurePath("model"))
     with explaining("Model upload failed", output):
         if not compressed:
             _upload_files(s3, files, output.below("model"))
@@ -33,9 +44,9 @@ def upload_model(s3: S3Client, roots: Iterable[Path], output: S3Uri, scratch: Pa
         return str(_upload_archive(s3, files, output.below("model.tar.gz"), scratch / "model.tar.gz"))
 
 
-def upload_output(s3: S3Client, roots: Iterable[Path], output: S3Uri, scratch: Path, *, compressed: bool) -> None:
+def upload_output(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> None:
     """Upload /opt/ml/output/data of all hosts, if there is anything in it."""
-    files = _merge(root / "output" / "data" for root in roots)
+    files = _merge(trees, PurePath("output", "data"))
     if not files:
         return
     with explaining("Output upload failed", output):
@@ -45,42 +56,47 @@ def upload_output(s3: S3Client, roots: Iterable[Path], output: S3Uri, scratch: P
             _upload_files(s3, files, output.below("data"))
 
 
-def _merge(directories: Iterable[Path]) -> dict[str, Path]:
-    merged: dict[str, Path] = {}
-    for directory in directories:
-        for path in _files(directory):
-            name = path.relative_to(directory).as_posix()
-            if name in merged:
-                logger.warning("%s is left out: %s has the same name in the archive", path, merged[name])
-            else:
-                merged[name] = path
+def _merge(trees: Iterable[HostTree], folder: PurePath) -> dict[str, _File]:
+    """The files and links of all hosts by their path in the folder; links to directories are links."""
+    merged: dict[str, _File] = {}
+    for tree in trees:
+        for name, status in tree.entries(folder):
+            is_link = stat.S_ISLNK(status.st_mode)
+            if not is_link and not stat.S_ISREG(status.st_mode):
+                continue
+            file = _File(tree=tree, path=folder / name, is_link=is_link)
+            first = merged.setdefault(name, file)
+            if first is not file:
+                left, kept = tree.root / file.path, first.tree.root / first.path
+                logger.warning("%s is left out: %s has the same name in the archive", left, kept)
     return merged
 
 
-def _files(directory: Path) -> Iterator[Path]:
-    """Files and links, sorted; links to directories are links."""
-    for parent, folders, names in os.walk(directory):
-        folders.sort()
-        links = [name for name in folders if Path(parent, name).is_symlink()]
-        for name in sorted(names + links):
-            path = Path(parent, name)
-            if path.is_file() or path.is_symlink():
-                yield path
+def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri) -> None:
+    for name, file in files.items():
+        status = file.tree.status(file.path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            with file.tree.reading(file.path) as path:
+                upload(s3, path, folder.below(name))
 
 
-def _upload_files(s3: S3Client, files: dict[str, Path], folder: S3Uri) -> None:
-    for name, path in files.items():
-        if path.is_file():
-            upload(s3, path, folder.below(name))
-
-
-def _upload_archive(s3: S3Client, files: dict[str, Path], uri: S3Uri, archive: Path) -> S3Uri:
+def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri, archive: Path) -> S3Uri:
     with tarfile.open(archive, "w:gz", compresslevel=_FASTEST) as bundle:
-        for name, path in files.items():
-            bundle.add(path, name, recursive=False, filter=_owned_by_root)
+        for name, file in files.items():
+            _add(bundle, name, file)
     upload(s3, archive, uri)
     archive.unlink()
     return uri
+
+
+def _add(bundle: tarfile.TarFile, name: str, file: _File) -> None:
+    if file.is_link:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.SYMTYPE, file.tree.read_link(file.path)
+        bundle.addfile(_owned_by_root(member))
+        return
+    with file.tree.reading(file.path) as path, path.open("rb") as content:
+        bundle.addfile(_owned_by_root(bundle.gettarinfo(arcname=name, fileobj=content)), content)
 
 
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
 from estimators.local.engine.channels import Fetch, fetch_all, prefix_objects, relative_path
+from estimators.local.engine.host_tree import HostTree, LeadsOutError
 from estimators.local.engine.objects import S3Uri, explaining, upload
 
 if TYPE_CHECKING:
@@ -41,22 +43,31 @@ class CheckpointSync:
     Args:
         s3: A client.
         uri: The shared prefix.
-        directories: Every host's checkpoint directory.
+        trees: Every host's /opt/ml.
+        folder: The checkpoint directory in it.
         snapshot: A file, used to upload a state of a file that its program can't change meanwhile.
         seconds: The pause between two looks at the directories.
     """
 
     def __init__(
-        self, s3: S3Client, uri: S3Uri, directories: Mapping[str, Path], *, snapshot: Path, seconds: float
+        self,
+        s3: S3Client,
+        uri: S3Uri,
+        trees: Mapping[str, HostTree],
+        folder: PurePath,
+        *,
+        snapshot: Path,
+        seconds: float,
     ) -> None:
         self._s3 = s3
         self._uri = uri
-        self._directories = directories
+        self._trees = trees
+        self._folder = folder
         self._snapshot = snapshot
         self._seconds = seconds
-        self._known: dict[str, dict[str, Signature | None]] = {host: {} for host in directories}
+        self._known: dict[str, dict[str, Signature | None]] = {host: {} for host in trees}
         self._writer: dict[str, str] = {}
-        self._unreadable: set[Path] = set()
+        self._unreadable: set[tuple[str, str]] = set()
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoints {uri}", daemon=True)
 
@@ -75,10 +86,12 @@ class CheckpointSync:
             if path is None:
                 logger.warning("%s is left out: its key leaves the checkpoint directory", uri)
                 continue
-            fetches.append(Fetch(uri=uri, paths=tuple(root / path for root in self._directories.values())))
+            fetches.append(
+                Fetch(uri=uri, paths=tuple(tree.root / self._folder / path for tree in self._trees.values()))
+            )
         fetch_all(self._s3, fetches, "Checkpoint download failed", cancelled=cancelled)
-        for host, root in self._directories.items():
-            self._known[host] = dict(_scan(root))
+        for host, tree in self._trees.items():
+            self._known[host] = {**self._scan(tree)}
 
     def start(self) -> None:
         """Go on in the background."""
@@ -117,7 +130,7 @@ class CheckpointSync:
             last: No host runs any more: what can't be read now never can.
         """
         looked = time.time_ns()
-        found = {host: dict(_scan(root)) for host, root in self._directories.items()}
+        found = {host: self._scan(tree) for host, tree in self._trees.items()}
         changed = [
             (signature, host, name)
             for host, files in found.items()
@@ -125,19 +138,21 @@ class CheckpointSync:
             if self._known[host].get(name) != signature
         ]
         for signature, host, name in sorted(changed, key=lambda item: item[0][2]):
-            path = self._directories[host] / name
+            tree, path = self._trees[host], self._folder / name
             try:
-                shutil.copyfile(path, self._snapshot)
-            except FileNotFoundError:
+                with tree.reading(path) as file:
+                    shutil.copyfile(file, self._snapshot)
+            except (FileNotFoundError, LeadsOutError):
                 continue  # deleted since; the next look sees that
             except PermissionError:  # a container's root may write for itself alone; it is ours when the hosts end
                 if last:
                     raise
-                if path not in self._unreadable:
-                    logger.warning("%s is not readable for this user yet; it is copied when the job's hosts end", path)
-                self._unreadable.add(path)
+                if (host, name) not in self._unreadable:
+                    where = tree.root / path
+                    logger.warning("%s is not readable for this user yet; it is copied when the job's hosts end", where)
+                self._unreadable.add((host, name))
                 continue
-            settled = looked - signature[2] > _TIMESTAMP_TICK and signature == _signature(path)
+            settled = looked - signature[2] > _TIMESTAMP_TICK and signature == _signature(tree.status(path))
             upload(self._s3, self._snapshot, self._uri.below(name))
             self._snapshot.unlink()
             self._writer[name] = host
@@ -149,23 +164,21 @@ class CheckpointSync:
                     self._s3.delete_object(Bucket=target.bucket, Key=target.key)
                 del self._known[host][name]
 
-
-def _scan(root: Path) -> list[tuple[str, Signature]]:
-    """Every file below ``root`` by its path in it."""
-    files = []
-    for directory, _, names in os.walk(root):
-        for name in names:
-            path = Path(directory, name)
-            signature = None if name.endswith(_TRANSIENT) else _signature(path)
+    def _scan(self, tree: HostTree) -> dict[str, Signature]:
+        """Every file of a host's by its path in the folder; a link to a file is one."""
+        files = {}
+        for name, status in tree.entries(self._folder):
+            if name.endswith(_TRANSIENT):
+                continue
+            target = tree.status(self._folder / name) if stat.S_ISLNK(status.st_mode) else status
+            signature = _signature(target)
             if signature is not None:
-                files.append((path.relative_to(root).as_posix(), signature))
-    return files
+                files[name] = signature
+        return files
 
 
-def _signature(path: Path) -> Signature | None:
+def _signature(status: os.stat_result | None) -> Signature | None:
     """None if there is no file (any more)."""
-    try:
-        status = path.stat()
-    except OSError:
+    if status is None or not stat.S_ISREG(status.st_mode):
         return None
-    return (status.st_ino, status.st_size, status.st_mtime_ns) if path.is_file() else None
+    return (status.st_ino, status.st_size, status.st_mtime_ns)

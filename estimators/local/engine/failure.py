@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import PurePath
 
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.executors import Exit
 
 MAX_CHARACTERS = 1024
 """The service keeps no more of a FailureReason."""
 _GAP = " … "
+_FAILURE, _SUCCESS = PurePath("output", "failure"), PurePath("output", "success")
 
 
 def algorithm_error(
-    exits: Mapping[str, int], roots: Mapping[str, Path], tails: Mapping[str, str], remark: str | None = None
+    exits: Mapping[str, int], trees: Mapping[str, HostTree], tails: Mapping[str, str], remark: str | None = None
 ) -> str:
     """``AlgorithmError: <why>, exit code: <n>``.
 
@@ -22,13 +25,13 @@ def algorithm_error(
 
     Args:
         exits: Exit codes by host, in the order in which the hosts ended; one of them is not 0.
-        roots: Every host's /opt/ml.
+        trees: Every host's /opt/ml.
         tails: Every host's last lines.
         remark: What the platform knows of it and the program can't have known, such as why data could not be read.
     """
     failed = [host for host, code in exits.items() if code]
     first = failed[0]
-    why = _first_text(roots[host] / "output" / "failure" for host in dict.fromkeys([*failed, *roots]))
+    why = _first_text(trees[host] for host in dict.fromkeys([*failed, *trees]))
     if not why:
         printed = tails[first].strip()
         why = f"{first} wrote no /opt/ml/output/failure" + (f"; it printed: {printed}" if printed else "")
@@ -43,9 +46,9 @@ def loss_of_hosts(exits: Mapping[str, Exit]) -> str | None:
     return fit(f"InternalServerError: {'; '.join(lost)}.") if lost else None
 
 
-def tells_outcome(root: Path) -> bool:
+def tells_outcome(tree: HostTree) -> bool:
     """Whether the program of the host with this /opt/ml came to an end of its own, and wrote which."""
-    return any((root / "output" / name).exists() for name in ("failure", "success"))
+    return any(map(tree.status, (_FAILURE, _SUCCESS)))
 
 
 def fit(text: str, suffix: str = "") -> str:
@@ -58,8 +61,13 @@ def fit(text: str, suffix: str = "") -> str:
     return text + suffix
 
 
-def _first_text(files: Iterable[Path]) -> str:
-    for file in files:
-        if file.is_file() and (text := file.read_text(errors="replace").strip()):
-            return text
-    return ""
+def _first_text(trees: Iterable[HostTree]) -> str:
+    return next(filter(None, map(_text, trees)), "")
+
+
+def _text(tree: HostTree) -> str:
+    status = tree.status(_FAILURE)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return ""
+    with tree.reading(_FAILURE) as file:
+        return file.read_text(errors="replace").strip()

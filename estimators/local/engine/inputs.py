@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from estimators.local.engine.channels import fetch_all, plan_channel, receivers
 from estimators.local.engine.fast_file import FastFiles
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.pipes import Pipes
 from estimators.local.engine.request import Channel
@@ -29,7 +29,7 @@ class Inputs:
         s3: A client.
         channels: The channels.
         hosts: All hosts of the job.
-        roots: Every host's /opt/ml.
+        trees: Every host's /opt/ml.
         cannot_mount: Why channels in FastFile mode can't be mounted; None if they can.
         failed: Is told why data can't be sent to a program that runs.
         say: Writes a line into the log of a host.
@@ -40,7 +40,7 @@ class Inputs:
         s3: S3Client,
         channels: Sequence[Channel],
         hosts: Sequence[Host],
-        roots: Mapping[str, Path],
+        trees: Mapping[str, HostTree],
         *,
         cannot_mount: Callable[[], str | None],
         failed: Callable[[str], None],
@@ -49,7 +49,7 @@ class Inputs:
         self._s3 = s3
         self._channels = channels
         self._hosts = hosts
-        self._roots = roots
+        self._trees = trees
         self._cannot_mount = cannot_mount
         self._failed = failed
         self._say = say
@@ -65,7 +65,7 @@ class Inputs:
         """
         for channel in self._channels:
             if channel.mode == "Pipe":
-                pipes = Pipes(self._s3, channel, self._hosts, self._roots, failed=self._failed)
+                pipes = Pipes(self._s3, channel, self._hosts, self._trees, failed=self._failed)
                 self._pipes.append(pipes)
                 pipes.open()
             elif channel.mode == "FastFile" and (problem := self._cannot_mount()) is None:
@@ -75,7 +75,8 @@ class Inputs:
                     for host in receivers(channel, self._hosts):
                         self._say(host.name, _COPIED.format(name=channel.name, problem=problem))
                 what = f'Data download failed: channel "{channel.name}"'
-                fetches = plan_channel(self._s3, channel, self._hosts, self._roots)
+                roots = {name: tree.root for name, tree in self._trees.items()}
+                fetches = plan_channel(self._s3, channel, self._hosts, roots)
                 fetch_all(self._s3, fetches, what, cancelled=cancelled)
 
     def mounts(self, host: str) -> tuple[str, ...]:

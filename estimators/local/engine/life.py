@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.environment import host_environment
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.failure import algorithm_error, fit, loss_of_hosts, tells_outcome
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import Inputs
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
@@ -110,21 +111,24 @@ class Life:
                 network_isolation=self._request.network_isolation,
             )
         )
+        trees = {
+            name: HostTree(root, seen_as=cluster.ml_root(name), say=logs[name].say) for name, root in roots.items()
+        }
         inputs = Inputs(
             self._platform.s3,
             self._request.channels,
             hosts,
-            roots,
+            trees,
             cannot_mount=lambda: self._platform.executor.cannot_mount,
             failed=self._job.input_failed,
             say=lambda host, line: logs[host].say(line),
         )
         try:
             with cluster, inputs:
-                checkpoints = self._prepare(hosts, roots, cluster, inputs)
+                checkpoints = self._prepare(hosts, trees, cluster, inputs)
                 for log in logs.values():
                     log.open()
-                ending, exits = self._train(roots, logs, cluster, checkpoints, inputs)
+                ending, exits = self._train(trees, logs, cluster, checkpoints, inputs)
         except (FailedJobError, HostStartError, CancelledError) as error:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
@@ -140,12 +144,12 @@ class Life:
         self._job.upload()
         failure = None
         if ending is Ending.FAILED:
-            failure = self._explain(exits, roots, logs, inputs)
-        self._save(roots, checkpoints, failure)
+            failure = self._explain(exits, trees, logs, inputs)
+        self._save(trees, checkpoints, failure)
         return ending
 
     def _explain(
-        self, exits: Mapping[str, Exit], roots: Mapping[str, Path], logs: Mapping[str, HostLog], inputs: Inputs
+        self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: Inputs
     ) -> str:
         if sending := self._job.input_failure:
             return fit(sending)
@@ -154,24 +158,24 @@ class Life:
         codes = {name: end.code for name, end in exits.items()}
         tails = {name: log.tail for name, log in logs.items()}
         remarks = [inputs.read_failure, *(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)]
-        return algorithm_error(codes, roots, tails, "; ".join(filter(None, remarks)))
+        return algorithm_error(codes, trees, tails, "; ".join(filter(None, remarks)))
 
     def _prepare(
-        self, hosts: tuple[Host, ...], roots: Mapping[str, Path], cluster: Cluster, inputs: Inputs
+        self, hosts: tuple[Host, ...], trees: Mapping[str, HostTree], cluster: Cluster, inputs: Inputs
     ) -> CheckpointSync | None:
         """Lay out every host's /opt/ml and bring its input."""
         request, s3, cancelled = self._request, self._platform.s3, self._job.must_end
         for host in hosts:
-            lay_out(request, hosts, host, roots[host.name], cluster)
+            lay_out(request, hosts, host, trees[host.name].root, cluster)
         require_bucket(s3, request.output, "S3OutputPath")  # now, and not when the training is done
         inputs.bring(cancelled=cancelled)
         if request.checkpoints is None:
             return None
-        directories = {name: root / request.checkpoints.path for name, root in roots.items()}
         checkpoints = CheckpointSync(
             s3,
             request.checkpoints.uri,
-            directories,
+            trees,
+            request.checkpoints.path,
             snapshot=self._directory / "checkpoint",
             seconds=self._platform.sync_seconds,
         )
@@ -183,14 +187,14 @@ class Life:
 
     def _train(
         self,
-        roots: Mapping[str, Path],
+        trees: Mapping[str, HostTree],
         logs: Mapping[str, HostLog],
         cluster: Cluster,
         checkpoints: CheckpointSync | None,
         inputs: Inputs,
     ) -> tuple[Ending, dict[str, Exit]]:
         """Run the hosts to their end; how it ended, and how each of them did."""
-        specs = self._specify(roots, inputs)
+        specs = self._specify(trees, inputs)
         self._job.begin_training(len(specs))
         running: list[HostProcess] = []
         watchers: list[threading.Thread] = []
@@ -198,7 +202,7 @@ class Life:
         def start(spec: HostSpec) -> None:
             process = cluster.start(spec, lambda devices: inputs.serve(spec.name, devices))
             running.append(process)
-            followed = (spec.name, roots[spec.name], process, logs[spec.name])
+            followed = (spec.name, trees[spec.name], process, logs[spec.name])
             watcher = threading.Thread(target=self._watch, args=followed, daemon=True)
             watcher.start()
             watchers.append(watcher)
@@ -220,7 +224,7 @@ class Life:
                 checkpoints.abandon()
         return self._job.end_training()
 
-    def _specify(self, roots: Mapping[str, Path], inputs: Inputs) -> list[HostSpec]:
+    def _specify(self, hosts: Iterable[str], inputs: Inputs) -> list[HostSpec]:
         environment = host_environment(
             job_name=self._job.name,
             job_arn=self._job.arn,
@@ -236,10 +240,10 @@ class Life:
                 environment=environment,
                 mounts=inputs.mounts(host),
             )
-            for host in roots
+            for host in hosts
         ]
 
-    def _watch(self, name: str, root: Path, process: HostProcess, log: HostLog) -> None:
+    def _watch(self, name: str, tree: HostTree, process: HostProcess, log: HostLog) -> None:
         """Follow a host to its end."""
         try:
             with process.output as output:
@@ -247,7 +251,7 @@ class Life:
         finally:
             end = process.wait()
             assert end is not None
-            if end.lost and tells_outcome(root):
+            if end.lost and tells_outcome(tree):
                 end = Exit(code=end.code)
             if end.lost:
                 log.say(f"[platform] {name} was lost: {end.lost}")
@@ -267,16 +271,16 @@ class Life:
             for process in running:
                 process.kill()
 
-    def _save(self, roots: Mapping[str, Path], checkpoints: CheckpointSync | None, failure: str | None) -> None:
+    def _save(self, trees: Mapping[str, HostTree], checkpoints: CheckpointSync | None, failure: str | None) -> None:
         """Bring what the hosts leave to S3, and finish. A failed job's own reason comes before one met here."""
-        s3, request, trees = self._platform.s3, self._request, list(roots.values())
+        s3, request, written = self._platform.s3, self._request, list(trees.values())
         model = None
         try:
             if checkpoints is not None:
                 checkpoints.finish()
             if failure is None:
-                model = upload_model(s3, trees, request.output, self._directory, compressed=request.compressed)
-            upload_output(s3, trees, request.output, self._directory, compressed=request.compressed)
+                model = upload_model(s3, written, request.output, self._directory, compressed=request.compressed)
+            upload_output(s3, written, request.output, self._directory, compressed=request.compressed)
         except FailedJobError as error:
             if failure is None:
                 raise

@@ -81,6 +81,9 @@ class HostLog:
             # CloudWatch wants the order of time, whatever the clock does.
             self._now = max(self._now, int(time.time() * 1000))
             self._append({"timestamp": self._now, "message": line or " "})
+            closed = self._ended
+        if closed:  # what the platform found when the host had ended
+            self._send_all()
 
     def close(self) -> None:
         """Return when all that was read is in CloudWatch."""

@@ -20,11 +20,12 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.objects import S3Uri, explaining, read_object
 from estimators.local.engine.request import Channel
@@ -51,7 +52,7 @@ class Pipes:
         s3: A client.
         channel: The channel.
         hosts: All hosts of the job.
-        roots: Every host's /opt/ml.
+        trees: Every host's /opt/ml.
         failed: Is told, once, why the data can't be sent on.
     """
 
@@ -60,19 +61,19 @@ class Pipes:
         s3: S3Client,
         channel: Channel,
         hosts: Sequence[Host],
-        roots: Mapping[str, Path],
+        trees: Mapping[str, HostTree],
         *,
         failed: Callable[[str], None],
     ) -> None:
         self._s3 = s3
         self._channel = channel
         self._failed = failed
-        self._directories = [roots[host.name] / "input" / "data" for host in receivers(channel, hosts)]
+        self._trees = [trees[host.name] for host in receivers(channel, hosts)]
         self._files: dict[str, S3Uri] = {}
         self._closing = threading.Event()
         self._threads = [
-            threading.Thread(target=self._serve, args=(number,), name=f"pipe {channel.name} {directory}", daemon=True)
-            for number, directory in enumerate(self._directories)
+            threading.Thread(target=self._serve, args=(number,), name=f"pipe {channel.name} {tree.root}", daemon=True)
+            for number, tree in enumerate(self._trees)
         ]
 
     def open(self) -> None:
@@ -82,8 +83,8 @@ class Pipes:
             FailedJobError: If there is no object.
         """
         self._files = channel_files(self._s3, self._channel)
-        for number, thread in enumerate(self._threads):
-            os.mkfifo(self._path(number, 0))
+        for tree, thread in zip(self._trees, self._threads, strict=True):
+            tree.make_pipe(self._path(0))
             thread.start()
 
     def close(self) -> None:
@@ -94,8 +95,8 @@ class Pipes:
             if thread.is_alive():
                 thread.join(max(0, deadline - time.monotonic()))
 
-    def _path(self, number: int, epoch: int) -> Path:
-        return self._directories[number] / f"{self._channel.name}_{epoch}"
+    def _path(self, epoch: int) -> PurePath:
+        return PurePath("input", "data", f"{self._channel.name}_{epoch}")
 
     def _serve(self, number: int) -> None:
         """Send epoch after epoch to one host."""
@@ -104,17 +105,17 @@ class Pipes:
                 self._serve_epoch(number, epoch)
 
     def _serve_epoch(self, number: int, epoch: int) -> None:
-        path, pipe = self._path(number, epoch), None
+        tree, path, pipe = self._trees[number], self._path(epoch), None
         try:
-            pipe = self._await_reader(path)
+            pipe = self._await_reader(tree, path)
             with contextlib.suppress(BrokenPipeError):  # the program has enough of this epoch
-                share = share_out(self._channel, self._files, len(self._directories), epoch=epoch)[number]
+                share = share_out(self._channel, self._files, len(self._trees), epoch=epoch)[number]
                 for name in share:
                     for piece in self._content(self._files[name]):
                         self._write(pipe, piece)
             self._require_open()
-            os.mkfifo(self._path(number, epoch + 1))
-            path.unlink(missing_ok=True)  # before the end is seen: who opened it once more would wait for ever
+            tree.make_pipe(self._path(epoch + 1))
+            tree.remove(path)  # before the end is seen: who opened it once more would wait for ever
         except _ClosedError:
             raise
         except Exception as error:
@@ -141,10 +142,10 @@ class Pipes:
         if self._closing.is_set():
             raise _ClosedError
 
-    def _await_reader(self, path: Path) -> int:
+    def _await_reader(self, tree: HostTree, path: PurePath) -> int:
         while not self._closing.wait(_LOOK_SECONDS):
             try:
-                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                pipe = tree.open_pipe(path)
             except OSError as error:
                 if error.errno == errno.ENXIO:  # nobody has opened it for reading
                     continue

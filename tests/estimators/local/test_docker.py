@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,51 @@ def test_a_spot_job_goes_on_from_its_checkpoints_when_a_host_is_killed(platform:
     life = ["Starting", "Downloading", "Training"]
     assert path == [*life, "Interrupted", *life, "Uploading", "Completed"]
     assert [lines(platform, name, host)[-1] for host in ("algo-1", "algo-2")] == ["resumed at 7"] * 2
+
+
+@pytest.mark.docker
+def test_links_of_a_program_bring_no_file_of_this_machine_to_anyone(platform: LocalSageMaker, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    script = """
+        cd /opt/ml && echo 1 > checkpoints/step-1 && ln -s /opt/ml/checkpoints/step-1 checkpoints/latest
+        rm -rf model output/data && ln -s "$HOST" model && ln -s "$HOST" output/data
+        ln -s "$HOST/secret" output/failure; ln -s "$HOST/secret" checkpoints/stolen; exit 3
+    """
+    bucket, prefix = platform.default_bucket, uuid.uuid4().hex
+    name = submit(
+        platform,
+        'eval "$SCRIPT"',
+        Environment={"SCRIPT": script, "HOST": str(tmp_path)},
+        CheckpointConfig={"S3Uri": f"s3://{bucket}/{prefix}"},
+    )
+    job = wait(platform, name)
+    assert job["FailureReason"] == "AlgorithmError: algo-1 wrote no /opt/ml/output/failure, exit code: 3"
+    list_objects = platform.boto_session.client("s3").list_objects_v2
+    saved = list_objects(Bucket=bucket, Prefix=prefix)["Contents"]
+    assert {item["Key"].rpartition("/")[2]: item["Size"] for item in saved} == {"step-1": 2, "latest": 2}
+    assert list_objects(Bucket=bucket, Prefix=f"out/{name}")["KeyCount"] == 0
+    assert sorted(lines(platform, name)) == [
+        f"[platform] /opt/ml/{path} is passed over: it leads out of /opt/ml"
+        for path in ("checkpoints/stolen", "output/data", "output/failure")
+    ]
+
+
+@pytest.mark.docker
+def test_a_link_in_a_pipes_place_writes_no_file_of_this_machine(platform: LocalSageMaker, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    s3, bucket, prefix = platform.boto_session.client("s3"), platform.default_bucket, uuid.uuid4().hex
+    s3.put_object(Bucket=bucket, Key=f"{prefix}/object", Body=b"written")
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/{prefix}/"}}
+    name = submit(
+        platform,
+        f'ln -sf "$HOST/kept" /opt/ml/input/data/train_0; {WAITS}',
+        Environment={"HOST": str(tmp_path)},
+        InputDataConfig=[{"ChannelName": "train", "InputMode": "Pipe", "DataSource": source}],
+    )
+    assert "something else in the pipe's place" in wait(platform, name)["FailureReason"]
+    assert kept.read_text() == "kept"
 
 
 @pytest.mark.docker

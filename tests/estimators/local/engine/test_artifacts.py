@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine.artifacts import upload_model, upload_output
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.objects import S3Uri
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
@@ -32,6 +33,11 @@ def roots(tmp_path: Path) -> list[Path]:
     return roots
 
 
+@pytest.fixture
+def trees(roots: list[Path]) -> list[HostTree]:
+    return [HostTree(root) for root in roots]
+
+
 def unpack(archive: bytes) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as bundle:
         assert all((member.uid, member.uname) == (0, "root") for member in bundle)
@@ -39,12 +45,12 @@ def unpack(archive: bytes) -> dict[str, str]:
 
 
 def test_the_models_of_all_hosts_are_one_archive(
-    s3: Any, roots: list[Path], output: S3Uri, tmp_path: Path, files_in: FilesIn
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
 ) -> None:
     (roots[0] / "model" / "weights").write_text("w")
     (roots[1] / "model" / "sub").mkdir()
     (roots[1] / "model" / "sub" / "more").write_text("m")
-    uri = upload_model(s3, roots, output, tmp_path, compressed=True)
+    uri = upload_model(s3, trees, output, tmp_path, compressed=True)
     assert uri == f"s3://{output.bucket}/job/output/model.tar.gz"
     stored = files_in(output.bucket, "job/output/")
     assert list(stored) == ["model.tar.gz"]
@@ -53,54 +59,60 @@ def test_the_models_of_all_hosts_are_one_archive(
 
 
 def test_an_empty_model_is_an_empty_archive(
-    s3: Any, roots: list[Path], output: S3Uri, tmp_path: Path, files_in: FilesIn
+    s3: Any, trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
 ) -> None:
-    upload_model(s3, roots, output, tmp_path, compressed=True)
+    upload_model(s3, trees, output, tmp_path, compressed=True)
     assert unpack(files_in(output.bucket, "job/output/")["model.tar.gz"]) == {}
 
 
 def test_output_data_is_left_out_if_there_is_none(
-    s3: Any, roots: list[Path], output: S3Uri, tmp_path: Path, files_in: FilesIn
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
 ) -> None:
-    upload_output(s3, roots, output, tmp_path, compressed=True)
+    upload_output(s3, trees, output, tmp_path, compressed=True)
     assert files_in(output.bucket, "job/output/") == {}
     (roots[1] / "output" / "data" / "plot").write_text("p")
     (roots[1] / "output" / "failure").write_text("no data")
-    upload_output(s3, roots, output, tmp_path, compressed=True)
+    upload_output(s3, trees, output, tmp_path, compressed=True)
     assert unpack(files_in(output.bucket, "job/output/")["output.tar.gz"]) == {"plot": "p"}
 
 
 def test_uncompressed_outputs_are_single_objects(
-    s3: Any, roots: list[Path], output: S3Uri, tmp_path: Path, files_in: FilesIn
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
 ) -> None:
     (roots[0] / "model" / "weights").write_text("w")
     (roots[0] / "output" / "data" / "plot").write_text("p")
-    uri = upload_model(s3, roots, output, tmp_path, compressed=False)
-    upload_output(s3, roots, output, tmp_path, compressed=False)
+    uri = upload_model(s3, trees, output, tmp_path, compressed=False)
+    upload_output(s3, trees, output, tmp_path, compressed=False)
     assert uri == f"s3://{output.bucket}/job/output/model/"
     assert files_in(output.bucket, "job/output/") == {"model/weights": b"w", "data/plot": b"p"}
 
 
 def test_of_two_files_with_one_name_the_first_hosts_is_kept_and_it_is_said(
-    s3: Any, roots: list[Path], output: S3Uri, tmp_path: Path, files_in: FilesIn, caplog: pytest.LogCaptureFixture
+    s3: Any,
+    roots: list[Path],
+    trees: list[HostTree],
+    output: S3Uri,
+    tmp_path: Path,
+    files_in: FilesIn,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     for number, root in enumerate(roots, start=1):
         (root / "model" / "weights").write_text(f"of {number}")
     with caplog.at_level(logging.WARNING):
-        upload_model(s3, roots, output, tmp_path, compressed=True)
+        upload_model(s3, trees, output, tmp_path, compressed=True)
     assert unpack(files_in(output.bucket, "job/output/")["model.tar.gz"]) == {"weights": "of 1"}
     assert "algo-2/model/weights is left out" in caplog.text
 
 
 def test_links_stay_links_and_pipes_are_left_out(
-    s3: Any, roots: list[Path], output: S3Uri, tmp_path: Path, files_in: FilesIn
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
 ) -> None:
     model = roots[0] / "model"
     (model / "v1").mkdir()
     (model / "v1" / "weights").write_text("w")
     (model / "latest").symlink_to("v1")
     os.mkfifo(model / "pipe")
-    upload_model(s3, roots, output, tmp_path, compressed=True)
+    upload_model(s3, trees, output, tmp_path, compressed=True)
     with tarfile.open(fileobj=io.BytesIO(files_in(output.bucket, "job/output/")["model.tar.gz"])) as bundle:
         assert bundle.getmember("latest").issym()
         assert sorted(bundle.getnames()) == ["latest", "v1/weights"]

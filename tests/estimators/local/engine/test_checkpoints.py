@@ -6,13 +6,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.objects import S3Uri
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
@@ -50,8 +51,9 @@ class Sync:
         self.sync = self.new()
 
     def new(self, seconds: float = 0.02) -> CheckpointSync:
-        directories = {"algo-1": self.one, "algo-2": self.two}
-        return CheckpointSync(self.s3, self.uri, directories, snapshot=self._snapshot, seconds=seconds)  # type: ignore[arg-type]
+        trees = {"algo-1": HostTree(self.one), "algo-2": HostTree(self.two)}
+        here = PurePath()
+        return CheckpointSync(self.s3, self.uri, trees, here, snapshot=self._snapshot, seconds=seconds)  # type: ignore[arg-type]
 
     def put(self, name: str, content: str = "old") -> None:
         self.s3.put_object(Bucket=self.uri.bucket, Key=self.uri.key + name, Body=content.encode())
@@ -236,10 +238,10 @@ def test_a_hiccup_is_survived(
 def test_a_file_closed_to_this_user_holds_up_no_other_and_is_copied_when_the_hosts_have_ended(
     sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    original, closed = shutil.copyfile, {sync.one / "a-closed"}
+    original, closed = shutil.copyfile, [sync.one / "a-closed"]
 
     def copy(source: Path, target: Path) -> None:
-        if source in closed:  # root, who may run this, is stopped by no mode
+        if source.readlink() in closed:  # root, who may run this, is stopped by no mode
             raise PermissionError(13, "Permission denied", str(source))
         original(source, target)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from estimators.local.engine.failure import MAX_CHARACTERS, algorithm_error, fit, loss_of_hosts, tells_outcome
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.executors import Exit
 
 LOST = Exit(code=137, lost="its container was killed from outside")
@@ -20,6 +21,11 @@ def roots(tmp_path: Path) -> dict[str, Path]:
     return roots
 
 
+@pytest.fixture
+def trees(roots: dict[str, Path]) -> dict[str, HostTree]:
+    return {host: HostTree(root) for host, root in roots.items()}
+
+
 def write(root: Path, text: str) -> None:
     (root / "output" / "failure").write_text(text)
 
@@ -27,43 +33,49 @@ def write(root: Path, text: str) -> None:
 TAILS = {"algo-1": "one\nlast of 1", "algo-2": "last of 2", "algo-3": ""}
 
 
-def test_the_host_that_failed_first_is_heard(roots: dict[str, Path]) -> None:
+def test_the_host_that_failed_first_is_heard(roots: dict[str, Path], trees: dict[str, HostTree]) -> None:
     write(roots["algo-1"], "ConnectionError: peer closed")
     write(roots["algo-2"], "ValueError: label 41\n")
-    reason = algorithm_error({"algo-2": 3, "algo-1": 1}, roots, TAILS)
+    reason = algorithm_error({"algo-2": 3, "algo-1": 1}, trees, TAILS)
     assert reason == "AlgorithmError: ValueError: label 41, exit code: 3"
 
 
-def test_a_host_that_ended_well_before_is_not_the_first_to_fail(roots: dict[str, Path]) -> None:
+def test_a_host_that_ended_well_before_is_not_the_first_to_fail(
+    roots: dict[str, Path], trees: dict[str, HostTree]
+) -> None:
     write(roots["algo-3"], "wrong")
-    assert algorithm_error({"algo-1": 0, "algo-3": 2}, roots, TAILS) == "AlgorithmError: wrong, exit code: 2"
+    assert algorithm_error({"algo-1": 0, "algo-3": 2}, trees, TAILS) == "AlgorithmError: wrong, exit code: 2"
 
 
-def test_another_hosts_failure_is_better_than_none(roots: dict[str, Path]) -> None:
+def test_another_hosts_failure_is_better_than_none(roots: dict[str, Path], trees: dict[str, HostTree]) -> None:
     write(roots["algo-1"], "seen by 1")
-    assert algorithm_error({"algo-2": 1, "algo-3": 1}, roots, TAILS) == "AlgorithmError: seen by 1, exit code: 1"
+    assert algorithm_error({"algo-2": 1, "algo-3": 1}, trees, TAILS) == "AlgorithmError: seen by 1, exit code: 1"
 
 
-def test_without_a_failure_file_the_last_lines_speak(roots: dict[str, Path]) -> None:
-    reason = algorithm_error({"algo-1": 137}, roots, TAILS)
+def test_without_a_failure_file_the_last_lines_speak(trees: dict[str, HostTree]) -> None:
+    reason = algorithm_error({"algo-1": 137}, trees, TAILS)
     assert reason == (
         "AlgorithmError: algo-1 wrote no /opt/ml/output/failure; it printed: one\nlast of 1, exit code: 137"
     )
-    assert algorithm_error({"algo-3": 1}, roots, TAILS) == (
+    assert algorithm_error({"algo-3": 1}, trees, TAILS) == (
         "AlgorithmError: algo-3 wrote no /opt/ml/output/failure, exit code: 1"
     )
 
 
-def test_why_data_could_not_be_read_follows_what_the_program_made_of_it(roots: dict[str, Path]) -> None:
+def test_why_data_could_not_be_read_follows_what_the_program_made_of_it(
+    roots: dict[str, Path], trees: dict[str, HostTree]
+) -> None:
     write(roots["algo-1"], "OSError: [Errno 5] Input/output error")
-    assert algorithm_error({"algo-1": 1}, roots, TAILS, "s3://bucket/key: there is no such object") == (
+    assert algorithm_error({"algo-1": 1}, trees, TAILS, "s3://bucket/key: there is no such object") == (
         "AlgorithmError: OSError: [Errno 5] Input/output error; s3://bucket/key: there is no such object, exit code: 1"
     )
 
 
-def test_a_long_reason_keeps_its_beginning_its_end_and_the_exit_code(roots: dict[str, Path]) -> None:
+def test_a_long_reason_keeps_its_beginning_its_end_and_the_exit_code(
+    roots: dict[str, Path], trees: dict[str, HostTree]
+) -> None:
     write(roots["algo-1"], "ValueError: " + "x" * 5000 + " in train.py")
-    reason = algorithm_error({"algo-1": 1}, roots, TAILS)
+    reason = algorithm_error({"algo-1": 1}, trees, TAILS)
     assert len(reason) == MAX_CHARACTERS
     assert reason.startswith("AlgorithmError: ValueError: xxx")
     assert reason.endswith("xxx in train.py, exit code: 1")
@@ -74,9 +86,9 @@ def test_a_reason_that_fits_is_left_alone() -> None:
     assert len(fit("a" * (MAX_CHARACTERS + 1))) == MAX_CHARACTERS
 
 
-def test_bytes_that_are_no_text_do_no_harm(roots: dict[str, Path]) -> None:
+def test_bytes_that_are_no_text_do_no_harm(roots: dict[str, Path], trees: dict[str, HostTree]) -> None:
     (roots["algo-1"] / "output" / "failure").write_bytes(b"bad \xff byte")
-    assert "bad \ufffd byte" in algorithm_error({"algo-1": 1}, roots, TAILS)
+    assert "bad \ufffd byte" in algorithm_error({"algo-1": 1}, trees, TAILS)
 
 
 def test_a_loss_names_the_hosts_that_were_lost_and_not_those_that_failed_of_it() -> None:
@@ -87,7 +99,9 @@ def test_a_loss_names_the_hosts_that_were_lost_and_not_those_that_failed_of_it()
 
 
 @pytest.mark.parametrize("name", ["failure", "success"])
-def test_a_program_that_wrote_its_outcome_told_it(roots: dict[str, Path], name: str) -> None:
-    assert not tells_outcome(roots["algo-1"])
+def test_a_program_that_wrote_its_outcome_told_it(
+    roots: dict[str, Path], trees: dict[str, HostTree], name: str
+) -> None:
+    assert not tells_outcome(trees["algo-1"])
     (roots["algo-1"] / "output" / name).touch()
-    assert tells_outcome(roots["algo-1"])
+    assert tells_outcome(trees["algo-1"])

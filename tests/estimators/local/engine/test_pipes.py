@@ -17,6 +17,7 @@ import pytest
 from estimators.local.engine import objects
 from estimators.local.engine import pipes as module
 from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.objects import S3Uri
 from estimators.local.engine.pipes import Pipes
@@ -34,6 +35,7 @@ class Harness:
         self.roots = {host.name: directory / host.name for host in self.hosts}
         for root in self.roots.values():
             (root / "input" / "data").mkdir(parents=True)
+        self.trees = {host: HostTree(root) for host, root in self.roots.items()}
         self.failures: list[str] = []
 
     def put(self, **objects: bytes) -> None:
@@ -82,7 +84,7 @@ def serve(harness: Harness) -> Iterator[Callable[..., Pipes]]:
                     | parameters
                 )
             )
-            pipes = Pipes(harness.s3, channel, harness.hosts, harness.roots, failed=harness.failures.append)
+            pipes = Pipes(harness.s3, channel, harness.hosts, harness.trees, failed=harness.failures.append)
             stack.callback(pipes.close)
             pipes.open()
             return pipes

@@ -1,0 +1,210 @@
+"""One host's /opt/ml, as its program left it: read and written without ever leaving it.
+
+The program is not trusted with this machine's files: a container's root may put links in /opt/ml, and in place of any
+directory in it, that mean something else here than in the container. So every name is looked up by hand, one part after
+the other from the tree's root. A link goes where the program saw it go: a path that begins with /opt/ml begins at
+the root. What leads out of the tree is not there, and a line in the host's log says so.
+
+Only the root itself is taken as given: it is the platform's.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath, PurePosixPath
+
+logger = logging.getLogger(__name__)
+
+_ML_ROOT = PurePosixPath("/opt/ml")
+_MOST_TURNS = 40
+"""As many links as Linux itself follows for one name."""
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Finds out what a name is, and opens it neither for reading nor writing: that may wait, or do something."""
+
+
+class LeadsOutError(OSError):
+    """A link in a tree leads out of it."""
+
+    def __init__(self, path: PurePath) -> None:
+        super().__init__(errno.EXDEV, "It leads out of /opt/ml", str(path))
+
+
+class HostTree:
+    """A host's tree.
+
+    Args:
+        root: Where it lies on this machine.
+        seen_as: Where the host's program sees it.
+        say: Writes a line into the host's log.
+    """
+
+    def __init__(
+        self, root: Path, *, seen_as: PurePath = _ML_ROOT, say: Callable[[str], None] = logger.warning
+    ) -> None:
+        self._root = root
+        self._seen_as = seen_as
+        self._say = say
+        self._said: set[PurePath] = set()
+
+    @property
+    def root(self) -> Path:
+        """Where it lies on this machine, for what is written before the program runs."""
+        return self._root
+
+    def entries(self, folder: PurePath) -> Iterator[tuple[str, os.stat_result]]:
+        """Everything below a folder that is no directory: its path in the folder, and what it is itself, if a link.
+
+        Directories that can't be read are passed over.
+        """
+        pending = [PurePosixPath()]
+        while pending:
+            directory = pending.pop()
+            folders = []
+            for name, status in self._list(folder / directory):
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(directory / name)
+                else:
+                    yield str(directory / name), status
+            pending += reversed(folders)
+
+    def status(self, path: PurePath) -> os.stat_result | None:
+        """What is there, at the end of all links; None if nothing is."""
+        try:
+            with self._found(path) as place:
+                return place.stat()
+        except LeadsOutError:
+            self._pass_over(path)
+        except OSError:
+            pass
+        return None
+
+    @contextmanager
+    def reading(self, path: PurePath) -> Iterator[Path]:
+        """A path of this machine by which to read a file, the same one all the time that the block lasts.
+
+        Raises:
+            OSError: There is no file; `LeadsOutError`, if that is so because a link leads out of the tree.
+        """
+        with self._found(path) as place:
+            if not place.is_file():
+                raise FileNotFoundError(errno.ENOENT, "There is no file", str(path))
+            yield place
+
+    def read_link(self, path: PurePath) -> str:
+        """Where a link leads, in its own words."""
+        place = self._open(path, follow=False)
+        try:
+            return os.readlink("", dir_fd=place)
+        finally:
+            os.close(place)
+
+    def make_pipe(self, path: PurePath) -> None:
+        """Make a named pipe."""
+        with self._found(path.parent) as folder:
+            os.mkfifo(folder / path.name)
+
+    def open_pipe(self, path: PurePath) -> int:
+        """Open a named pipe to write into it; the descriptor.
+
+        Raises:
+            OSError: ENXIO if nobody reads from it; if it is no named pipe, which the program can have seen to.
+        """
+        place = self._open(path, follow=False)
+        try:
+            if not stat.S_ISFIFO(os.fstat(place).st_mode):
+                raise OSError(errno.EINVAL, "The program has put something else in the pipe's place", str(path))
+            return os.open(_by_descriptor(place), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(place)
+
+    def remove(self, path: PurePath) -> None:
+        """Remove a file, a pipe or a link, if it is there."""
+        with self._found(path.parent) as folder:
+            (folder / path.name).unlink(missing_ok=True)
+
+    def _list(self, folder: PurePath) -> list[tuple[str, os.stat_result]]:
+        entries = []
+        try:
+            with self._found(folder) as place, os.scandir(place) as listing:
+                for entry in listing:
+                    with suppress(FileNotFoundError):  # it is gone by now
+                        entries.append((entry.name, entry.stat(follow_symlinks=False)))
+        except LeadsOutError:
+            self._pass_over(folder)
+        except OSError:
+            pass  # it is gone, or closed to this user
+        return sorted(entries)
+
+    @contextmanager
+    def _found(self, path: PurePath) -> Iterator[Path]:
+        """A path of this machine that means what was found, whatever happens to its name meanwhile."""
+        place = self._open(path)
+        try:
+            yield _by_descriptor(place)
+        finally:
+            os.close(place)
+
+    def _open(self, path: PurePath, *, follow: bool = True) -> int:
+        """Look something up; a descriptor of it that only tells what it is.
+
+        Args:
+            path: In the tree.
+            follow: Whether to go on if it is a link itself.
+        """
+        here = self._open_root()
+        try:
+            passed: list[str] = []
+            ahead = list(path.parts)
+            turns = 0
+            while ahead:
+                name = ahead.pop(0)
+                if name != "..":
+                    here = _exchange(here, os.open(name, _LOOK, dir_fd=here))
+                    passed.append(name)
+                    if not stat.S_ISLNK(os.fstat(here).st_mode) or not (ahead or follow):
+                        continue
+                turns += 1
+                if turns > _MOST_TURNS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                # From the root again: what leads back goes by the names that led here.
+                ahead = [*self._turn(path, here, name, passed), *ahead]
+                here, passed = _exchange(here, self._open_root()), []
+        except BaseException:
+            os.close(here)
+            raise
+        return here
+
+    def _turn(self, path: PurePath, here: int, name: str, passed: list[str]) -> list[str]:
+        """The way from the root to where ``..``, or the link that was met last, leads."""
+        if name == "..":
+            if not passed:
+                raise LeadsOutError(path)
+            return passed[:-1]
+        target = PurePosixPath(os.readlink("", dir_fd=here))
+        if not target.is_absolute():
+            return [*passed[:-1], *target.parts]
+        if not target.is_relative_to(self._seen_as):
+            raise LeadsOutError(path)
+        return list(target.relative_to(self._seen_as).parts)
+
+    def _open_root(self) -> int:
+        return os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _pass_over(self, path: PurePath) -> None:
+        if path not in self._said:
+            self._said.add(path)
+            self._say(f"[platform] {self._seen_as / path} is passed over: it leads out of {self._seen_as}")
+
+
+def _exchange(old: int, new: int) -> int:
+    os.close(old)
+    return new
+
+
+def _by_descriptor(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}")

@@ -1,0 +1,151 @@
+"""A host's /opt/ml, whatever its program has put into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path, PurePath
+
+import pytest
+
+from estimators.local.engine.host_tree import HostTree, LeadsOutError
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def tree(tmp_path: Path, said: list[str]) -> HostTree:
+    """With a directory `checkpoints`, beside a directory that is not of it."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret")
+    (tmp_path / "algo-1" / "checkpoints").mkdir(parents=True)
+    return HostTree(tmp_path / "algo-1", say=said.append)
+
+
+def link(tree: HostTree, name: str, target: str | Path) -> PurePath:
+    (tree.root / name).symlink_to(target)
+    return PurePath(name)
+
+
+def read(tree: HostTree, path: PurePath) -> str:
+    with tree.reading(path) as file:
+        return file.read_text()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "a/file",
+        "./a/../a/file",
+        "../checkpoints/a/file",
+        "/opt/ml/checkpoints/a/file",
+        "/opt/ml/model/../checkpoints/a/file",
+        "../around/a/file",
+        "again",
+    ],
+)
+def test_a_link_goes_where_the_program_saw_it_go(tree: HostTree, said: list[str], target: str) -> None:
+    folder = tree.root / "checkpoints"
+    (folder / "a").mkdir()
+    (folder / "a" / "file").write_text("content")
+    (tree.root / "model").mkdir()
+    link(tree, "around", "/opt/ml/checkpoints")
+    link(tree, "checkpoints/again", "/opt/ml/around/a/file")
+    path = link(tree, "checkpoints/link", target)
+    assert read(tree, path) == "content"
+    status = tree.status(path)
+    assert status is not None and status.st_ino == (folder / "a" / "file").stat().st_ino
+    assert tree.read_link(path) == target
+    assert not said
+
+
+def test_without_namespaces_a_link_may_begin_with_the_trees_own_path(tree: HostTree, said: list[str]) -> None:
+    own = HostTree(tree.root, seen_as=tree.root, say=said.append)
+    (tree.root / "file").write_text("content")
+    assert read(own, link(own, "link", tree.root / "file")) == "content"
+    assert own.status(link(own, "elsewhere", "/opt/ml/file")) is None
+
+
+@pytest.mark.parametrize("target", ["{outside}/secret", "../../outside/secret", "/opt/ml/../outside/secret"])
+def test_what_leads_out_is_not_there_and_it_is_said_once(tree: HostTree, said: list[str], target: str) -> None:
+    path = link(tree, "checkpoints/stolen", target.format(outside=tree.root.parent / "outside"))
+    for _ in range(2):
+        assert tree.status(path) is None
+    with pytest.raises(LeadsOutError, match="leads out of /opt/ml"), tree.reading(path):
+        pass
+    assert said == ["[platform] /opt/ml/checkpoints/stolen is passed over: it leads out of /opt/ml"]
+
+
+def test_a_directory_that_was_replaced_by_a_link_out_is_empty(tree: HostTree, said: list[str]) -> None:
+    link(tree, "model", tree.root.parent / "outside")
+    assert list(tree.entries(PurePath("model"))) == []
+    with pytest.raises(LeadsOutError), tree.reading(PurePath("model", "secret")):
+        pass
+    with pytest.raises(LeadsOutError):
+        tree.make_pipe(PurePath("model", "pipe"))
+    with pytest.raises(LeadsOutError):
+        tree.remove(PurePath("model", "secret"))
+    assert (tree.root.parent / "outside" / "secret").exists()
+    assert said == ["[platform] /opt/ml/model is passed over: it leads out of /opt/ml"]
+
+
+def test_entries_are_all_but_directories_and_links_are_not_followed(tree: HostTree) -> None:
+    folder = tree.root / "checkpoints"
+    (folder / "b").mkdir()
+    (folder / "b" / "file").touch()
+    (folder / "z").touch()
+    link(tree, "checkpoints/a", "b")
+    found = {name: stat.S_ISLNK(status.st_mode) for name, status in tree.entries(PurePath("checkpoints"))}
+    assert found == {"a": True, "z": False, "b/file": False}
+    assert list(tree.entries(PurePath("nowhere"))) == []
+
+
+@pytest.mark.parametrize("target", ["link", "nowhere", "file/below"])
+def test_links_that_lead_nowhere_are_nothing(tree: HostTree, said: list[str], target: str) -> None:
+    (tree.root / "file").touch()
+    path = link(tree, "link", target)
+    assert tree.status(path) is None
+    with pytest.raises(OSError), tree.reading(path):
+        pass
+    assert not said
+
+
+def test_what_is_no_file_is_not_read(tree: HostTree) -> None:
+    os.mkfifo(tree.root / "pipe")  # to open it would wait for ever
+    for name in ("pipe", "checkpoints"):
+        with pytest.raises(FileNotFoundError), tree.reading(PurePath(name)):
+            pass
+
+
+def test_a_pipe_is_written_and_nothing_in_its_place(tree: HostTree) -> None:
+    path = PurePath("checkpoints", "pipe")
+    tree.make_pipe(path)
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        tree.open_pipe(path)
+    reader = os.open(tree.root / path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = tree.open_pipe(path)
+    os.write(writer, b"data")
+    assert os.read(reader, 10) == b"data"
+    os.close(writer)
+    (tree.root / path).rename(tree.root / "pipe")
+    link(tree, str(path), "/opt/ml/pipe")
+    with pytest.raises(OSError, match="something else in the pipe's place"):
+        tree.open_pipe(path)
+    os.close(reader)
+    tree.remove(path)
+    tree.remove(path)
+    assert not (tree.root / path).is_symlink()
+
+
+def test_no_descriptor_stays_open(tree: HostTree) -> None:
+    (tree.root / "checkpoints" / "file").touch()
+    paths = [PurePath("checkpoints", "file"), link(tree, "out", "/etc/passwd"), link(tree, "loop", "loop")]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for path in paths:
+        tree.status(path)
+    list(tree.entries(PurePath("checkpoints")))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
