@@ -10,16 +10,19 @@ from pathlib import Path
 from estimators.docker.cli import docker
 
 _ROOT = 0
+_STAMP = "/given/stamp"
 
 
-def give_back(directories: Sequence[Path], image: str) -> None:
-    """Make this user the owner of everything in `directories` that root owns. Does nothing for root, or if all is well.
+def give_back(directories: Sequence[Path], image: str, *, since: Path) -> None:
+    """Make this user the owner of what root came to own in `directories`. Does nothing for root, or if all is well.
 
-    Only a container's root may do that, so one of `image`, without a network, does.
+    Only a container's root may do that, so one of `image`, without a network, does. What was root's before stays so: it
+    is not the containers' work.
 
     Args:
         directories: What containers wrote to.
-        image: Any image with ``chown``.
+        image: Any image with GNU's ``find`` and ``chown``.
+        since: A file that was last changed before the containers ran.
 
     Raises:
         DockerError: The container failed.
@@ -27,23 +30,27 @@ def give_back(directories: Sequence[Path], image: str) -> None:
     user, group = os.getuid(), os.getgid()
     if user == _ROOT:
         return
+    began = since.stat().st_ctime_ns
     roots_own = [
         directory
         for directory in directories
-        if _ROOT in map(_owner, itertools.chain([directory], directory.rglob("*")))
+        if any(_came_to_root(path, began) for path in itertools.chain([directory], directory.rglob("*")))
     ]
     if not roots_own:
         return
     mounts = {f"/given/{number}": directory for number, directory in enumerate(roots_own)}
     docker(
-        *("run", "--rm", "--network", "none", "--user", "0:0", "--entrypoint", "chown"),
+        *("run", "--rm", "--network", "none", "--user", "0:0", "--entrypoint", "find"),
+        f"--volume={since.resolve()}:{_STAMP}:ro",
         *(f"--volume={directory.resolve()}:{inside}" for inside, directory in mounts.items()),
-        *(image, "-R", "-h", f"--from={_ROOT}", f"{user}:{group}", *mounts),
+        *(image, *mounts, "-user", str(_ROOT), "-cnewer", _STAMP),
+        *("-exec", "chown", "-h", f"{user}:{group}", "{}", "+"),
     )
 
 
-def _owner(path: Path) -> int | None:
+def _came_to_root(path: Path, began: int) -> bool:
     try:
-        return path.lstat().st_uid
+        status = path.lstat()
     except OSError:
-        return None
+        return False
+    return status.st_uid == _ROOT and status.st_ctime_ns > began

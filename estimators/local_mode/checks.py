@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from estimators import source
 from estimators.channels import local_path
+from estimators.local_mode import directories
 from estimators.problem import Problem, error, warning
 
 _LOCAL_SAGEMAKER = "estimators.local.LocalSageMaker"
@@ -90,8 +91,7 @@ def _check_parameters(arguments: Mapping[str, Any]) -> Iterator[Problem]:
 def _check_checkpoints(arguments: Mapping[str, Any], s3_endpoint: Callable[[], str]) -> Iterator[Problem]:
     uri, path = arguments.get("checkpoint_s3_uri"), arguments.get("checkpoint_local_path")
     if directory := local_path(uri):
-        if directory.exists() and not directory.is_dir():
-            yield error("checkpoint_s3_uri", f"{directory} is not a directory", "Give one; it is made if missing.")
+        yield from directories.check(str(uri), directory)
         return
     if path is not None:
         remedy = "With checkpoint_s3_uri='file:///directory' that directory is mounted there."

@@ -178,7 +178,9 @@ class _Up:
         if self._instructions.checkpoints:
             written.append(Path(self._instructions.checkpoints))
         try:
-            give_back([path for path in written if path.exists()], self._instructions.image)
+            give_back(
+                [path for path in written if path.exists()], self._instructions.image, since=self._directory.stamp
+            )
         except DockerError as error:
             _say(f"These may hold files that root owns: {', '.join(map(str, written))}. {error}")
         for attempt in range(_ATTEMPTS):

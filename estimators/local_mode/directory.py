@@ -103,6 +103,11 @@ class JobDirectory:
         """What was written by `instruct`."""
         return Instructions(**self._read(_INSTRUCTIONS))
 
+    @property
+    def stamp(self) -> Path:
+        """A file that no one changes once the containers may run: what changed after it is their work."""
+        return self.path / _INSTRUCTIONS
+
     def instruct(self, instructions: Instructions) -> None:
         """Write down what the program in Compose's place needs to know."""
         (self.path / _INSTRUCTIONS).write_text(json.dumps(asdict(instructions)))

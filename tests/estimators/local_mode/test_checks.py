@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ def test_a_session_of_aws_is_refused(plan: Any) -> None:
         ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/other"}, 0, 0, ""),
         ({"checkpoint_local_path": "/opt/ml/other"}, 0, 1, "checkpoint_s3_uri='file:///directory'"),
         ({"checkpoint_s3_uri": "file:///etc/hostname"}, 1, 0, "/etc/hostname is not a directory"),
+        ({"checkpoint_s3_uri": "file:///etc/mine"}, 1, 0, "/etc/mine belongs to the system"),
+        ({"checkpoint_s3_uri": "file:///tmp/../tmp"}, 1, 0, "/tmp belongs to the system"),
+        ({"checkpoint_s3_uri": "file:///"}, 1, 0, "/ holds all home directories"),
+        ({"checkpoint_s3_uri": f"file://{Path.home()}"}, 1, 0, "is your home directory"),
+        ({"checkpoint_s3_uri": "file://"}, 1, 0, "holds no absolute path"),
+        ({"checkpoint_s3_uri": "file://checkpoints"}, 1, 0, "holds no absolute path"),
         ({"checkpoint_s3_uri": "./c"}, 1, 0, "Give file:///directory"),
         ({"output_path": "./models"}, 1, 0, "output_path: './models' is no place"),
     ],
@@ -99,6 +106,14 @@ def test_places_are_checked(plan: Any, parameters: Any, errors: int, warnings: i
     found = plan(**parameters)
     assert (len(found.errors), len(found.warnings)) == (errors, warnings), str(found)
     assert said in str(found)
+
+
+def test_a_directory_of_another_user_is_refused(plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    (problem,) = plan(checkpoint_s3_uri=f"file://{tmp_path}").errors
+    assert f"{tmp_path} belongs to another user" in problem.found
+    assert not plan(checkpoint_s3_uri=f"file://{tmp_path}/new").errors
 
 
 def test_a_directory_for_checkpoints_is_for_this_machine_only(plan: Any) -> None:
