@@ -5,10 +5,11 @@ The program, and no client library: it knows the user's contexts, sockets and cr
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from estimators.docker.search_path import search_path
 
 ENGINE_SECONDS = 20.0
 """How long an engine may take to say that it is there."""
@@ -21,7 +22,6 @@ class DockerError(RuntimeError):
 def docker(
     *arguments: str,
     timeout: float | None = None,
-    environment: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
 ) -> str:
     """Run one docker command to its end.
@@ -29,7 +29,6 @@ def docker(
     Args:
         arguments: The command and its arguments.
         timeout: Seconds that it may take; None waits for ever.
-        environment: Variables for the program itself, besides this process's.
         keep: Descriptors that the program gets, and holds open until it ends.
 
     Returns:
@@ -46,7 +45,6 @@ def docker(
             text=True,
             errors="replace",
             timeout=timeout,
-            env={**os.environ, **(environment or {})},
             pass_fds=keep,
             check=False,
         )
@@ -64,7 +62,7 @@ def program() -> str:
     Raises:
         DockerError: It is not installed.
     """
-    path = shutil.which("docker")
+    path = shutil.which("docker", path=search_path())
     if path is None:
         raise DockerError(
             "There is no `docker` program on PATH. Install Docker: https://docs.docker.com/engine/install/"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from estimators.docker.cli import DockerError, docker
 from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import NoImageError
 
 SECONDS = 20.0
 _SHOWN = 8
+_SHOWN_CHARACTERS = 100
+_IDENTITY = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def find_image(settings: Docker, wanted: str) -> str:
@@ -24,7 +28,7 @@ def find_image(settings: Docker, wanted: str) -> str:
     pattern = settings.pattern_for(wanted)
     name = wanted if pattern is None else settings.images[pattern]
     try:
-        return docker("image", "inspect", "--format", "{{.Id}}", name, timeout=SECONDS)
+        return _identity(name)
     except DockerError as error:
         if "no such image" not in str(error).lower() and "invalid reference format" not in str(error):
             raise
@@ -44,6 +48,14 @@ def find_image(settings: Docker, wanted: str) -> str:
         f'LocalSageMaker(docker=Docker(images={{"{wanted}": "IMAGE"}})) or `smddp local up --docker --image '
         f"'{wanted}=IMAGE'`; * stands for anything, and `smddp image build` builds an image. {here}"
     )
+
+
+def _identity(name: str) -> str:
+    # After "--", no name that a request brings is taken for an option.
+    said = docker("image", "inspect", "--format", "{{.Id}}", "--", name, timeout=SECONDS)
+    if not _IDENTITY.fullmatch(said):
+        raise DockerError(f"docker image failed: asked for the ID of {name!r}, it said {said[:_SHOWN_CHARACTERS]!r}")
+    return said
 
 
 def _images_here() -> str:

@@ -64,6 +64,19 @@ def test_a_mapping_to_an_image_that_is_not_here_says_which(image: str) -> None:
         find_image(Docker(), "No/Such:Image")
 
 
+@pytest.mark.docker
+@pytest.mark.parametrize("name", ["--help", "-x", "--format=sha256", "--"])
+def test_a_name_is_never_taken_for_an_option(name: str) -> None:
+    with pytest.raises(NoImageError, match="is no image on this machine"):
+        find_image(Docker(), name)
+
+
+def test_an_answer_that_is_no_id_is_not_taken_for_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "docker", lambda *_, timeout: "Usage: docker")
+    with pytest.raises(DockerError, match=r"the ID of .*, it said 'Usage: docker'"):
+        find_image(Docker(), AWS)
+
+
 def test_a_docker_that_fails_otherwise_is_not_taken_for_a_missing_image(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: str, timeout: float | None = None) -> str:
         raise DockerError("docker image failed: Cannot connect to the Docker daemon")
