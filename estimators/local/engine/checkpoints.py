@@ -93,6 +93,11 @@ class CheckpointSync:
         for host, tree in self._trees.items():
             self._known[host] = {**self._scan(tree)}
 
+    @property
+    def progressed(self) -> bool:
+        """Whether a host has written anything that was brought to S3."""
+        return bool(self._writer)
+
     def start(self) -> None:
         """Go on in the background."""
         self._thread.start()

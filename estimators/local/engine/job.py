@@ -231,6 +231,8 @@ class TrainingJob:
     def upload(self) -> None:
         """Go on to Uploading, however the job ends."""
         with self._changed:
+            if self._ending is Ending.LOST:
+                self._ending = Ending.FAILED  # no other life follows
             self._progress = self._progress.enter(states.UPLOADING, _now())
 
     def finish(self, *, failure_reason: str | None = None, model_artifacts: str | None = None) -> None:

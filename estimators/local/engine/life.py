@@ -25,6 +25,7 @@ from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import Inputs
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
 from estimators.local.engine.logs import HostLog
+from estimators.local.engine.losses import IN_VAIN, Losses
 from estimators.local.engine.objects import CancelledError, require_bucket
 from estimators.local.engine.opt_ml import lay_out, remove_tree
 from estimators.local.executors import Cluster, ClusterSpec, Executor, Exit, HostProcess, HostSpec, HostStartError
@@ -70,6 +71,7 @@ class Life:
         self._request = job.request
         self._platform = platform
         self._directory = platform.directory / job.name
+        self._losses = Losses()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
 
     def start(self) -> None:
@@ -83,7 +85,7 @@ class Life:
     def _run(self) -> None:
         try:
             try:
-                while self._live().goes_on:
+                while not self._live():
                     self._job.begin_again()
             except StoppedError:
                 self._job.finish()
@@ -96,8 +98,8 @@ class Life:
             if not self._job.ended:
                 self._job.finish(failure_reason=fit(f"InternalServerError: {type(error).__name__}: {error}"))
 
-    def _live(self) -> Ending:
-        """One life, from new hosts to their end; unless it was interrupted, the job is finished."""
+    def _live(self) -> bool:
+        """One life, from new hosts to their end; whether the job is finished, and no other life follows."""
         remove_tree(self._directory)
         hosts = name_hosts(self._request.groups)
         roots = {host.name: self._directory / host.name for host in hosts}
@@ -140,13 +142,14 @@ class Life:
         if ending.goes_on:
             if checkpoints is not None:
                 checkpoints.finish()
-            return ending
+            if not self._losses.too_many(ending, progressed=checkpoints is not None and checkpoints.progressed):
+                return False
         self._job.upload()
         failure = None
-        if ending is Ending.FAILED:
+        if ending in (Ending.FAILED, Ending.LOST):
             failure = self._explain(exits, trees, logs, inputs)
         self._save(trees, checkpoints, failure)
-        return ending
+        return True
 
     def _explain(
         self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: Inputs
@@ -154,7 +157,8 @@ class Life:
         if sending := self._job.input_failure:
             return fit(sending)
         if lost := loss_of_hosts(exits):
-            return lost
+            spot = f" {IN_VAIN}" if self._request.spot else ""
+            return fit(lost, spot)
         codes = {name: end.code for name, end in exits.items()}
         tails = {name: log.tail for name, log in logs.items()}
         remarks = [inputs.read_failure, *(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)]

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -23,6 +24,7 @@ _SECONDS = 30.0
 """How long Docker may take to do one thing; under load it needs seconds, and one that hangs for ever."""
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.03
+_LINE_END = re.compile(r"[\r\n]")
 _NEVER = "0001-01-01"
 """What Docker says of a time that has not come."""
 
@@ -33,20 +35,22 @@ def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], 
     Args:
         name: What it is called.
         arguments: Options, image, program and arguments.
-        environment: The program's variables. No other user of this machine sees them, as they would in the command.
+        environment: The program's variables. No other user of this machine sees them, as they would in the command,
+            but for values of several lines, which can be given in no other way. None gets into docker's own
+            environment: a job's DOCKER_HOST or LD_PRELOAD is not meant for that.
         keep: A descriptor that stays open for as long as Docker is at it.
 
     Raises:
         DockerError: Docker refuses.
     """
-    lines = {name: value for name, value in environment.items() if "\n" not in value}
-    others = {name: value for name, value in environment.items() if name not in lines}
+    lines = [f"{name}={value}" for name, value in environment.items()]
+    several = [line for line in lines if _LINE_END.search(line)]
     file = os.memfd_create("environment")
     try:
-        with open(file, "w", closefd=False) as text:
-            text.writelines(f"{variable}={value}\n" for variable, value in lines.items())
-        given = [f"--env-file=/proc/self/fd/{file}", *(f"--env={variable}" for variable in others)]
-        docker("create", "--name", name, *given, *arguments, timeout=_SECONDS, environment=others, keep=[file, keep])
+        with open(file, "w", encoding="utf-8", newline="\n", closefd=False) as text:
+            text.writelines(f"{line}\n" for line in lines if line not in several)
+        given = [f"--env-file=/proc/self/fd/{file}", *(f"--env={line}" for line in several)]
+        docker("create", "--name", name, *given, *arguments, timeout=_SECONDS, keep=[file, keep])
     finally:
         os.close(file)
 
@@ -149,8 +153,22 @@ class Container:
             limit = f"its limit is {self._settings.memory}" if self._settings.memory else "this machine has no more"
             return Exit(code=code, shortage=f"ran out of memory: {limit}")
         if code == killed and not self._killed:
-            return Exit(code=code, lost="its container was killed from outside (exit code 137)")
+            return Exit(code=code, lost=self._who_killed(state))
         return Exit(code=code)
+
+    def _who_killed(self, state: Mapping[str, Any]) -> str:
+        """What is known of an end with 137 that is not ours."""
+        times = (f"--since={state['StartedAt']}", f"--until={state['FinishedAt']}")
+        filters = (f"--filter=container={self._name}", "--filter=event=kill")
+        form = "{{.Actor.Attributes.signal}}"
+        try:
+            signals = docker("events", *times, *filters, "--format", form, timeout=_SECONDS).split()
+        except DockerError as error:
+            logger.warning("%s: who ended it is not known: %s", self._name, error)
+            signals = []
+        if str(int(signal.SIGKILL)) in signals:
+            return "its container was killed from outside (exit code 137)"
+        return "its container ended with 137 (its first process was killed, or chose that exit code itself)"
 
     def _send(self, signum: int) -> bool:
         """Whether it was sent."""

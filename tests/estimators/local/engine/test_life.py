@@ -445,6 +445,31 @@ def test_a_spot_job_that_loses_a_host_goes_on_from_what_was_saved(
     assert lines(name)[-1] == "from 7"
 
 
+def test_a_spot_job_that_is_lost_again_and_again_fails(fallback: Any) -> None:
+    job = fallback.run("import os; os.kill(os.getpid(), 9)", **SPOT)
+    life = ["Starting", "Downloading", "Training"]
+    assert fallback.path_of(job) == [*life, *["Interrupted", *life] * 2, "Uploading", "Failed"]
+    assert job["FailureReason"] == (
+        "InternalServerError: algo-1 was lost: its first process was killed from outside. "
+        "These are 3 losses in a row without a new checkpoint: the job does not begin again."
+    )
+
+
+def test_losses_with_a_new_checkpoint_in_each_life_do_not_end_a_spot_job(fallback: Any) -> None:
+    job = fallback.run(
+        """
+        import os
+        root = os.environ["SAGEMAKER_BASE_DIR"]
+        lives = len(os.listdir(f"{root}/checkpoints"))
+        open(f"{root}/checkpoints/{lives}", "w").close()
+        if lives < 4: os.kill(os.getpid(), 9)
+        """,
+        **SPOT,
+        CheckpointConfig={"S3Uri": f"s3://{fallback.bucket}/c"},
+    )
+    assert job["TrainingJobStatus"] == "Completed", job["FailureReason"]
+
+
 def test_the_second_life_has_a_fresh_opt_ml(client: Any, lines: Lines) -> None:
     name = client.submit(
         """

@@ -65,6 +65,14 @@ def test_a_program_sees_what_it_would_on_aws_and_nothing_of_this_process(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the user's own")
     monkeypatch.setenv("PIP_INDEX_URL", "http://a-mirror")
+    given = {
+        "TEXT": "two words # and\nanother = line",
+        "EMPTY": "",
+        "UMLAUT": "ü",
+        "CARRIAGE": "returns\r",
+        "DOCKER_HOST": "unix:///nowhere\n",  # nor is anything of it meant for docker itself
+        "DOCKER_CONFIG": "/nowhere\n",
+    }
     host = start(
         enter(),
         *python(
@@ -74,15 +82,13 @@ def test_a_program_sees_what_it_would_on_aws_and_nothing_of_this_process(
             print(json.dumps([os.getpid(), socket.gethostname(), os.listdir("/sys/class/net"), dict(os.environ)]))
             """
         ),
-        TEXT="two words # and\nanother = line",
-        EMPTY="",
+        **given,
     )
     pid, name, interfaces, environment = json.loads(said(host))
     assert (pid, name) == (1, "algo-1")
     assert DockerCluster.interface in interfaces
     assert (tmp_path / "algo-1" / "output" / "written").read_text() == "by the program"
-    assert environment.pop("TEXT") == "two words # and\nanother = line"
-    assert environment.pop("EMPTY") == ""
+    assert {name: environment.pop(name) for name in given} == given
     assert set(environment) - {"LC_CTYPE"} <= {"PATH", "HOSTNAME", "HOME", "OMP_NUM_THREADS"}
 
 
@@ -205,7 +211,17 @@ def test_a_container_that_others_end_is_lost(enter: Enter, job: str, command: tu
     end = host.wait()
     assert end is not None
     assert end.code == 137
-    assert end.lost is not None and end.lost.startswith("its container ")
+    assert end.lost is not None and end.lost.startswith(
+        ("its container was killed from outside", "its container is gone")
+    )
+
+
+def test_a_program_that_chose_the_exit_code_of_a_kill_is_not_said_to_be_killed(enter: Enter) -> None:
+    host = start(enter(), "sh", "-c", "exit 137")
+    assert said(host) == ""
+    assert host.wait() == Exit(
+        code=137, lost="its container ended with 137 (its first process was killed, or chose that exit code itself)"
+    )
 
 
 def test_limits_hold_and_a_lack_of_memory_is_told(enter: Enter) -> None:
