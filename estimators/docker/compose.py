@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from estimators.docker.cli import DockerError, program
+from estimators.docker.search_path import search_path
 
 _ANSWER_SECONDS = 20.0
 
@@ -39,7 +40,7 @@ def find_compose() -> Compose:
         DockerError: There is no `docker`, or no Compose; the message says what to install.
     """
     commands: list[tuple[str, ...]] = [(program(), "compose")]
-    if standalone := shutil.which("docker-compose"):
+    if standalone := shutil.which("docker-compose", path=search_path()):
         commands.append((standalone,))
     for command in commands:
         if version := _version(command):

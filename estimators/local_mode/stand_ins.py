@@ -12,27 +12,32 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import estimators
 from estimators.docker.cli import program
 from estimators.docker.compose import Compose
+from estimators.docker.search_path import STAND_IN_MARK, search_path
 
+# PATH is the real one again for what they call: a wrapper that looks for `docker` there would find its caller.
 _DOCKER = """#!/bin/sh
 [ "$1 $2" = "compose version" ] && exit 1
-exec {docker} "$@"
+PATH={path} exec {docker} "$@"
 """
 
 # The terminal's Ctrl-C is for fit(), which asks the program to stop; the program must not hear it as well.
 _COMPOSE = """#!/bin/sh
 trap '' INT
-exec {python} -c {program} {compose} -- "$@"
+PATH={path} exec {python} -I -c {program} {compose} -- "$@"
 """
 
 # Not by PYTHONPATH: Compose 1 is a Python program, too.
 _PROGRAM = """import sys
-sys.path.insert(0, {packages!r})
+sys.path.append({packages!r})
 from estimators.local_mode.compose_up import main
 sys.exit(main(sys.argv[1:]))"""
+
+_path_changes = Lock()
 
 
 @contextmanager
@@ -44,23 +49,28 @@ def stand_ins(directory: Path, compose: Compose) -> Iterator[None]:
         compose: What the stand-in for ``docker-compose`` runs.
     """
     packages = Path(estimators.__file__).absolute().parents[1]
+    path = shlex.quote(search_path())
     texts = {
-        "docker": _DOCKER.format(docker=shlex.quote(program())),
+        "docker": _DOCKER.format(path=path, docker=shlex.quote(program())),
         "docker-compose": _COMPOSE.format(
+            path=path,
             python=shlex.quote(sys.executable),
             program=shlex.quote(_PROGRAM.format(packages=str(packages))),
             compose=shlex.join(compose.command),
         ),
     }
     directory.mkdir()
+    (directory / STAND_IN_MARK).touch()
     for name, text in texts.items():
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
-    os.environ["PATH"] = os.pathsep.join([str(directory), os.environ.get("PATH", os.defpath)])
+    with _path_changes:
+        os.environ["PATH"] = os.pathsep.join([str(directory), os.environ.get("PATH", os.defpath)])
     try:
         yield
     finally:
         # Only ours goes: a job in another thread may have put its own there since.
-        entries = os.environ["PATH"].split(os.pathsep)
-        entries.remove(str(directory))
-        os.environ["PATH"] = os.pathsep.join(entries)
+        with _path_changes:
+            entries = os.environ["PATH"].split(os.pathsep)
+            entries.remove(str(directory))
+            os.environ["PATH"] = os.pathsep.join(entries)

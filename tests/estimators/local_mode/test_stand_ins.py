@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,37 @@ def test_path_is_as_it_was_and_keeps_what_others_put_there(programs: Path, tmp_p
     with stand_ins(tmp_path / "ours", compose):
         os.environ["PATH"] = f"/another{os.pathsep}{os.environ['PATH']}"
     assert os.environ["PATH"] == f"/another{os.pathsep}{before}"
+
+
+def test_jobs_in_threads_do_not_take_each_other_for_docker(programs: Path, tmp_path: Path) -> None:
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(stand_ins(tmp_path / "first", find_compose()))
+        compose = find_compose()
+        assert compose.command == (str(programs / "docker"), "compose")
+        second.enter_context(stand_ins(tmp_path / "second", compose))
+        first.close()
+        shutil.rmtree(tmp_path / "first")
+        assert find_compose() == compose
+        assert output("docker", "images") == "docker ran: images"
+        assert output("docker-compose", "version", "--short") == "5.0.1"
+
+
+def test_a_wrapper_that_looks_for_docker_does_not_find_its_caller(programs: Path, tmp_path: Path) -> None:
+    wrapper = programs / "docker"
+    wrapper.write_text("#!/bin/sh\ncommand -v docker\n")
+    compose = Compose(command=(str(wrapper),), version="1")
+    with stand_ins(tmp_path / "ours", compose):
+        assert output("docker-compose", "up") == str(wrapper)
+        assert output("docker", "images") == str(wrapper)
+
+
+def test_the_users_modules_are_not_taken_for_pythons(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('not the real one')")
+    monkeypatch.chdir(tmp_path)
+    with stand_ins(tmp_path / "ours", find_compose()):
+        assert output("docker-compose", "images") == "docker ran: compose images"
 
 
 def output(*command: str) -> str:
