@@ -87,7 +87,7 @@ def check_checkpoints(
             remedy = "It is on this machine, where only instance_type='local' can keep checkpoints. " + remedy
         yield error(where, f"{uri!r} is not an S3 URI", remedy)
         return
-    if not uri.removeprefix("s3://").strip("/").partition("/")[2]:
+    if not local_mode and not uri.removeprefix("s3://").strip("/").partition("/")[2]:
         yield warning(
             where,
             f"{uri} is a whole bucket, all of which every host downloads at its start",
@@ -100,7 +100,7 @@ def check_checkpoints(
     for other, place in others.items():
         if not isinstance(place, str):
             continue
-        if _is_within(place, uri):
+        if _is_within(place, uri) and not local_mode:  # where nothing is downloaded
             yield error(
                 where,
                 f"{other} ({place}) lies in it ({uri}): it would be downloaded as checkpoints, and deleted with them",

@@ -51,7 +51,7 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
     count = arguments.get("instance_count")
     if isinstance(count, int) and count < 1:
         yield error("instance_count", f"it is {count}", "Give at least 1.")
-    if arguments.get("keep_alive_period_in_seconds"):
+    if arguments.get("keep_alive_period_in_seconds") and not is_local_mode(arguments):
         if arguments.get("use_spot_instances") is True:
             yield error(
                 "keep_alive_period_in_seconds",

@@ -87,7 +87,7 @@ class Estimator:
         _check_names(others)
         if isinstance(dependencies, (str, os.PathLike)):
             raise EstimatorError(f"dependencies is one path, {os.fspath(dependencies)!r}. Give a list of paths.")
-        given: dict[str, Any] = {
+        stated: dict[str, Any] = {
             "entry_point": _path(entry_point),
             "source_dir": _path(source_dir),
             "dependencies": [os.fspath(path) for path in dependencies or ()] or None,
@@ -105,9 +105,9 @@ class Estimator:
             "checkpoint_s3_uri": checkpoint_s3_uri,
             **others,
         }
-        given = {name: value for name, value in given.items() if value is not None}
-        defaults = {name: value for name, (value, unless) in _SAFE_DEFAULTS.items() if not unless & given.keys()}
-        self.arguments: Mapping[str, Any] = MappingProxyType({**defaults, **given})
+        known = {name: value for name, value in stated.items() if value is not None}
+        defaults = {name: value for name, (value, unless) in _SAFE_DEFAULTS.items() if not unless & known.keys()}
+        self.arguments: Mapping[str, Any] = MappingProxyType({**defaults, **known})
         """The parameters for ``PyTorch``, as far as they are decided without the SDK."""
         self._session = sagemaker_session
 
@@ -177,11 +177,16 @@ class Estimator:
         If the code imports smddp, its bundle lies in a temporary directory for as long as the object lives.
 
         Raises:
-            EstimatorError: The SDK refuses the parameters.
+            EstimatorError: The SDK refuses the parameters, or its Local Mode can't do what they ask for.
         """
         from estimators.sdk import v2
 
         local_mode = checks.is_local_mode(self.arguments)
+        if local_mode and given.checkpoint_directory(self.arguments):
+            raise EstimatorError(
+                "checkpoint_s3_uri: the SDK's own Local Mode mounts no directory for checkpoints, only fit() does. "
+                "Call fit() of the Estimator, or leave it out."
+            )
         bundle = source.stage(source.Source.of(self.arguments))
         try:
             session = v2.local_session(self._session) if local_mode else self._session or v2.session()

@@ -110,7 +110,8 @@ def _problems(
         yield error("entry_point", "missing", "Give the path of the training script.")
     yield from checks.check_role(arguments, v2.configured_role(session))
     yield from checks.check_instances(arguments)
-    yield from checks.check_time(arguments)
+    if not local_mode:
+        yield from checks.check_time(arguments)
     yield from distribution.check(arguments.get("distribution"))
     yield from checks.check_data_parallel_library(arguments, v2.data_parallel_instance_types())
     py_version = arguments.get("py_version")
@@ -123,12 +124,16 @@ def _problems(
     elif not local_mode:
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
         yield error("sagemaker_session", "no AWS region is configured", remedy)
-    isolated = arguments.get("enable_network_isolation") is True
+    isolated = arguments.get("enable_network_isolation") is True and not local_mode
     yield from source.check(code, py_version=py_version, isolated=isolated)
     yield from checks.check_metrics(arguments)
     if local_mode:
         yield from local_mode_checks.check(
-            arguments, data, has_local_session=v2.is_local(session), s3_endpoint=lambda: v2.s3_endpoint(session)
+            arguments,
+            data,
+            has_local_session=v2.is_local(session),
+            in_studio=v2.is_in_studio(),
+            s3_endpoint=lambda: v2.s3_endpoint(session),
         )
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode)

@@ -52,7 +52,12 @@ _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa:
 
 
 def check(
-    arguments: Mapping[str, Any], data: Mapping[str, Any], *, has_local_session: bool, s3_endpoint: Callable[[], str]
+    arguments: Mapping[str, Any],
+    data: Mapping[str, Any],
+    *,
+    has_local_session: bool,
+    in_studio: bool,
+    s3_endpoint: Callable[[], str],
 ) -> Iterator[Problem]:
     """Everything that is wrong with a job for Local Mode.
 
@@ -60,11 +65,17 @@ def check(
         arguments: The parameters for ``PyTorch``.
         data: The channels by name.
         has_local_session: Whether the job's session is none, or one of Local Mode.
+        in_studio: Whether this machine is a host of SageMaker Studio.
         s3_endpoint: Says where S3 is, for the containers too.
     """
     if not has_local_session:
         remedy = "Leave it out, or give a sagemaker.local.LocalSession."
         yield error("sagemaker_session", "it is no session of Local Mode, which instance_type='local' needs", remedy)
+    if in_studio:
+        remedy = f"Use {_LOCAL_SAGEMAKER}, which needs no Docker, or an instance_type of SageMaker's."
+        yield error(
+            "instance_type", "in SageMaker Studio, the SDK puts Local Mode's files where fit() loses them", remedy
+        )
     if arguments["instance_type"] == "local_gpu" and arguments.get("instance_count", 1) != 1:
         remedy = "Use one host; distribution='torchrun' gives it a rank for each GPU."
         yield error("instance_count", "each of Local Mode's hosts would take all GPUs of this machine", remedy)
@@ -84,7 +95,7 @@ def check(
 def _check_parameters(arguments: Mapping[str, Any]) -> Iterator[Problem]:
     for name, elsewhere in DO_NOTHING.items():
         value = arguments.get(name)
-        if value not in (None, False) and value != _AS_NOT_GIVEN.get(name):
+        if value not in (None, False, [], {}) and value != _AS_NOT_GIVEN.get(name):
             yield warning(name, "it does nothing in the SDK's Local Mode", elsewhere)
 
 

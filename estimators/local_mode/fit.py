@@ -163,7 +163,10 @@ def _how_to_resume(arguments: Mapping[str, Any]) -> str:
 
 
 def _require_completed(outcome: Outcome | None, name: str, arguments: Mapping[str, Any]) -> None:
-    assert outcome is not None
+    if outcome is None:
+        raise EstimatorError(
+            f"{name} did not run: the SDK called no Compose, or Compose on a file that is not the job's."
+        )
     if outcome.status == "Completed":
         return
     failed = outcome.status == "Failed"

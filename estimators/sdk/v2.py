@@ -34,6 +34,7 @@ try:
         from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
         from sagemaker.estimator import EstimatorBase
         from sagemaker.local import LocalSagemakerClient, LocalSession
+        from sagemaker.local.utils import check_for_studio
         from sagemaker.pytorch import PyTorch as PyTorch
         from sagemaker.session import Session as Session
         from sagemaker.utils import base_name_from_image, format_tags, get_config_value, name_from_base
@@ -105,6 +106,14 @@ def s3_endpoint(session: Session | None) -> str:
     client = getattr(session, "s3_client", None) or boto3.client("s3", region_name=region(session) or _NO_REGION)
     address: str = client.meta.endpoint_url
     return address
+
+
+def is_in_studio() -> bool:
+    """Whether the SDK's Local Mode would run as in SageMaker Studio, with containers and files in places of its own."""
+    try:
+        return bool(check_for_studio())
+    except NotImplementedError:  # an application of Studio for which the SDK has no Local Mode
+        return True
 
 
 def new_job_name(base: str | None, image_uri: str) -> str:

@@ -46,6 +46,15 @@ def test_a_good_job_needs_no_role_no_region_and_no_account(plan: Any, tmp_path: 
     ("parameters", "warned"),
     [
         ({"max_run": 60}, ["max_run"]),
+        ({"max_run": 10**7}, ["max_run"]),
+        ({"use_spot_instances": True}, ["use_spot_instances"]),
+        ({"max_wait": 60}, ["max_wait"]),
+        (
+            {"use_spot_instances": True, "keep_alive_period_in_seconds": 60},
+            ["use_spot_instances", "keep_alive_period_in_seconds"],
+        ),
+        ({"metric_definitions": [], "tags": []}, []),
+        ({"enable_network_isolation": True, "code": "smddp"}, ["enable_network_isolation"]),
         (
             {"use_spot_instances": True, "max_wait": 86400, "checkpoint_s3_uri": "file:///c"},
             ["use_spot_instances", "max_wait"],
@@ -75,6 +84,19 @@ def test_gpus_are_for_one_host(plan: Any) -> None:
     assert problem.parameter == "instance_count"
 
 
+@pytest.mark.parametrize("answer", [True, NotImplementedError("AppType CodeEditor")])
+def test_studio_is_refused_before_a_job_runs_in_vain(plan: Any, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    def check_for_studio() -> bool:
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    monkeypatch.setattr("estimators.sdk.v2.check_for_studio", check_for_studio)
+    (problem,) = plan().errors
+    assert problem.parameter == "instance_type"
+    assert "estimators.local.LocalSageMaker" in problem.remedy
+
+
 def test_a_session_of_aws_is_refused(plan: Any) -> None:
     import sagemaker
 
@@ -88,7 +110,8 @@ def test_a_session_of_aws_is_refused(plan: Any) -> None:
     [
         ({"checkpoint_s3_uri": "s3://b/p", "code": "smddp"}, 0, 0, ""),
         ({"checkpoint_s3_uri": "s3://b/p", "code": "plain"}, 0, 1, "does not import smddp"),
-        ({"checkpoint_s3_uri": "s3://b", "code": "smddp"}, 0, 1, "a whole bucket"),
+        ({"checkpoint_s3_uri": "s3://b", "code": "smddp"}, 0, 0, ""),
+        ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out", "code": "smddp"}, 0, 0, ""),
         ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/other"}, 0, 0, ""),
         ({"checkpoint_local_path": "/opt/ml/other"}, 0, 1, "checkpoint_s3_uri='file:///directory'"),
         ({"checkpoint_s3_uri": "file:///etc/hostname"}, 1, 0, "/etc/hostname is not a directory"),

@@ -10,6 +10,7 @@ from sagemaker.inputs import TrainingInput
 from sagemaker.local import LocalSession
 
 from estimators import Estimator
+from estimators.errors import EstimatorError
 from estimators.local_mode import given
 from estimators.sdk import v2
 
@@ -100,3 +101,9 @@ def test_where_mpirun_starts_all_ranks_the_first_host_ends_the_job(
 ) -> None:
     job = Estimator(script, instance_type="local", image_uri="mine", distribution=distribution)
     assert given.ends_with_first_host(job.arguments) is ends
+
+
+def test_the_sdks_own_pytorch_is_not_given_without_the_checkpoints_asked_for(script: str) -> None:
+    job = Estimator(script, instance_type="local", image_uri="mine", checkpoint_s3_uri="file:///c")
+    with pytest.raises(EstimatorError, match="checkpoint_s3_uri: the SDK's own Local Mode mounts no directory"):
+        job.to_sagemaker()
