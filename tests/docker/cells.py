@@ -64,7 +64,7 @@ def outcome(cell: Cell, *, refused: str | None, log: str) -> Outcome:
     """What became of a job, by what it was refused for, or by the line that the script prints at its end."""
     if refused is not None:
         reason = refused.removeprefix("AlgorithmError: ").rpartition(", exit code: ")[0] or refused
-        reason = re.sub(r"\b127(\.\d+){3}", "127.x.x.x", reason)  # another one in each run
+        reason = re.sub(r"\balgo-\d is 127(\.\d+){3}", "a host is 127.x.x.x", reason)  # the first that says so
         return Outcome(cell=cell, refused=" ".join(reason.split()))
     told = [line.partition("digits {")[2] for line in log.splitlines() if "digits {" in line]
     assert len(told) == 1, f"{cell}: {len(told)} ranks told of the end:\n{log}"

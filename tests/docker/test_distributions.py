@@ -33,7 +33,7 @@ WORKS = {
 }
 """In every place that is not in `REFUSED`."""
 
-REFUSED = {("mpi", "ours", "processes"): "algo-2 is 127.x.x.x: hosts that are processes of one machine have no ssh"}
+REFUSED = {("mpi", "ours", "processes"): "a host is 127.x.x.x: hosts that are processes of one machine have no ssh"}
 """How the reason begins."""
 
 
