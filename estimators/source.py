@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import requires
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from estimators.errors import EstimatorError
 from estimators.problem import Problem, error, nearest, warning
 
 logger = logging.getLogger(__name__)
@@ -150,13 +151,17 @@ def _check_script(source: Source, py_version: str | None) -> Iterator[Problem]:
             )
 
 
-def stage(source: Source, *, into: Path | None = None) -> Bundle:
+def stage(source: Source, *, into: Path | None = None, without: Collection[Path] = ()) -> Bundle:
     """Bundle the installed smddp with code that imports it; other code is its own bundle.
 
     Args:
         source: The code.
         into: A directory to make for the bundle, whatever the code imports, with its dependencies in it: for the
             SDK's Local Mode, which uploads nothing, and whose containers write to the code that they are given.
+        without: Files and directories that are no code, wherever they lie in the source.
+
+    Raises:
+        EstimatorError: The code can't be copied.
     """
     if not source.is_local:
         if source.entry_point is not None:
@@ -173,9 +178,10 @@ def stage(source: Source, *, into: Path | None = None) -> Bundle:
     if into is not None:
         into.mkdir()
     directory = into or Path(tempfile.mkdtemp(prefix="smddp-source-"))
+    ignored = _all_but([*without, directory.parent, directory])
     try:
         if source.source_dir is not None:
-            shutil.copytree(source.source_dir, directory, dirs_exist_ok=True)
+            _copy_directory(Path(source.source_dir), directory, ignored)
             entry_point = str(source.entry_point)
         else:
             shutil.copy2(source.script, directory)
@@ -185,11 +191,13 @@ def stage(source: Source, *, into: Path | None = None) -> Bundle:
             _add_requirements(directory / REQUIREMENTS)
         for dependency in map(Path, source.dependencies if into else ()):
             if dependency.is_dir():
-                shutil.copytree(dependency, directory / dependency.absolute().name, dirs_exist_ok=True)
+                _copy_directory(dependency, directory / dependency.absolute().name, ignored)
             else:
                 shutil.copy2(dependency, directory)
-    except BaseException:
+    except BaseException as fault:
         shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(fault, (OSError, RecursionError)):
+            raise EstimatorError(f"source_dir, dependencies: the code can't be copied: {_in_words(fault)}") from fault
         raise
     staged = Source(
         entry_point=entry_point,
@@ -198,6 +206,32 @@ def stage(source: Source, *, into: Path | None = None) -> Bundle:
         from_git=False,
     )
     return Bundle(source=staged, directory=directory)
+
+
+_Ignored = Callable[[str, list[str]], set[str]]
+
+
+def _all_but(places: Collection[Path]) -> _Ignored:
+    """What ``shutil.copytree`` calls to know what not to copy."""
+    resolved = {place.resolve() for place in places}
+
+    def ignored(directory: str, names: list[str]) -> set[str]:
+        return {name for name in names if Path(directory, name).resolve() in resolved}
+
+    return ignored
+
+
+def _copy_directory(origin: Path, target: Path, ignored: _Ignored) -> None:
+    # Links are followed, as what they lead to may not be in the container; one that leads nowhere is nothing to copy.
+    shutil.copytree(origin, target, dirs_exist_ok=True, ignore=ignored, ignore_dangling_symlinks=True)
+
+
+def _in_words(fault: BaseException) -> str:
+    """Of the many faults that ``shutil.Error`` is a list of, the first."""
+    if isinstance(fault, shutil.Error) and isinstance(fault.args[0], list):
+        origin, _target, why = fault.args[0][0]
+        return f"{origin}: {why}"
+    return str(fault)
 
 
 def needs_package(source: Source) -> bool:

@@ -59,7 +59,8 @@ def fit(
     settings = v2.local_session(session).config["local"]
     directory = JobDirectory.make(settings.get("container_root"))
     try:
-        code = source.stage(source.Source.of(arguments), into=directory.code).source
+        no_code = [*_RUNS.glob("*/*.tar.gz"), *filter(None, [given.checkpoint_directory(arguments)])]
+        code = source.stage(source.Source.of(arguments), into=directory.code, without=no_code).source
         changed: dict[str, Any] = {"container_root": str(directory.containers)}
         if not code.is_local and not code.from_git:
             changed["local_code"] = False  # it is on S3, and the SDK would mount it as a directory
@@ -109,6 +110,7 @@ def _instructions(
     if checkpoints is not None:
         checkpoints.mkdir(parents=True, exist_ok=True)
     return Instructions(
+        fit_process=os.getpid(),
         image=image,
         checkpoints=None if checkpoints is None else str(checkpoints),
         checkpoint_path=arguments.get("checkpoint_local_path", given.CHECKPOINT_PATH),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from estimators import source
+from estimators.errors import EstimatorError
 from estimators.source import Source
 
 SCRIPT = "import smddp\n\nsmddp.run(print)\n"
@@ -191,3 +192,26 @@ def test_for_local_mode_any_code_is_copied_with_its_dependencies(code: Path, tmp
     copied = {path.relative_to(tmp_path / "bundle").as_posix() for path in (tmp_path / "bundle").rglob("*")}
     assert {"train.py", "library/part.py", "single.py"} <= copied
     assert "smddp" not in copied
+
+
+def test_what_the_job_itself_makes_in_the_code_is_not_copied(code: Path, tmp_path: Path) -> None:
+    """Also not the copy itself, which would hold itself without end."""
+    (code / "checkpoints").mkdir()
+    (code / "checkpoints" / "step").write_text("much")
+    (code / "nowhere").symlink_to("removed")
+    (code / "elsewhere").symlink_to(tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "table").write_text("")
+    (code / "job").mkdir()
+    source.stage(local("train.py", code), into=code / "job" / "code", without=[code / "checkpoints"])
+    copied = {path.name for path in (code / "job" / "code").iterdir()}
+    assert {"train.py", "elsewhere"} <= copied
+    assert not {"checkpoints", "job", "nowhere"} & copied
+    assert (code / "job" / "code" / "elsewhere" / "table").exists()
+
+
+def test_code_that_cannot_be_copied_says_which(code: Path, tmp_path: Path) -> None:
+    (code / "circle").symlink_to(".")
+    with pytest.raises(EstimatorError, match=r"source_dir, dependencies: the code can't be copied: .*circle"):
+        source.stage(local("train.py", code), into=tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
