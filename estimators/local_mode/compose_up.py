@@ -8,34 +8,34 @@ them are the user's, and containers and network are gone.
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import queue
-import re
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import IO
 
 from estimators.docker.cli import DockerError
 from estimators.docker.ownership import give_back
 from estimators.local_mode.containers import Containers
 from estimators.local_mode.directory import JobDirectory
+from estimators.local_mode.output import TAIL_LINES, Output
 from estimators.local_mode.overlay import STOP_SECONDS, overlay, services_of
 from estimators.local_mode.verdict import verdict
+
+logger = logging.getLogger(__name__)
 
 _CLEAR_SECONDS = 10
 """What the other hosts get when one has failed: they can't agree on a checkpoint any more."""
 _LOOK_SECONDS = 1.0
-_TAIL_LINES = 20
 _ATTEMPTS = 3
-
-_LINE = re.compile(r"\S*?(?P<host>algo-\d+)-\S*\s*\| ?(?P<text>.*)")
 
 _Event = tuple[str, int] | None
 """A host's end with its exit code; None: the user asks for the job's end."""
@@ -47,6 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0 after a good end.
     """
+    # A closed terminal's SIGHUP and its Ctrl-C are for fit(), which asks for the job's end.
+    with suppress(PermissionError):  # it leads a session already
+        os.setsid()
     separator = arguments.index("--")
     compose, asked = arguments[:separator], arguments[separator + 1 :]
     file = Path(asked[asked.index("-f") + 1]) if "-f" in asked and "up" in asked else None
@@ -60,7 +63,6 @@ class _Up:
     """One job, from the start of its containers until nothing of them is left."""
 
     def __init__(self, compose: Sequence[str], file: Path, directory: JobDirectory) -> None:
-        self._fit_process = os.getppid()
         self._directory = directory
         self._instructions = directory.instructions
         services = services_of(file.parent)
@@ -68,7 +70,7 @@ class _Up:
         ours.write_text(json.dumps(overlay(file.read_text(), services, self._instructions, directory.label)))
         self._compose = [*compose, "-f", str(file), "-f", str(ours)]
         self._roots = {host: file.parent / service for service, host in services.items()}
-        self._tails: dict[str, deque[str]] = {host: deque(maxlen=_TAIL_LINES) for host in self._roots}
+        self._output = Output(self._roots, shows=self._instructions.shows_log)
         self._containers = Containers(directory.label)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()  # its put() may be called by a signal handler
         self._ended: set[str] = set()
@@ -83,12 +85,13 @@ class _Up:
         watcher = self._containers.watch(lambda host, code: self._events.put((host, code)))
         try:
             code, said = self._up()
+            self._give_back()  # of what root alone may read, too, the verdict is made
             outcome = verdict(
                 self._containers.ends(),
                 told=self._told,
                 asked=self._asked,
                 roots=self._roots,
-                tails={host: "\n".join(lines) for host, lines in self._tails.items()},
+                tails=self._output.tails,
                 compose_code=code,
                 compose_said=said,
             )
@@ -96,6 +99,7 @@ class _Up:
         finally:
             watcher.terminate()
             watcher.wait()
+            self._give_back()  # all but nothing, if it was done already
             self._tidy()
         return 0 if outcome.status == "Completed" else 1
 
@@ -106,35 +110,24 @@ class _Up:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
             start_new_session=True,
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        said: deque[str] = deque(maxlen=_TAIL_LINES)
-        listener = Thread(target=said.extend, args=(process.stderr,))
+        said: deque[str] = deque(maxlen=TAIL_LINES)
+        words = io.TextIOWrapper(process.stderr, encoding="utf-8", errors="replace")
+        listener = Thread(target=said.extend, args=(words,))
         listener.start()
         conductor = Thread(target=self._conduct, args=(process,))
         conductor.start()
-        self._show(process.stdout)
+        self._output.follow(process.stdout)
         code = process.wait()
         listener.join()
         conductor.join()
         self._containers.join_stops()
         return code, "".join(said).strip()
 
-    def _show(self, lines: IO[str]) -> None:
-        for line in lines:
-            found = _LINE.fullmatch(line.rstrip("\r\n"))
-            if found is None or found["host"] not in self._tails:
-                continue  # Compose's own words
-            self._tails[found["host"]].append(found["text"])
-            if self._instructions.shows_log:
-                _say(f"{found['host']} | {found['text']}")
-
-    def _conduct(self, process: subprocess.Popen[str]) -> None:
+    def _conduct(self, process: subprocess.Popen[bytes]) -> None:
         """End the hosts when the job is over, or is to be."""
         grace: float | None = None
         while process.poll() is None:
@@ -148,33 +141,48 @@ class _Up:
                     self._ended.add(event[0])
                     if grace is None and self._ends_the_job(*event):
                         grace = _CLEAR_SECONDS
-                elif self._asked:
-                    self._containers.kill(self._containers.running())
                 else:
+                    self._end(process, at_once=self._asked)
                     self._asked, grace = True, STOP_SECONDS
             if grace is not None:
                 self._tell(grace)
 
+    def _end(self, process: subprocess.Popen[bytes], *, at_once: bool) -> None:
+        """The user asks for the job's end: of Compose, if it pulls or creates, and of the hosts, if it is urgent."""
+        try:
+            running = self._containers.running()
+        except DockerError as fault:
+            logger.warning("%s Ending Docker Compose instead.", fault)
+            running = {}
+        if at_once and running:
+            self._containers.kill(running)
+        if at_once or not (running or self._ended):
+            process.send_signal(signal.SIGINT)
+
     @property
     def _is_orphan(self) -> bool:
         """Whether fit() was killed, so that nobody else ends the job and cleans up."""
-        return os.getppid() != self._fit_process
+        return os.getppid() != self._instructions.fit_process
 
     def _ends_the_job(self, host: str, code: int) -> bool:
         return code != 0 or (self._instructions.ends_with_first_host and host == next(iter(self._roots)))
 
     def _tell(self, grace_seconds: float) -> None:
         """Stop each host once; one that starts late is told when it is there."""
-        running = self._containers.running()
+        try:
+            running = self._containers.running()
+        except DockerError as fault:
+            logger.warning("%s Asking again.", fault)
+            return
         # One that has just ended may still be listed.
         untold = {identity: host for identity, host in running.items() if host not in self._told | self._ended}
         if untold:
             self._told |= set(untold.values())
             self._containers.stop(untold, grace_seconds=grace_seconds)
 
-    def _tidy(self) -> None:
-        """Leave the user's files, and nothing else."""
-        written = [*self._roots.values(), self._directory.containers, self._directory.code]
+    def _give_back(self) -> None:
+        """Make the user the owner of all that the hosts wrote."""
+        written = [self._directory.containers, self._directory.code]
         if self._instructions.checkpoints:
             written.append(Path(self._instructions.checkpoints))
         try:
@@ -182,14 +190,17 @@ class _Up:
                 [path for path in written if path.exists()], self._instructions.image, since=self._directory.stamp
             )
         except DockerError as error:
-            _say(f"These may hold files that root owns: {', '.join(map(str, written))}. {error}")
+            logger.warning("These may hold files that root owns: %s. %s", ", ".join(map(str, written)), error)
+
+    def _tidy(self) -> None:
+        """Leave nothing but the user's files."""
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt)  # an endpoint of a container that has just ended may still be there
             down = subprocess.run([*self._compose, "down", "--volumes"], capture_output=True, text=True, check=False)
             if down.returncode == 0:
                 break
         else:
-            _say(f"Containers or the network of the job may be left: {down.stderr.strip()}")
+            logger.warning("Containers or the network of the job may be left: %s", down.stderr.strip())
         self._directory.process.unlink(missing_ok=True)
         if self._is_orphan:
             self._directory.remove()
@@ -199,11 +210,3 @@ class _Up:
         content = json.dumps({"LocalPath": self._instructions.checkpoint_path})
         for root in self._roots.values():
             (root / "input" / "config" / "checkpointconfig.json").write_text(content)
-
-
-def _say(text: str) -> None:
-    try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:  # fit() is gone; the conductor ends the job
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

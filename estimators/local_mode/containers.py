@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Thread
@@ -24,6 +25,8 @@ class End:
     """Its first process's exit code."""
     at: str
     """When, in a form that sorts."""
+    out_of_memory: bool = False
+    """Whether the machine ended something of it for lack of memory."""
 
 
 class Containers:
@@ -60,14 +63,16 @@ class Containers:
             state = each["State"]
             if state["Status"] == "exited":
                 host = each["Config"]["Labels"][HOST_LABEL]
-                ended.append(End(host=host, code=state["ExitCode"], at=state["FinishedAt"]))
+                oom = bool(state["OOMKilled"])
+                ended.append(End(host=host, code=state["ExitCode"], at=state["FinishedAt"], out_of_memory=oom))
         return sorted(ended, key=lambda end: end.at)
 
     def watch(self, tell: Callable[[str, int], object]) -> subprocess.Popen[str]:
         """Tell the host and the exit code of each that ends, from a thread of its own, until the process is ended."""
+        since = time.time() - 1  # docker may take longer to listen than a host takes to end
         watcher = subprocess.Popen(
             [
-                *(program(), "events", "--format", "{{json .Actor.Attributes}}"),
+                *(program(), "events", "--since", f"{since:.0f}", "--format", "{{json .Actor.Attributes}}"),
                 *("--filter", "type=container", "--filter", "event=die", "--filter", self._filter),
             ],
             stdin=subprocess.DEVNULL,

@@ -17,6 +17,8 @@ _INSTRUCTIONS, _OUTCOME, _PROCESS = "instructions.json", "outcome.json", "proces
 class Instructions:
     """What the SDK does not say to Compose."""
 
+    fit_process: int
+    """The id of the process that runs fit(); when it is gone, the job ends."""
     image: str
     """The image of all hosts."""
     checkpoints: str | None

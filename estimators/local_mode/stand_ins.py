@@ -25,9 +25,7 @@ _DOCKER = """#!/bin/sh
 PATH={path} exec {docker} "$@"
 """
 
-# The terminal's Ctrl-C is for fit(), which asks the program to stop; the program must not hear it as well.
 _COMPOSE = """#!/bin/sh
-trap '' INT
 PATH={path} exec {python} -I -c {program} {compose} -- "$@"
 """
 

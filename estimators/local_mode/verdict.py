@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from estimators.local.engine.failure import algorithm_error, fit
+from estimators.local.engine.failure import algorithm_error, fit, loss_of_hosts, tells_outcome
 from estimators.local.engine.host_tree import HostTree
+from estimators.local.executors import Exit
 from estimators.local_mode.containers import End
 from estimators.local_mode.directory import Outcome
 from smddp.stopping import RESUMABLE
+
+_KILLED = 128 + signal.SIGKILL
+_LOST = (
+    f"its container ended with {_KILLED} (it was killed, or its first process was), and the job had not asked for it"
+)
 
 
 def verdict(
@@ -40,6 +47,14 @@ def verdict(
     if failed:
         codes = {end.host: end.code for end in failed}
         trees = {host: HostTree(root) for host, root in roots.items()}
+        # What else failed, failed of it: the others' "connection closed" says less, but often comes first.
+        killed = [end for end in failed if end.code == _KILLED and not tells_outcome(trees[end.host])]
+        if short := next((end for end in killed if end.out_of_memory), None):
+            alone = {short.host: trees[short.host]}
+            reason = algorithm_error({short.host: short.code}, alone, tails, "the machine had no memory left for it")
+            return Outcome(status="Failed", host=short.host, reason=reason)
+        if lost := loss_of_hosts({end.host: Exit(code=end.code, lost=_LOST) for end in killed}):
+            return Outcome(status="Failed", host=killed[0].host, reason=lost)
         return Outcome(status="Failed", host=failed[0].host, reason=algorithm_error(codes, trees, tails))
     if asked and any(end.code for end in ends):
         return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C)")

@@ -115,7 +115,7 @@ def as_somebody(home: Path) -> list[str]:
     ]
 
 
-def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints(home: Path, image: str) -> None:
+def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints_on_one(home: Path, image: str) -> None:
     digits = load_digits()
     images = digits.images.astype(np.uint8)
     np.savez(
@@ -138,7 +138,10 @@ def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints(home: P
         "checkpoint_s3_uri": f"file://{home}/checkpoints",
         "inputs": {"training": f"file://{home}/data"},
     }
-    jobs = [{**job, "hyperparameters": {"epochs": epochs, "checkpoint_every": 10}} for epochs in (1, 2)]
+    jobs = [
+        {**job, "instance_count": hosts, "hyperparameters": {"epochs": epochs, "checkpoint_every": 10}}
+        for hosts, epochs in ((2, 1), (1, 2))
+    ]
     result = subprocess.run(
         [*as_somebody(home), *submission(*jobs)], capture_output=True, text=True, check=False, timeout=500
     )
@@ -216,7 +219,9 @@ def training(home: Path, image: str) -> Iterator[subprocess.Popen[str]]:
         "image_uri": image,
         "checkpoint_s3_uri": f"file://{home}/checkpoints",
     }
-    with subprocess.Popen(submission(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        submission(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         said = []
         while sum("| training" in line for line in said) < 2:
@@ -238,8 +243,18 @@ def test_ctrl_c_is_a_stop_with_a_checkpoint(home: Path, training: subprocess.Pop
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["algo-1", "algo-2"]
 
 
-def test_a_killed_fit_leaves_no_containers(home: Path, training: subprocess.Popen[str]) -> None:
-    training.kill()
+def test_a_host_killed_from_outside_is_the_one_that_is_named(training: subprocess.Popen[str], image: str) -> None:
+    listed = docker("ps", "--format", "{{.ID}} {{.Image}} {{.Names}}").splitlines()
+    (second,) = [line.split()[0] for line in listed if f" {image} " in line and "algo-2" in line]
+    docker("kill", second)
+    assert training.stdout is not None
+    said = training.stdout.read()
+    assert "failed on algo-2: InternalServerError: algo-2 was lost" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_killed_fit_leaves_no_containers(home: Path, training: subprocess.Popen[str], number: signal.Signals) -> None:
+    os.killpg(training.pid, number)  # as a terminal does that is closed
     deadline = time.monotonic() + 60
     while list((home / "tmp").iterdir()):
         assert time.monotonic() < deadline

@@ -8,6 +8,7 @@ from estimators.local_mode.directory import Instructions
 from estimators.local_mode.overlay import overlay, services_of
 
 INSTRUCTIONS = Instructions(
+    fit_process=1,
     image="mine",
     checkpoints="/home/me/checkpoints",
     checkpoint_path="/opt/ml/checkpoints",

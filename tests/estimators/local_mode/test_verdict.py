@@ -17,7 +17,11 @@ def judge(tmp_path: Path) -> Any:
         (root / "output").mkdir(parents=True)
 
     def of(*codes: tuple[str, int], **known: Any) -> Outcome:
-        ends = [End(host=host, code=code, at=str(number)) for number, (host, code) in enumerate(codes)]
+        short = known.pop("out_of_memory", ())
+        ends = [
+            End(host=host, code=code, at=str(number), out_of_memory=host in short)
+            for number, (host, code) in enumerate(codes)
+        ]
         tails = dict.fromkeys(roots, "last words")
         usual: dict[str, Any] = {"told": (), "asked": False, "compose_code": 0, "compose_said": ""}
         return verdict(ends, roots=roots, tails=tails, **{**usual, **known})
@@ -42,11 +46,29 @@ def test_the_first_host_that_failed_by_itself_says_why(judge: Any) -> None:
 
 
 def test_a_host_without_a_failure_file_is_quoted(judge: Any) -> None:
-    outcome = judge(("algo-1", 137), ("algo-2", 0), told={"algo-2"})
+    outcome = judge(("algo-1", 9), ("algo-2", 0), told={"algo-2"})
     assert (
-        outcome.reason
-        == "AlgorithmError: algo-1 wrote no /opt/ml/output/failure; it printed: last words, exit code: 137"
+        outcome.reason == "AlgorithmError: algo-1 wrote no /opt/ml/output/failure; it printed: last words, exit code: 9"
     )
+
+
+def test_a_host_that_was_killed_is_the_reason_and_not_who_missed_it_first(judge: Any) -> None:
+    (judge.roots["algo-1"] / "output" / "failure").write_text("Connection closed by peer")
+    outcome = judge(("algo-1", 1), ("algo-2", 137))
+    assert (outcome.status, outcome.host) == ("Failed", "algo-2")
+    assert outcome.reason.startswith("InternalServerError: algo-2 was lost: its container ended with 137")
+
+
+def test_a_host_without_memory_is_the_reason_and_says_so(judge: Any) -> None:
+    (judge.roots["algo-1"] / "output" / "failure").write_text("Connection closed by peer")
+    outcome = judge(("algo-1", 1), ("algo-2", 137), out_of_memory={"algo-2"})
+    assert outcome.host == "algo-2"
+    assert outcome.reason.endswith("it printed: last words; the machine had no memory left for it, exit code: 137")
+
+
+def test_who_wrote_why_it_ended_with_137_was_not_lost(judge: Any) -> None:
+    (judge.roots["algo-2"] / "output" / "failure").write_text("mine")
+    assert judge(("algo-2", 137), ("algo-1", 1)).reason == "AlgorithmError: mine, exit code: 137"
 
 
 def test_ctrl_c_is_a_stop_and_not_a_failure(judge: Any) -> None:
