@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 SUPPRESS_VARIABLE = "SAGEMAKER_SUPPRESS_V2_WARNING"
 """The variable that silences "v2 is on path of deprecation" (see sagemaker.deprecations)."""
@@ -63,19 +64,36 @@ def without_log() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextmanager
-def while_it_runs_a_job() -> Iterator[None]:
-    """Keep the SDK's log for a block to warnings of its Local Mode, which else shows a Compose file.
+class _WhileItRunsJobs:
+    """The levels of the SDK's loggers, the process's own: the first of several jobs sets them, the last resets."""
 
-    What it says itself of a job that failed (a link) is less than the error that is raised. Debugging shows it all.
-    """
-    sdk, local_mode = logging.getLogger("sagemaker"), logging.getLogger("sagemaker.local")
-    levels = sdk.level, local_mode.level
-    if sdk.level != logging.DEBUG:
-        sdk.setLevel(logging.CRITICAL)
-        local_mode.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        sdk.setLevel(levels[0])
-        local_mode.setLevel(levels[1])
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._jobs = 0
+        self._levels: dict[logging.Logger, int] = {}
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Keep the SDK's log for a block to warnings of its Local Mode, which else shows a Compose file.
+
+        What it says itself of a job that failed (a link) is less than the error that is raised. Debugging shows it all.
+        """
+        sdk, local_mode = logging.getLogger("sagemaker"), logging.getLogger("sagemaker.local")
+        with self._lock:
+            self._jobs += 1
+            if self._jobs == 1:
+                self._levels = {sdk: sdk.level, local_mode: local_mode.level}
+                if sdk.level != logging.DEBUG:
+                    sdk.setLevel(logging.CRITICAL)
+                    local_mode.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._jobs -= 1
+                if self._jobs == 0:
+                    for logger, level in self._levels.items():
+                        logger.setLevel(level)
+
+
+while_it_runs_a_job = _WhileItRunsJobs()
