@@ -75,7 +75,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         executor = ProcessExecutor()
         environment = access.client_environment(run_directory)
     else:
-        executor = DockerExecutor(settings.docker)
+        executor = DockerExecutor(settings.docker, directory=run_directory)
         listener, inside = _open(_bridge_address(), 0, settings, storage, stack)
         listeners.append(listener)
         environment = inside.container_environment()
@@ -96,6 +96,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         container_environment=environment,
         account_id=ACCOUNT_ID,
         grace_seconds=settings.grace_seconds,
+        rescue=run_directory.parent,
     )
     for listener in listeners:
         server = HttpServer(listener, engine=engine, keys=settings.keys)

@@ -37,6 +37,7 @@ class Engine:
         account_id: The AWS account in the jobs' ARNs.
         grace_seconds: Between SIGTERM and SIGKILL when a job is stopped or interrupted.
         sync_seconds: The pause between two looks at the checkpoint directories.
+        rescue: Where the files of a job are left that can't be saved; None: beside ``directory``.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Engine:
         account_id: str,
         grace_seconds: float = 120,
         sync_seconds: float = 1.0,
+        rescue: Path | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         service_model()  # it takes 0.1 s to read: now, and not in the first request
@@ -63,6 +65,7 @@ class Engine:
             region=logs.meta.region_name,
             grace_seconds=grace_seconds,
             sync_seconds=sync_seconds,
+            rescue=rescue or directory.parent,
         )
         self._lock = threading.Lock()
         self._jobs: dict[str, TrainingJob] = {}

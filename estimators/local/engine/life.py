@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,17 @@ from estimators.local.engine.logs import HostLog
 from estimators.local.engine.losses import IN_VAIN, Losses
 from estimators.local.engine.objects import CancelledError, require_bucket
 from estimators.local.engine.opt_ml import lay_out, remove_tree
-from estimators.local.executors import Cluster, ClusterSpec, Executor, Exit, HostProcess, HostSpec, HostStartError
+from estimators.local.executors import (
+    Cluster,
+    ClusterSpec,
+    Executor,
+    ExecutorError,
+    Exit,
+    HandOverError,
+    HostProcess,
+    HostSpec,
+    HostStartError,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
@@ -54,6 +65,8 @@ class Platform:
     """Between SIGTERM and SIGKILL."""
     sync_seconds: float
     """Between two looks at the checkpoint directories."""
+    rescue: Path
+    """Where the files of a job are left that can't be saved."""
 
 
 class Life:
@@ -135,8 +148,11 @@ class Life:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
             if isinstance(error, HostStartError):
-                raise FailedJobError(f"ClientError: {error}") from error
+                kind = "InternalServerError" if isinstance(error, ExecutorError) else "ClientError"
+                raise FailedJobError(f"{kind}: {error}") from error
             raise
+        except HandOverError as error:
+            raise FailedJobError(f"InternalServerError: {error}. All files are kept in {self._rescue()}.") from error
         if ending is Ending.CLOSE:
             raise StoppedError
         if ending.goes_on:
@@ -150,6 +166,12 @@ class Life:
             failure = self._explain(exits, trees, logs, inputs)
         self._save(trees, checkpoints, failure)
         return True
+
+    def _rescue(self) -> Path:
+        """Move the job's directory to where it stays."""
+        kept = Path(tempfile.mkdtemp(prefix=f"{self._job.name}-", dir=self._platform.rescue))
+        self._directory.rename(kept)
+        return kept
 
     def _explain(
         self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: Inputs

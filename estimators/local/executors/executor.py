@@ -110,7 +110,12 @@ class Cluster(Protocol):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        """End all that runs.
+
+        Raises:
+            HandOverError: What the programs wrote does not belong to this process's user, and no error is on its way.
+        """
 
 
 class Executor(Protocol):
@@ -133,6 +138,14 @@ class Executor(Protocol):
 
 class HostStartError(RuntimeError):
     """A host's program, or what it needs, could not be started."""
+
+
+class ExecutorError(HostStartError):
+    """It is the fault of neither the program nor the request, but of what runs hosts here."""
+
+
+class HandOverError(RuntimeError):
+    """What the hosts wrote as other users could not be given to this process's user."""
 
 
 class NoImageError(LookupError):

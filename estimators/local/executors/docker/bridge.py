@@ -1,7 +1,8 @@
 """Where a server on this machine must listen for containers to reach it: the address of Docker's own bridge.
 
-Containers on other networks reach it, too, but for those that are isolated. It is not 0.0.0.0: other machines do not
-get there.
+Containers on other networks reach it, too, but for those that are isolated. It is not 0.0.0.0: no other machine knows
+of the address. But Linux takes packets for it from any interface, so a neighbour that routes them here gets there, too:
+what keeps strangers out is the signature of each request.
 """
 
 from __future__ import annotations

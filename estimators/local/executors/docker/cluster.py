@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import subprocess
-import sys
-import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
-from estimators.docker.cli import DockerError, docker, program
-from estimators.local.executors.docker.container import Container, create
+from estimators.docker.cli import DockerError, docker
+from estimators.local.executors.docker.container import Container, create, not_started
 from estimators.local.executors.docker.remover import LABEL, bind
+from estimators.local.executors.docker.remover_process import RemoverProcess
 from estimators.local.executors.docker.settings import Docker
-from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
+from estimators.local.executors.executor import ClusterSpec, HandOverError, HostSpec, Serve
 
 logger = logging.getLogger(__name__)
 
 _ML_ROOT = "/opt/ml"
 _SECONDS = 30.0
 """How long Docker may take to do one thing."""
-_REMOVER = str(Path(__file__).with_name("remover.py"))
 _CUT_OFF = ("--internal", "--opt", "com.docker.network.bridge.inhibit_ipv4=true")
 """A network without a way out, in which this machine itself has no address either."""
 
@@ -35,12 +31,15 @@ class DockerCluster:
     Args:
         spec: The hosts.
         settings: Their limits.
+        directory: What is removed, too, if this process is gone before the cluster is left; None: nothing.
     """
 
     interface = "eth0"
 
-    def __init__(self, spec: ClusterSpec, settings: Docker) -> None:
+    def __init__(self, spec: ClusterSpec, settings: Docker, directory: Path | None = None) -> None:
         self._spec = spec
+        self._directory = directory
+        self._unsure = False
         self._settings = settings
         self._roots = {host: str(root.absolute()) for host, root in spec.roots.items()}
         self._name = f"smddp-{uuid.uuid4().hex[:12]}"
@@ -58,7 +57,8 @@ class DockerCluster:
         """Start the host's program, in the image's own directory.
 
         Raises:
-            HostStartError: If the program can't be started, with Docker's reason.
+            HostStartError: If the program can't be started, with Docker's reason; `ExecutorError` if that is Docker's
+                own.
         """
         assert not host.mounts
         name = f"{self._name}-{host.name}"
@@ -77,22 +77,14 @@ class DockerCluster:
         environment = {"OMP_NUM_THREADS": str(self._threads()), **host.environment}
         try:
             self._network.result()
-            create(name, (*options, self._spec.image, *words), environment, keep=self._alive.fileno())
+            create(name, (*options, self._spec.image, *words), environment, keep=self._remover.alive)
         except DockerError as error:
-            raise HostStartError(f"{host.name}: its container could not be made: {error}") from error
+            self._unsure = True
+            raise not_started(f"{host.name}: its container could not be made: {error}") from error
         return Container(name, host.name, self._settings)
 
     def __enter__(self) -> DockerCluster:
-        owner = [] if os.geteuid() == 0 else [f"{os.geteuid()}:{os.getegid()}", self._spec.image, *self._roots.values()]
-        self._remover = subprocess.Popen(
-            [sys.executable, "-I", "-S", _REMOVER, program(), self._name, *owner],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # so that it outlives whatever ends this process
-            cwd="/",
-        )
-        assert self._remover.stdin is not None
-        self._alive = self._remover.stdin
+        self._remover = RemoverProcess(self._name, self._directory, self._spec.image, self._roots.values())
         self._maker = ThreadPoolExecutor(1)  # it takes as long as bringing the input: both at once
         self._network = self._maker.submit(self._make_network)
         return self
@@ -100,20 +92,24 @@ class DockerCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Return once the containers are removed; the network goes by itself thereafter."""
+        """Return once the containers are removed and their files handed over; the network goes by itself thereafter.
+
+        Raises:
+            HandOverError: The files are not, and no other error is on its way.
+        """
         self._maker.shutdown()
-        self._alive.close()
-        assert self._remover.stdout is not None
-        with self._remover.stdout as answer:
-            ready, _, _ = select.select([answer], [], [], _SECONDS)
-        threading.Thread(target=self._remover.wait, daemon=True).start()
-        if not ready:
-            logger.warning("Docker has not removed the containers of %s within %g seconds", self._name, _SECONDS)
+        self._remover.begin(unsure=self._unsure or self._network.exception() is not None)
+        try:
+            self._remover.await_end()
+        except HandOverError as problem:
+            if error is None:
+                raise
+            logger.warning("%s: %s", self._name, problem)
 
     def _make_network(self) -> None:
         isolation = _CUT_OFF if self._spec.network_isolation else ()
         command = ("network", "create", *isolation, *self._labels, self._name)
-        docker(*command, timeout=_SECONDS, keep=[self._alive.fileno()])
+        docker(*command, timeout=_SECONDS, keep=[self._remover.alive])
 
     def _limits(self) -> list[str]:
         settings = self._settings

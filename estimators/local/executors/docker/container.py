@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from estimators.docker.cli import DockerError, docker, program
 from estimators.local.executors.docker.settings import Docker
-from estimators.local.executors.executor import Exit, HostStartError
+from estimators.local.executors.executor import ExecutorError, Exit, HostStartError
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ _SECONDS = 30.0
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.03
 _LINE_END = re.compile(r"[\r\n]")
+_REQUESTS_FAULT = re.compile(r"\bexec: |exec format error|Range of CPUs|memory limit")
 _NEVER = "0001-01-01"
 """What Docker says of a time that has not come."""
 
@@ -53,6 +54,11 @@ def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], 
         docker("create", "--name", name, *given, *arguments, timeout=_SECONDS, keep=[file, keep])
     finally:
         os.close(file)
+
+
+def not_started(why: str) -> HostStartError:
+    """The error that Docker's words mean: the request's if they speak of its program or the limits, else Docker's."""
+    return HostStartError(why) if _REQUESTS_FAULT.search(why) else ExecutorError(why)
 
 
 class Container:
@@ -130,7 +136,7 @@ class Container:
             time.sleep(_LOOK_SECONDS)
 
     def _not_started(self, why: str) -> HostStartError:
-        return HostStartError(f"{self._host}: its container could not be started: {why}")
+        return not_started(f"{self._host}: its container could not be started: {why}")
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(

@@ -6,6 +6,8 @@ hosts by the platform's names, and nothing of this process's environment.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from estimators.local.executors.docker import images
 from estimators.local.executors.docker.cluster import DockerCluster
 from estimators.local.executors.docker.settings import Docker
@@ -17,10 +19,12 @@ class DockerExecutor:
 
     Args:
         settings: Images and limits.
+        directory: The platform's own directory, removed with its containers if this process is killed; None: it stays.
     """
 
-    def __init__(self, settings: Docker) -> None:
+    def __init__(self, settings: Docker, *, directory: Path | None = None) -> None:
         self._settings = settings
+        self._directory = directory
 
     @property
     def cannot_mount(self) -> str:
@@ -38,4 +42,4 @@ class DockerExecutor:
 
     def cluster(self, spec: ClusterSpec) -> DockerCluster:
         """Prepare a cluster."""
-        return DockerCluster(spec, self._settings)
+        return DockerCluster(spec, self._settings, self._directory)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_MEMORY = re.compile(r"[1-9][0-9]*[bkmg]?")
+_LEAST_CPUS = 0.01
+_LEAST_MEMORY = 6 << 20
+"""The least of both that Docker takes."""
+_MEMORY = re.compile(r"([0-9]+)([bkmg]?)")
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -27,11 +32,24 @@ class Docker:
     """How much memory each host may use, such as ``512m`` or ``8g``; None: all."""
 
     def __post_init__(self) -> None:
-        if self.cpus is not None and not self.cpus > 0:
-            raise ValueError(f"cpus={self.cpus!r}: give a number above 0, or None for all cores")
-        if self.memory is not None and not _MEMORY.fullmatch(self.memory):
-            raise ValueError(f"memory={self.memory!r}: give a whole number with b, k, m or g, such as '512m' or '8g'")
+        cores = os.cpu_count() or 1
+        if self.cpus is not None and not _LEAST_CPUS <= self.cpus <= cores:
+            raise ValueError(
+                f"cpus={self.cpus!r}: give a number from {_LEAST_CPUS:g} to the {cores} cores of this machine, or None "
+                "for all"
+            )
+        if self.memory is not None and not _bytes(self.memory) >= _LEAST_MEMORY:
+            raise ValueError(
+                f"memory={self.memory!r}: give a whole number with b, k, m or g, such as '512m' or '8g', and at least "
+                "'6m', or None for all"
+            )
 
     def pattern_for(self, image: str) -> str | None:
         """The first pattern that matches a TrainingImage."""
         return next((pattern for pattern in self.images if fnmatch.fnmatchcase(image, pattern)), None)
+
+
+def _bytes(memory: str) -> int:
+    """0 if it is no amount."""
+    amount = _MEMORY.fullmatch(memory)
+    return int(amount[1]) * _UNITS[amount[2]] if amount else 0

@@ -22,7 +22,8 @@ from botocore.validate import ParamValidator
 
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import operation_model
-from estimators.local.executors import ProcessExecutor
+from estimators.local.executors import ExecutorError, HandOverError, ProcessExecutor
+from estimators.local.executors.process import ProcessCluster
 
 Lines = Callable[..., list[str]]
 FilesIn = Callable[[str, str], dict[str, bytes]]
@@ -280,6 +281,27 @@ def test_a_bucket_that_is_missing_fails_before_anything_runs(client: Any, member
     assert client.path_of(job)[-2:] == ["Downloading", "Failed"]
     assert job["FailureReason"].startswith("ClientError: ")
     assert "the bucket no-such-bucket-anywhere does not exist" in job["FailureReason"]
+
+
+def test_what_docker_could_not_do_is_no_fault_of_the_request(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise ExecutorError("algo-1: its container could not be made: Cannot connect to the Docker daemon")
+
+    monkeypatch.setattr(ProcessCluster, "start", start)
+    reason = client.run("")["FailureReason"]
+    assert reason == "InternalServerError: algo-1: its container could not be made: Cannot connect to the Docker daemon"
+
+
+def test_files_that_can_not_be_had_stay_where_the_reason_says(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: object) -> None:
+        raise HandOverError("what the hosts wrote could not be given away: no room")
+
+    monkeypatch.setattr(ProcessCluster, "__exit__", leave)
+    job = client.run("open('/opt/ml/model/weights', 'w').write('all of them')")
+    assert job["TrainingJobStatus"] == "Failed"
+    reason, kept = job["FailureReason"].split("All files are kept in ")
+    assert reason == "InternalServerError: what the hosts wrote could not be given away: no room. "
+    assert Path(kept.rstrip("."), "algo-1", "model", "weights").read_text() == "all of them"
 
 
 def test_a_defect_of_the_platform_is_an_internal_error(

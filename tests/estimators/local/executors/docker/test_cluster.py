@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from estimators.docker import cli
 from estimators.docker.cli import docker
-from estimators.local.executors import Exit, HostProcess, HostSpec, HostStartError
-from estimators.local.executors.docker import bridge_address, container
+from estimators.local.executors import ExecutorError, Exit, HostProcess, HostSpec, HostStartError
+from estimators.local.executors.docker import Docker, bridge_address, cluster, container, remover_process
 from estimators.local.executors.docker.cluster import DockerCluster
 
 Enter = Callable[..., DockerCluster]
+USER = 54321
 
 pytestmark = pytest.mark.docker
 
@@ -54,6 +57,14 @@ def await_nothing_left(job: str) -> None:
     while left := left_of(job):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+def fake_docker(directory: Path, script: str) -> str:
+    """A PATH on which `docker` is a shell script."""
+    directory.mkdir()
+    (directory / "docker").write_text(f"#!/bin/sh\n{script}\n")
+    (directory / "docker").chmod(0o755)
+    return f"{directory}:{os.environ['PATH']}"
 
 
 def container_of(job: str) -> str:
@@ -165,8 +176,9 @@ def test_all_that_it_says_arrives_however_fast_it_ends(enter: Enter) -> None:
 
 def test_the_images_own_train_runs_with_the_requests_arguments(enter: Enter, image: str, job: str) -> None:
     hosts = enter()
-    with pytest.raises(HostStartError, match=r'algo-1: its container could not be started: .*"train".*not found'):
+    with pytest.raises(HostStartError, match=r'algo-1: its container could not be started: .*"train".*not found') as it:
         hosts.start(HostSpec(name="algo-1", arguments=("one", "two words"), environment={}))
+    assert not isinstance(it.value, ExecutorError)
     (created,) = docker("ps", "-aq", "--filter", f"label=smddp.job={job}").split()
     assert json.loads(docker("inspect", "--format", "{{json .Config.Cmd}}", created)) == ["train", "one", "two words"]
 
@@ -279,41 +291,133 @@ def test_nothing_is_left_when_this_process_is_killed(image: str, job: str, tmp_p
     await_nothing_left(job)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_what_a_container_wrote_belongs_to_the_user_of_the_platform(image: str, job: str, tmp_path: Path) -> None:
-    uid, gid = 54321, Path("/var/run/docker.sock").stat().st_gid
+@pytest.fixture
+def as_another_user(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a Python program as a user who may use Docker and is not root; it works in a directory of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
     tmp_path.chmod(0o755)  # /tmp/pytest-of-… is closed to others
-    root = tmp_path / "root"
-    root.mkdir()
-    os.chown(root, uid, gid)
-    program = f"""
-        import os
-        from pathlib import Path
-        from estimators.local.executors import ClusterSpec, HostSpec
-        from estimators.local.executors.docker import Docker, DockerExecutor
-        root = Path({str(root)!r})
-        spec = ClusterSpec(name={job!r}, image={image!r}, roots={{"algo-1": root}})
-        with DockerExecutor(Docker()).cluster(spec) as cluster:
-            write = "umask 077; mkdir -p /opt/ml/a/b; touch /opt/ml/a/b/file; ln -s /etc/passwd /opt/ml/a/link"
-            host = cluster.start(HostSpec(name="algo-1", entrypoint=("sh", "-c", write), environment={{}}))
-            print(host.output.read().decode(), host.wait())
-        for path in root.rglob("*"):
-            assert path.lstat().st_uid == os.getuid() == {uid}, path
-        print("all of", len(list(root.rglob("*"))))
-    """
+    home, docker_group = tmp_path / "home", Path("/var/run/docker.sock").stat().st_gid
+    (home / "jobs" / "root").mkdir(parents=True)
+    for path in (home, *home.rglob("*")):
+        os.chown(path, USER, docker_group)
+    become = ("setpriv", f"--reuid={USER}", f"--regid={docker_group}", "--clear-groups")
     read_anything = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # the venv may be root's alone
-    done = subprocess.run(
+
+    def begin(program: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*become, *read_anything, sys.executable, "-c", textwrap.dedent(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HOME": str(home)},
+            start_new_session=True,
+        )
+
+    return begin
+
+
+WRITE = "umask 077; mkdir -p /opt/ml/a/b; touch /opt/ml/a/b/file; ln -s /etc/passwd /opt/ml/a/link; echo written"
+
+
+def program_with_a_cluster(job: str, image: str, home: Path, *then: str, script: str = WRITE) -> str:
+    return "\n".join(
         [
-            *("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", *read_anything),
-            *(sys.executable, "-c", textwrap.dedent(program)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HOME": str(root)},
+            "from pathlib import Path",
+            "from estimators.local.executors import ClusterSpec, HandOverError, HostSpec",
+            "from estimators.local.executors.docker import Docker, DockerExecutor",
+            f"home = Path({str(home)!r})",
+            f'spec = ClusterSpec(name={job!r}, image={image!r}, roots={{"algo-1": home / "jobs" / "root"}})',
+            "def run():",
+            '    with DockerExecutor(Docker(), directory=home / "jobs").cluster(spec) as cluster:',
+            f'        argv = ("sh", "-c", {script!r})',
+            '        host = cluster.start(HostSpec(name="algo-1", entrypoint=argv, environment={}))',
+            "        print(host.output.readline().decode(), flush=True)",
+            "        host.wait()",
+            *then,
+        ]
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("all of 4\n"), done.stdout + done.stderr
+
+
+def test_what_a_container_wrote_belongs_to_the_user_of_the_platform(
+    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    look = "print(sorted((path.name, path.lstat().st_uid) for path in (home / 'jobs' / 'root').rglob('*')))"
+    said, problems = as_another_user(program_with_a_cluster(job, image, home, "run()", look)).communicate()
+    assert said.endswith(f"{[(name, USER) for name in ('a', 'b', 'file', 'link')]}\n"), said + problems
+    await_nothing_left(job)
+
+
+def test_files_that_can_not_be_handed_over_are_an_error_that_says_why(
+    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, tmp_path: Path
+) -> None:
+    fake_docker(tmp_path / "bin", f'[ "$1" = run ] && echo no room >&2 && exit 1; exec {shutil.which("docker")} "$@"')
+    then = (
+        "from estimators.local.executors.docker import remover_process",
+        f"remover_process.program = lambda: {str(tmp_path / 'bin' / 'docker')!r}",
+        "try: run()",
+        "except HandOverError as error: print('told:', error)",
+    )
+    said, problems = as_another_user(program_with_a_cluster(job, image, tmp_path / "home", *then)).communicate()
+    assert "told: what the hosts wrote as other users could not be given to the user who" in said, problems
+    assert said.endswith(": no room\n")
+
+
+def test_when_the_platform_is_killed_its_directory_goes_with_what_others_wrote_in_it(
+    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, tmp_path: Path
+) -> None:
+    program = program_with_a_cluster(job, image, tmp_path / "home", "run()", script=f"{WRITE}; sleep 60")
+    platform = as_another_user(program)
+    assert platform.stdout is not None
+    assert platform.stdout.readline() == "written\n", platform.communicate()
+    os.killpg(platform.pid, signal.SIGKILL)
+    platform.wait()
+    await_nothing_left(job)
+    deadline = time.monotonic() + 30
+    while (tmp_path / "home" / "jobs").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_limit_that_docker_refuses_is_the_requests_fault(enter: Enter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Docker, "__post_init__", lambda _: None)
+    with pytest.raises(HostStartError, match=r"could not be made: .*memory limit") as refusal:
+        start(enter(memory="1m"), "true")
+    assert not isinstance(refusal.value, ExecutorError)
+
+
+@pytest.mark.parametrize(
+    "script", ["exec sleep 600", "echo Cannot connect to the Docker daemon >&2; exit 1"], ids=["hangs", "away"]
+)
+def test_a_docker_that_hangs_or_is_away_is_said_to_be(
+    prepare: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    fake_docker(tmp_path / "bin", script)
+    monkeypatch.setattr(cluster, "_SECONDS", 0.3)
+    monkeypatch.setattr(cli, "program", lambda: str(tmp_path / "bin" / "docker"))
+    began = time.monotonic()
+    with pytest.raises(ExecutorError, match=r"did not end within|Cannot connect"), prepare() as hosts:
+        start(hosts, "true")
+    assert time.monotonic() - began < 10
+
+
+def test_a_remover_whose_docker_hangs_is_not_waited_for(
+    prepare: Enter, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    flag = tmp_path / "hangs"
+    hangs = f'[ "$1" = rm ] && [ -e {flag} ] && exec sleep 3; exec {shutil.which("docker")} "$@"'
+    fake_docker(tmp_path / "bin", hangs)
+    monkeypatch.setattr(remover_process, "program", lambda: str(tmp_path / "bin" / "docker"))
+    monkeypatch.setattr(remover_process, "REMOVED_SECONDS", 0.3)
+    began = time.monotonic()
+    with prepare() as hosts:
+        start(hosts, "sleep", "60")
+        flag.touch()
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    assert "Docker has not removed the containers of" in caplog.text
+    flag.unlink()
     await_nothing_left(job)
 
 
@@ -321,13 +425,10 @@ def test_a_docker_that_hangs_does_not_hang_the_platform(
     enter: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = start(enter(), "sleep", "600")
-    hanging = tmp_path / "bin" / "docker"
-    hanging.parent.mkdir()
-    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
-    hanging.chmod(0o755)
+    path = fake_docker(tmp_path / "bin", "exec sleep 600")
     monkeypatch.setattr(container, "_SECONDS", 0.3)
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{hanging.parent}:{os.environ['PATH']}")
+        patch.setenv("PATH", path)
         host.kill()
         assert said(host) == ""
         assert host.wait() == Exit(code=137)

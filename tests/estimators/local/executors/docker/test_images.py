@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from estimators.docker.cli import DockerError, docker
@@ -28,8 +30,12 @@ def test_the_first_pattern_that_matches_counts(patterns: dict[str, str], pattern
 @pytest.mark.parametrize(
     ("setting", "allowed"),
     [
-        ({"cpus": 0}, "above 0"),
-        ({"cpus": float("nan")}, "above 0"),
+        ({"cpus": 0}, "from 0.01 to"),
+        ({"cpus": float("nan")}, "from 0.01 to"),
+        ({"cpus": float("inf")}, "cores of this machine"),
+        ({"cpus": (os.cpu_count() or 1) + 1}, "cores of this machine"),
+        ({"memory": "1b"}, "at least '6m'"),
+        ({"memory": "6143k"}, "at least '6m'"),
         ({"memory": "lots"}, "'512m' or '8g'"),
         ({"memory": "0g"}, "'512m' or '8g'"),
     ],
