@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,9 @@ class LocalSageMaker:
     Nothing outside its directory, its own processes and 127.0.0.1 is touched, and nothing of it outlives the block,
     or this process, except the objects of ``storage="disk"`` in a `directory` of your choice. Training jobs
     themselves are forgotten.
+
+    With `docker`, it also makes containers and networks, which go with their jobs, and listens on the address of
+    Docker's bridge; files that Docker could not hand over stay where a job's FailureReason says.
 
     Example:
         >>> with LocalSageMaker() as sagemaker:
@@ -81,17 +85,20 @@ class LocalSageMaker:
             self._directory.mkdir(parents=True, exist_ok=True)
         directory = tempfile.mkdtemp(prefix="smddp-local-", dir=self._directory)
         on_disk = Path(self._directory or directory) / "storage"
-        self._server = ServerProcess(
-            ServerSettings(
-                run_directory=directory,
-                storage_directory=str(on_disk) if self._storage == "disk" else None,
-                region=self._region,
-                port=self._port,
-                grace_seconds=self._grace_seconds,
-                docker=self._docker,
-                keys=KeyPair.random(),
-            )
+        settings = ServerSettings(
+            run_directory=directory,
+            storage_directory=str(on_disk) if self._storage == "disk" else None,
+            region=self._region,
+            port=self._port,
+            grace_seconds=self._grace_seconds,
+            docker=self._docker,
+            keys=KeyPair.random(),
         )
+        try:
+            self._server = ServerProcess(settings)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         return self
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -208,7 +209,17 @@ def test_an_image_that_nothing_maps_is_refused_when_the_job_is_sent(platform: Lo
         platform.boto_session.client("sagemaker").create_training_job(**members)
 
 
-def test_without_a_docker_engine_the_platform_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_docker_engine_the_platform_does_not_start_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent.sock")
     with pytest.raises(LocalPlatformError, match=r"No Docker engine answers|no `docker` program"):
-        LocalSageMaker(docker=Docker()).start()
+        LocalSageMaker(tmp_path, docker=Docker()).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_can_not_be_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(FileNotFoundError):
+        LocalSageMaker(tmp_path).start()
+    assert list(tmp_path.iterdir()) == []
