@@ -90,10 +90,11 @@ def local_session(given: Session | None = None, *, settings: Mapping[str, Any] |
     else:
         session = copy.copy(given)
         own = {}
-    session.sagemaker_client = LocalSagemakerClient(session)
     configured = (session.config or {}).get("local", {})
     session.config = {"local": {**own, **configured, **(settings or {})}}
-    return _opted_out(session)
+    # Only the client sends telemetry. At each look the SDK checks a configuration by its schema: empty stays empty.
+    session.sagemaker_client = LocalSagemakerClient(_opted_out(copy.copy(session)))
+    return _opted_out(session) if session.sagemaker_config else session
 
 
 def is_local(session: Session | None) -> bool:

@@ -61,7 +61,9 @@ def test_a_session_of_ours_needs_no_region_and_uploads_no_code() -> None:
     session = v2.local_session()
     assert session.config == {"local": {"local_code": True}}
     assert session.boto_region_name
-    assert session.sagemaker_config["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
+    assert session.sagemaker_config == {}, "which the SDK need not check at each look"
+    sender = session.sagemaker_client.sagemaker_session
+    assert sender.sagemaker_config["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
 
 
 def test_the_users_session_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +76,7 @@ def test_the_users_session_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
         "container_config": {"shm_size": "1gb"},
         "container_root": "/somewhere",
     }
-    assert session.sagemaker_client.sagemaker_session is session
+    assert session.sagemaker_client.sagemaker_session.config == session.config
     assert own.config == {"local": {"local_code": False, "container_config": {"shm_size": "1gb"}}}
     assert own.sagemaker_client.sagemaker_session is own
     assert session.boto_region_name == "eu-west-1"
