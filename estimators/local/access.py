@@ -6,6 +6,7 @@ Whatever the caller's own environment and ~/.aws say, neither leads to real AWS.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,27 +45,29 @@ class Access:
         """A boto3 session all of whose clients and resources talk to the local platform."""
         return boto3.Session(botocore_session=_LocalSession(self), region_name=self.region)
 
-    def client_environment(self, directory: Path) -> dict[str, str]:
-        """Variables for a program on this machine that uses an AWS SDK or the AWS CLI; they name files in `directory`.
+    def client_environment(self, directory: Path, *, bypasses: Iterable[str] = ()) -> dict[str, str]:
+        """Variables for a program on this machine that uses an AWS SDK or the AWS CLI.
 
-        See `write_files`.
+        Args:
+            directory: Where the files lie that they name: see `write_files`.
+            bypasses: More hosts that no proxy is to be asked for.
         """
         return {
-            **self.container_environment(os.environ.get("no_proxy", ""), os.environ.get("NO_PROXY", "")),
+            **self.container_environment(bypasses=bypasses),
             "AWS_PROFILE": "default",
             "AWS_DEFAULT_PROFILE": "default",
             "AWS_CONFIG_FILE": str(directory / "aws-config"),
             "AWS_SHARED_CREDENTIALS_FILE": str(directory / "aws-credentials"),
         }
 
-    def container_environment(self, *bypasses: str) -> dict[str, str]:
+    def container_environment(self, *, bypasses: Iterable[str] = ()) -> dict[str, str]:
         """Variables for a program that uses an AWS SDK and finds no configuration of anyone's.
 
         Args:
-            bypasses: More hosts that no proxy is to be asked for, with commas between.
+            bypasses: More hosts that no proxy is to be asked for.
         """
-        own = ",".join(sorted({urlsplit(self.endpoint_url).hostname or "", "127.0.0.1", "localhost"}))
-        no_proxy = ",".join(sorted({own, *bypasses} - {""}))
+        own = {urlsplit(self.endpoint_url).hostname or "localhost", "127.0.0.1", "localhost"}
+        no_proxy = ",".join(sorted({*own, *bypasses}))
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ENDPOINT_URL_S3": self.s3_endpoint_url,
@@ -104,6 +107,12 @@ class Access:
             "      Session:\n"
             f"        DefaultS3Bucket: {self.default_bucket}\n"
         )
+
+
+def bypassed_hosts(environment: Mapping[str, str]) -> frozenset[str]:
+    """The hosts for which an environment wants no proxy to be asked."""
+    listed = ",".join(environment.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    return frozenset(host.strip() for host in listed.split(",") if host.strip())
 
 
 class _LocalSession(botocore.session.Session):

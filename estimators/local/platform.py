@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from botocore.httpsession import URLLib3Session
 
-from estimators.local.access import ROLE, Access
+from estimators.local.access import ROLE, Access, bypassed_hosts
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
 from estimators.local.server_process import ServerProcess, ServerSettings
@@ -143,7 +144,8 @@ class LocalSageMaker:
         Put them over an environment from which other variables that start with ``AWS_`` are gone.
         """
         access, directory = self._access, self._running.directory
-        return {**access.client_environment(directory), **access.sdk_environment(directory)}
+        clients = access.client_environment(directory, bypasses=bypassed_hosts(os.environ))
+        return {**clients, **access.sdk_environment(directory)}
 
     @property
     def role(self) -> str:

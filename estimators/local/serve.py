@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from botocore.config import Config
 
 from estimators.docker.cli import DockerError, require_engine
-from estimators.local.access import ACCOUNT_ID, Access
+from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, ProcessExecutor
 from estimators.local.executors.docker import DockerExecutor, bridge_address
@@ -73,7 +73,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
     executor: Executor
     if settings.docker is None:
         executor = ProcessExecutor()
-        environment = access.client_environment(run_directory)
+        environment = access.client_environment(run_directory, bypasses=bypassed_hosts(os.environ))
     else:
         executor = DockerExecutor(settings.docker, directory=run_directory)
         listener, inside = _open(_bridge_address(), 0, settings, storage, stack)

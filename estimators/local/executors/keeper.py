@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x04000000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-OPT, ML, HOSTS, FUSE = "/opt", "/opt/ml", "/etc/hosts", "/dev/fuse"
+OPT, ML, HOSTS, ENVIRONMENT, FUSE = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment", "/dev/fuse"
 
 
 class _NotStarted(Exception):  # noqa: N818  # it is told to the other side, never to a person as an error of ours
@@ -72,7 +72,8 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     _mount_opt_ml(spec["ml_root"])
-    _mount_hosts(spec["name"], spec["hosts"])
+    _mount_hosts(spec["hosts"])
+    _mount_environment()
     name = spec["name"].encode()
     _call("sethostname", name, len(name))
 
@@ -113,12 +114,23 @@ def _mount_served(target: str) -> int:
     return device
 
 
-def _mount_hosts(name: str, hosts: dict[str, str]) -> None:
+def _mount_hosts(hosts: dict[str, str]) -> None:
     lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address} {host}" for host, address in hosts.items())]
-    table = Path(OPT, f".hosts-{name}")  # on the private /opt, and gone from there as soon as it is mounted
-    table.write_text("\n".join(lines) + "\n")
-    _mount(str(table), HOSTS, "", MS_BIND)
-    table.unlink()
+    _mount_file(HOSTS, ("\n".join(lines) + "\n").encode())
+
+
+def _mount_environment() -> None:
+    """Let a root user's program add to what logins find: it may believe that a container is all that it changes."""
+    if Path(ENVIRONMENT).exists():
+        _mount_file(ENVIRONMENT, Path(ENVIRONMENT).read_bytes())
+
+
+def _mount_file(target: str, content: bytes) -> None:
+    """Put other content in a file's place, for this host alone."""
+    file = Path(OPT, ".mounted")  # on the private /opt, and gone from there as soon as it is mounted
+    file.write_bytes(content)
+    _mount(str(file), target, "", MS_BIND)
+    file.unlink()
 
 
 def _start(spec: dict[str, Any]) -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from botocore.config import Config
 
-from estimators.local.access import Access
+from estimators.local.access import Access, bypassed_hosts
 from estimators.local.serve import ENGINE_S3
 from estimators.local.signature import KeyPair
 
@@ -92,11 +92,10 @@ def test_another_program_reaches_the_platform_whatever_its_users_environment_say
     ]
 
 
-def test_proxies_are_bypassed_beside_those_that_the_user_bypasses(monkeypatch, tmp_path):
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.setenv("no_proxy", "intranet.example")
-    environment = ACCESS.client_environment(tmp_path)
-    assert set(environment["no_proxy"].split(",")) == {"intranet.example", "127.0.0.1", "localhost"}
+def test_proxies_are_bypassed_beside_those_that_the_user_bypasses(tmp_path):
+    bypasses = bypassed_hosts({"no_proxy": "intranet.example, localhost", "NO_PROXY": "10.0.0.1,", "HOME": "/"})
+    environment = ACCESS.client_environment(tmp_path, bypasses=bypasses)
+    assert environment["no_proxy"] == "10.0.0.1,127.0.0.1,intranet.example,localhost"
     assert environment["NO_PROXY"] == environment["no_proxy"]
 
 

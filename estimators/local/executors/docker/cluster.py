@@ -10,6 +10,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.docker.cli import DockerError, docker
+from estimators.local.executors.docker import patience
 from estimators.local.executors.docker.container import Container, create, not_started
 from estimators.local.executors.docker.remover import LABEL, bind
 from estimators.local.executors.docker.remover_process import RemoverProcess
@@ -19,8 +20,6 @@ from estimators.local.executors.executor import ClusterSpec, HandOverError, Host
 logger = logging.getLogger(__name__)
 
 _ML_ROOT = "/opt/ml"
-_SECONDS = 30.0
-"""How long Docker may take to do one thing."""
 _CUT_OFF = ("--internal", "--opt", "com.docker.network.bridge.inhibit_ipv4=true")
 """A network without a way out, in which this machine itself has no address either."""
 
@@ -109,7 +108,7 @@ class DockerCluster:
     def _make_network(self) -> None:
         isolation = _CUT_OFF if self._spec.network_isolation else ()
         command = ("network", "create", *isolation, *self._labels, self._name)
-        docker(*command, timeout=_SECONDS, keep=[self._remover.alive])
+        docker(*command, timeout=patience.SECONDS, keep=[self._remover.alive])
 
     def _limits(self) -> list[str]:
         settings = self._settings

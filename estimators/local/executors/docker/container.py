@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from estimators.docker.cli import DockerError, docker, program
+from estimators.local.executors.docker import patience
 from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import ExecutorError, Exit, HostStartError
 
 logger = logging.getLogger(__name__)
 
-_SECONDS = 30.0
-"""How long Docker may take to do one thing; under load it needs seconds, and one that hangs for ever."""
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.03
 _LINE_END = re.compile(r"[\r\n]")
@@ -51,7 +50,7 @@ def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], 
         with open(file, "w", encoding="utf-8", newline="\n", closefd=False) as text:
             text.writelines(f"{line}\n" for line in lines if line not in several)
         given = [f"--env-file=/proc/self/fd/{file}", *(f"--env={line}" for line in several)]
-        docker("create", "--name", name, *given, *arguments, timeout=_SECONDS, keep=[file, keep])
+        docker("create", "--name", name, *given, *arguments, timeout=patience.SECONDS, keep=[file, keep])
     finally:
         os.close(file)
 
@@ -140,7 +139,9 @@ class Container:
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(
-            docker("inspect", "--type", "container", "--format", "{{json .State}}", self._name, timeout=_SECONDS)
+            docker(
+                "inspect", "--type", "container", "--format", "{{json .State}}", self._name, timeout=patience.SECONDS
+            )
         )
         return state
 
@@ -168,7 +169,7 @@ class Container:
         filters = (f"--filter=container={self._name}", "--filter=event=kill")
         form = "{{.Actor.Attributes.signal}}"
         try:
-            signals = docker("events", *times, *filters, "--format", form, timeout=_SECONDS).split()
+            signals = docker("events", *times, *filters, "--format", form, timeout=patience.SECONDS).split()
         except DockerError as error:
             logger.warning("%s: who ended it is not known: %s", self._name, error)
             signals = []
@@ -176,20 +177,19 @@ class Container:
             return "its container was killed from outside (exit code 137)"
         return "its container ended with 137 (its first process was killed, or chose that exit code itself)"
 
-    def _send(self, signum: int) -> bool:
-        """Whether it was sent."""
+    def _send(self, signum: int) -> None:
         try:
-            docker("kill", "--signal", str(signum), self._name, timeout=_SECONDS)
+            docker("kill", "--signal", str(signum), self._name, timeout=patience.SECONDS)
         except DockerError as error:
             if self._attached.poll() is None:
                 logger.warning("%s: signal %d could not be sent: %s", self._name, signum, error)
-            return False
-        return True
 
     def _kill(self) -> None:
         self._send(signal.SIGKILL)
         try:
-            self._attached.wait(_SECONDS)
+            self._attached.wait(patience.SECONDS)
         except subprocess.TimeoutExpired:
-            logger.warning("%s was not killed by Docker within %g seconds; it is not waited for", self._name, _SECONDS)
+            logger.warning(
+                "%s was not killed by Docker within %g seconds; it is not waited for", self._name, patience.SECONDS
+            )
             self._attached.kill()

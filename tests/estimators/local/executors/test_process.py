@@ -123,6 +123,14 @@ def test_a_host_has_the_jobs_names_and_its_own(start: Start) -> None:
 
 
 @NAMESPACES
+@pytest.mark.skipif(not Path("/etc/environment").exists(), reason="this machine has no /etc/environment")
+def test_what_a_program_adds_to_the_environment_of_logins_is_its_hosts_alone(start: Start) -> None:
+    before = Path("/etc/environment").read_text()
+    assert said(start("sh", "-c", "echo MINE=1 >> /etc/environment && tail -n 1 /etc/environment")) == "MINE=1\n"
+    assert Path("/etc/environment").read_text() == before
+
+
+@NAMESPACES
 def test_the_program_is_process_1(start: Start) -> None:
     assert said(start("sh", "-c", "echo $$; cat /proc/1/comm")) == "1\nsh\n"
 

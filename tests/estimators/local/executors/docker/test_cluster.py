@@ -18,7 +18,7 @@ import pytest
 from estimators.docker import cli
 from estimators.docker.cli import docker
 from estimators.local.executors import ExecutorError, Exit, HostProcess, HostSpec, HostStartError
-from estimators.local.executors.docker import Docker, bridge_address, cluster, container, remover_process
+from estimators.local.executors.docker import Docker, bridge_address, patience, remover_process
 from estimators.local.executors.docker.cluster import DockerCluster
 
 Enter = Callable[..., DockerCluster]
@@ -394,7 +394,7 @@ def test_a_docker_that_hangs_or_is_away_is_said_to_be(
     prepare: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     fake_docker(tmp_path / "bin", script)
-    monkeypatch.setattr(cluster, "_SECONDS", 0.3)
+    monkeypatch.setattr(patience, "SECONDS", 0.3)
     monkeypatch.setattr(cli, "program", lambda: str(tmp_path / "bin" / "docker"))
     began = time.monotonic()
     with pytest.raises(ExecutorError, match=r"did not end within|Cannot connect"), prepare() as hosts:
@@ -426,7 +426,7 @@ def test_a_docker_that_hangs_does_not_hang_the_platform(
 ) -> None:
     host = start(enter(), "sleep", "600")
     path = fake_docker(tmp_path / "bin", "exec sleep 600")
-    monkeypatch.setattr(container, "_SECONDS", 0.3)
+    monkeypatch.setattr(patience, "SECONDS", 0.3)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", path)
         host.kill()
