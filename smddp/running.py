@@ -97,7 +97,10 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
         _end_soon(membership)
         return code
     first_failure.close()
-    leave_word(code, os.environ)
+    try:
+        leave_word(code, os.environ)
+    except OSError as error:
+        logger.warning("how this rank ended could not be told to the container's first process: %s", error)
     leave(together=code == RESUMABLE)
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)

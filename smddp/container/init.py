@@ -13,15 +13,18 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from smddp.container.endings import ENDINGS_VARIABLE, all_resumable
+from smddp.container.endings import ENDINGS_VARIABLE, announce_stop, make_directory, read_words
 from smddp.container.orphans import adopt_orphans
-from smddp.container.ranks import find_ranks, find_script, processes_below
+from smddp.container.ranks import Descendants, Marks, catches
 from smddp.stopping import RESUMABLE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+PASSED_ON = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""What the program hears as if it were the first process; the others a first process is not sent by accident."""
 
 DEFAULT_SIGNALS = (*STOP_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ)
 """What the program starts with as it would anywhere; Python ignores the last two for itself."""
@@ -34,66 +37,116 @@ FAREWELL_SECONDS = 30.0
 host, which it only sends after a success."""
 
 PATIENCE_SECONDS = 10.0
-"""How long ranks are awaited that a launcher has not started yet; without any, there is nothing to save."""
+"""How long ranks are awaited that a launcher has not started yet, and how long each may take until it catches the
+signal: before that, while it imports torch, it would only die of it."""
 
 
 class Init:
-    """A program and the ranks below it, from its start to its end."""
+    """A program and the ranks below it, from its start to its end.
 
-    def __init__(self, command: Sequence[str], endings: str) -> None:
+    Args:
+        command: The program and its arguments.
+        endings: The directory for the ranks' words; None if there is none to be had.
+
+    Raises:
+        OSError: The program can't be started.
+    """
+
+    def __init__(self, command: Sequence[str], endings: str | None) -> None:
         self._endings = endings
         self._stop: signal.Signals | None = None
         self._stopped_at = 0.0
         self._told = set[int]()
+        self._told_ranks = set[int]()
+        self._told_marks: Marks = frozenset()
+        self._seen: dict[int, float] = {}
         self._over_at: float | None = None
         self._ended: dict[int, int] = {}
+        # Where it is ignored, as whoever started us may have left it, the kernel reaps children without a word.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # From here on signals wait until they are asked for: none is lost while the program starts.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, signal.SIGCHLD])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, *PASSED_ON, signal.SIGCHLD])
         adopt_orphans()
-        environ = {**os.environ, ENDINGS_VARIABLE: endings}
+        environ = {**os.environ, ENDINGS_VARIABLE: endings} if endings is not None else os.environ
         self._program = os.posix_spawnp(command[0], list(command), environ, setsigmask=[], setsigdef=DEFAULT_SIGNALS)
 
     def run(self) -> int:
-        """Wait for the program, and after a stop for all who were told of it.
-
-        Returns:
-            75 if every rank ended resumable, else the program's exit code, as a shell sees it.
-        """
-        while self._program not in self._ended or self._told_and_alive():
-            arrived = signal.sigtimedwait(
-                [*STOP_SIGNALS, signal.SIGCHLD], LOOK_SECONDS if self._stop is not None else 3600
-            )
-            if arrived is not None and arrived.si_signo != signal.SIGCHLD:
-                self._stop, self._stopped_at = signal.Signals(arrived.si_signo), time.monotonic()
-                self._send(self._stop, self._told & processes_below(os.getpid()).keys())
+        """Wait for the program, and after a stop for all who were told of it; returns the exit code a shell sees."""
+        while True:
+            self._hear()
             self._reap()
-            if self._stop is not None and self._program not in self._ended:
-                self._tell(self._stop)
-                self._end_program_after_ranks()
-        if all_resumable(self._endings, self._told):
-            return RESUMABLE
-        status = self._ended[self._program]
-        return status if status >= 0 else 128 - status
+            over = self._program in self._ended
+            if self._stop is not None:
+                descendants = Descendants(os.getpid())
+                if not over:
+                    self._tell(self._stop, descendants)
+                    self._end_program_after_ranks(descendants)
+                over = over and self._told.isdisjoint(descendants.parents)
+            if over:
+                status = self._ended[self._program]
+                return status if status >= 0 else 128 - status
 
-    def _tell(self, stop: signal.Signals) -> None:
-        """Tell the ranks that have not heard of it; where nobody has and there are none, the script."""
-        root = os.getpid()
-        processes = find_ranks(root) - self._told
-        if not self._told and not processes:
-            processes = find_script(self._program)
-            if not processes and time.monotonic() - self._stopped_at > PATIENCE_SECONDS:
-                processes = {self._program}
-        self._send(stop, processes)
-        self._told |= processes
+    def all_saved(self) -> bool:
+        """Whether a stop came, and everybody who was told of it ended resumable, by their words.
 
-    def _send(self, stop: signal.Signals, processes: Set[int]) -> None:
+        Every rank has to say so. Where a shell runs one step after another, steps may say nothing or that they are
+        done. What happened without a stop that was heard here is the program's to tell.
+        """
+        words = read_words(self._endings) if self._endings is not None else {}
+        if self._told_ranks:
+            return all(words.get(rank) == RESUMABLE for rank in self._told_ranks)
+        said = {words[process] for process in self._told if process in words}
+        return RESUMABLE in said and said <= {0, RESUMABLE}
+
+    def _hear(self) -> None:
+        """Wait for a signal, or for the next look."""
+        arrived = signal.sigtimedwait(
+            [*STOP_SIGNALS, *PASSED_ON, signal.SIGCHLD], LOOK_SECONDS if self._stop is not None else 3600
+        )
+        if arrived is None or arrived.si_signo == signal.SIGCHLD:
+            return
+        signum = signal.Signals(arrived.si_signo)
+        if signum in PASSED_ON:
+            self._send(signum, {self._program} - self._ended.keys())
+            return
+        if self._stop is None:
+            self._stopped_at = time.monotonic()
+            if self._endings is not None:
+                announce_stop(self._endings)
+        self._stop = signum
+        self._send(signum, self._told & Descendants(os.getpid()).parents.keys())
+
+    def _tell(self, stop: signal.Signals, descendants: Descendants) -> None:
+        """Tell whoever has not heard of it and can, or had time enough to learn it."""
+        now = time.monotonic()
+        ranks = {rank: marks for rank, marks in descendants.ranks().items() if not marks <= self._told_marks}
+        waiting = ranks.keys() if ranks or self._told_ranks else self._script(descendants, now)
+        self._seen = {process: self._seen.get(process, now) for process in waiting}
+        for process, since in self._seen.items():
+            if process == self._program or catches(process, stop) or now - since > PATIENCE_SECONDS:
+                self._send(stop, {process})
+                self._told.add(process)
+                if process in ranks:
+                    self._told_ranks.add(process)
+                    self._told_marks |= ranks[process]
+
+    def _script(self, descendants: Descendants, now: float) -> set[int]:
+        """Whom a stop concerns where there are no ranks: one step after the other of what a shell runs."""
+        if not self._told.isdisjoint(descendants.parents):
+            return set()  # beside it, in a pipe, may stand what only has to end after it
+        script = descendants.script(self._program) - self._told
+        if self._told:
+            return script - {self._program}
+        return script or ({self._program} if now - self._stopped_at > PATIENCE_SECONDS else set())
+
+    def _send(self, signum: signal.Signals, processes: Iterable[int]) -> None:
         for process in processes:
-            _say(f"{stop.name}: telling process {process}.")
+            _say(f"{signum.name}: telling process {process}.")
             with suppress(ProcessLookupError):
-                os.kill(process, stop)
+                os.kill(process, signum)
 
-    def _end_program_after_ranks(self) -> None:
-        if self._told_and_alive() or not all_resumable(self._endings, self._told):
+    def _end_program_after_ranks(self, descendants: Descendants) -> None:
+        if not self._told.isdisjoint(descendants.parents) or not self.all_saved():
             return
         now = time.monotonic()
         self._over_at = self._over_at or now + FAREWELL_SECONDS
@@ -101,9 +154,6 @@ class Init:
             _say("all ranks have ended resumable, and the program waits for something else: ending it.")
             self._send(signal.SIGTERM, {self._program})
             self._over_at = now + FAREWELL_SECONDS
-
-    def _told_and_alive(self) -> bool:
-        return bool(self._told) and not self._told.isdisjoint(processes_below(os.getpid()))
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):
@@ -123,22 +173,34 @@ def _say(text: str) -> None:
 
 
 def main(command: Sequence[str]) -> int:
-    """The program; returns its exit code."""
+    """The program; returns its exit code, or 75 after a stop if all ranks ended resumable."""
     if not command:
         _say("give it the program to run, such as: python -m smddp.container.init train")
         return 2
-    endings = f"{os.environ.get('TMPDIR', '/tmp')}/smddp-endings-{os.urandom(8).hex()}"  # noqa: S108
-    os.mkdir(endings, mode=0o700)  # noqa: PTH102
+    endings = make_directory(os.environ)
+    if endings is None:
+        _say("no directory can be made in TMPDIR, /tmp or /dev/shm: a stop will have the program's own exit code.")
     try:
-        code = Init(command, endings).run()
+        return _run(command, endings)
+    finally:
+        if endings is not None:
+            shutil.rmtree(endings, ignore_errors=True)
+
+
+def _run(command: Sequence[str], endings: str | None) -> int:
+    try:
+        init = Init(command, endings)
     except FileNotFoundError as error:
         _say(f"there is no program {command[0]}: {error}")
         return 127
-    finally:
-        shutil.rmtree(endings, ignore_errors=True)
-    if code == RESUMABLE:
-        forget_outcome(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
-    return code
+    except OSError as error:
+        _say(f"the program {command[0]} can't be started: {error}")
+        return 126
+    code = init.run()
+    if not init.all_saved():
+        return code
+    forget_outcome(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+    return RESUMABLE
 
 
 if __name__ == "__main__":

@@ -225,6 +225,14 @@ def test_a_good_end_is_told_where_a_container_s_first_process_asks_for_it(
     assert words == ([] if code == 1 else [str(code)])
 
 
+def test_a_word_that_can_t_be_left_spoils_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SMDDP_ENDINGS", "/proc")  # a directory in which nobody can make a file
+    assert code_of(lambda: None) == 0
+    assert "how this rank ended could not be told" in caplog.text
+
+
 def test_a_stop_ends_with_75_and_a_late_sigterm_does_not_change_that(failure_file: Path) -> None:
     def main() -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -43,12 +43,19 @@ def kill(*_):
 signal.signal(signal.SIGTERM, kill)
 sys.stdout.write("launching\\n")
 time.sleep(float(os.environ.get("LATE", 0)))
+environ = {**os.environ, "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}
 ranks = [
-    subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": str(rank)}, start_new_session=True)
+    subprocess.Popen([sys.executable, *sys.argv[1:]], env={**environ, "RANK": str(rank)}, start_new_session=True)
     for rank in range(2)
 ]
 sys.exit(max(rank.wait() for rank in ranks) and 1)
 """
+
+
+IMPATIENT = (
+    "-c",
+    "import smddp.container.init as init, sys; init.PATIENCE_SECONDS = 0.5; sys.exit(init.main(sys.argv[1:]))",
+)
 
 
 class Container:
@@ -122,14 +129,100 @@ def test_without_a_word_of_the_ranks_the_program_s_own_code_and_report_stand(con
     assert container.failure.read_text() == "ExecuteUserScriptError: ExitCode 1"
 
 
-def test_a_stop_before_the_ranks_are_there_reaches_them_once_they_are(container):
-    rank = "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)\n" + RANK
-    rank, launcher = container.program("rank.py", rank), container.program("torchrun", LAUNCHER)
-    first = container.start(sys.executable, container.program("toolkit.py", TOOLKIT), launcher, rank, LATE="1.5")
+def test_a_stop_before_the_ranks_are_there_reaches_them_once_they_can_hear_it(container):
+    rank = container.program("rank.py", "import time; time.sleep(1)  # as the import of torch does\n" + RANK)
+    launcher = container.program("torchrun", LAUNCHER)
+    first = container.start(sys.executable, container.program("toolkit.py", TOOLKIT), launcher, rank, LATE="1")
+    read(first, "launching")
+    container.stop(first)
+    assert first.wait(timeout=20) == 75, first.stderr.read()
+    assert first.stderr.read().count("SIGTERM: telling process") == 2
+
+
+def test_ranks_that_never_learn_to_hear_are_told_in_the_end(container):
+    rank, launcher = (
+        container.program("rank.py", "import time; time.sleep(60)"),
+        container.program("torchrun", LAUNCHER),
+    )
+    toolkit = container.program("toolkit.py", TOOLKIT)
+    first = container.start(sys.executable, toolkit, launcher, rank, words=IMPATIENT)
     read(first, "launching")
     container.stop(first)
     assert first.wait(timeout=20) == 1
     assert first.stderr.read().count("SIGTERM: telling process") == 2
+
+
+def test_a_script_that_names_itself_a_rank_is_told_and_not_what_it_runs(container):
+    rank = RANK.replace("stop = []", "import subprocess; os.environ['RANK'] = '0'; stop = []")
+    rank = rank.replace("sys.stdout.write", "helper = subprocess.Popen(['sleep', '60']); sys.stdout.write", 1)
+    rank = rank.replace("leave_word(75", "leave_word(75 if helper.poll() is None else 1") + "\n"
+    first = container.start(
+        sys.executable, container.program("toolkit.py", TOOLKIT), container.program("rank.py", rank)
+    )
+    read(first, "ready")
+    container.stop(first)
+    read(first, "saved")
+    assert first.wait(timeout=20) == 75
+
+
+def test_what_a_rank_leaves_behind_is_no_rank(container):
+    rank = RANK.replace("stop = []", "import subprocess; subprocess.Popen(['sleep', '2']); stop = []")
+    rank, launcher = container.program("rank.py", rank), container.program("torchrun", LAUNCHER)
+    toolkit = container.program("toolkit.py", TOOLKIT.replace("output =", "import time; time.sleep(1)\noutput ="))
+    first = container.start(sys.executable, toolkit, launcher, rank, words=IMPATIENT)
+    read(first, "launching", "ready", "ready")
+    container.stop(first)
+    read(first, "saved", "saved")
+    assert first.wait(timeout=20) == 75
+    assert first.stderr.read().count("SIGTERM: telling process") == 2
+
+
+def test_what_only_reads_a_script_s_output_is_not_told(container):
+    line = f"{sys.executable} {container.program('rank.py', RANK)} | tee {container.base}/log; exit 1"
+    first = container.start("sh", "-c", line, words=IMPATIENT)
+    read(first, "ready")
+    container.stop(first)
+    read(first, "saved")
+    assert first.wait(timeout=20) == 75
+    assert first.stderr.read().count("SIGTERM: telling process") == 1
+
+
+def test_a_stop_during_a_shell_s_earlier_step_reaches_the_later_one(container):
+    rank = container.program("rank.py", RANK)
+    prepare = container.program("prepare.py", "import time; print('preparing', flush=True); time.sleep(1)")
+    first = container.start("sh", "-c", f"{sys.executable} {prepare}; {sys.executable} {rank}; exit 1")
+    read(first, "preparing")
+    container.stop(first)
+    read(first, "ready", "saved")
+    assert first.wait(timeout=20) == 75
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_without_a_stop_the_program_s_own_end_stands(container, code):
+    resumable = "import os; from smddp.container.endings import leave_word; leave_word(75, os.environ)"
+    toolkit = TOOLKIT.replace("sys.exit(1)", f"sys.exit({code})")
+    program = container.program("rank.py", resumable)
+    first = container.start(sys.executable, container.program("toolkit.py", toolkit), program)
+    assert first.wait(timeout=20) == code
+    assert container.failure.exists()
+
+
+def test_a_program_that_empties_the_temporary_directory_keeps_its_own_end(container):
+    (container.base / "tmp").mkdir()
+    rank = RANK.replace("sys.exit(75)", "import shutil; shutil.rmtree(os.environ['TMPDIR']); sys.exit(4)")
+    first = container.start(sys.executable, container.program("rank.py", rank), TMPDIR=str(container.base / "tmp"))
+    read(first, "ready")
+    container.stop(first)
+    assert first.wait(timeout=20) == 4
+    assert "there is no program" not in first.stderr.read()
+
+
+def test_without_a_place_for_words_the_program_runs(container):
+    nowhere = "import smddp.container.endings as endings; endings._PLACES = ()\n"
+    nowhere += "import smddp.container.init as init, sys; sys.exit(init.main(sys.argv[1:]))"
+    first = container.start(sys.executable, "-c", "raise SystemExit(7)", words=("-c", nowhere), TMPDIR="/nowhere")
+    assert first.wait(timeout=20) == 7
+    assert "no directory can be made in TMPDIR, /tmp or /dev/shm" in first.stderr.read()
 
 
 @pytest.mark.parametrize(
@@ -157,11 +250,8 @@ def test_a_stop_before_the_job_began_ends_the_program_and_leaves_no_report(conta
 
 def test_a_launcher_whose_ranks_never_come_ends_with_the_program(container, tmp_path):
     launcher = container.program("torchrun", LAUNCHER)
-    patience = (
-        "import smddp.container.init as init, sys; init.PATIENCE_SECONDS = 0.5; sys.exit(init.main(sys.argv[1:]))"
-    )
     toolkit = container.program("toolkit.py", TOOLKIT)
-    first = container.start(sys.executable, toolkit, launcher, "x", LATE="60", words=("-c", patience))
+    first = container.start(sys.executable, toolkit, launcher, "x", LATE="60", words=IMPATIENT)
     read(first, "launching")
     container.stop(first)
     assert first.wait(timeout=20) == 143
@@ -181,7 +271,7 @@ def test_a_toolkit_that_waits_on_after_its_ranks_ended_resumable_is_ended(contai
 def test_a_rank_that_outlives_its_launchers_is_waited_for(container):
     rank = container.program("rank.py", RANK.replace("time.sleep(0.3)", "time.sleep(1.5)"))
     toolkit = TOOLKIT.replace("subprocess.call(", "subprocess.Popen(").replace(
-        "os.environ, ", "os.environ, 'RANK': '0', "
+        "os.environ, ", "os.environ, 'TORCHELASTIC_RUN_ID': 'job', 'RANK': '0', "
     )
     toolkit = toolkit.replace("output =", "import time; time.sleep(1.5)\noutput =")
     first = container.start(sys.executable, container.program("toolkit.py", toolkit), rank)
@@ -204,6 +294,27 @@ def test_a_program_that_is_not_there_is_named(container):
     first = container.start("no-such-program")
     assert first.wait(timeout=20) == 127
     assert "there is no program no-such-program" in first.stderr.read()
+
+
+def test_a_program_that_can_t_be_started_is_named(container):
+    first = container.start(container.program("plain", "no program"))
+    assert first.wait(timeout=20) == 126
+    assert f"the program {container.base}/plain can't be started" in first.stderr.read()
+
+
+def test_a_program_ends_for_a_first_process_that_inherited_deaf_ears(container):
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    ignoring += "os.execv(sys.executable, [sys.executable, '-m', 'smddp.container.init', *sys.argv[1:]])"
+    first = container.start(sys.executable, "-c", "raise SystemExit(7)", words=("-c", ignoring))
+    assert first.wait(timeout=20) == 7
+
+
+def test_signals_that_stop_nothing_are_the_program_s_own(container):
+    code = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(8)); print('ready')\n"
+    first = container.start(sys.executable, "-c", code + "time.sleep(60)")
+    read(first, "ready")
+    container.stop(first, signal.SIGUSR1)
+    assert first.wait(timeout=20) == 8
 
 
 def test_the_program_is_started_as_anywhere_else(container):
