@@ -84,7 +84,7 @@ def _obstacle_to_smddp(device: torch.device) -> str | None:
         if not f"{_SMDDP_MODULE}.".startswith(f"{error.name}."):
             return f"the installed smdistributed.dataparallel lacks something: {error}"
         return "the package smdistributed.dataparallel, which only AWS's images for P4d and P4de have, is not installed"
-    except (ImportError, OSError) as error:  # a library that it links to, for instance
+    except (ImportError, OSError, RuntimeError) as error:  # a library that it links to, or its look at the GPUs
         return f"the installed smdistributed.dataparallel can't be loaded: {error}"
     devices = dist.Backend.backend_capability.get("smddp", [])
     if device.type not in devices:

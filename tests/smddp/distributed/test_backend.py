@@ -87,6 +87,7 @@ def test_a_package_that_registers_no_backend_is_none(install_smddp: Callable[...
     ("content", "reason"),
     [
         ("import missing_part_of_smddp", "lacks something: No module named 'missing_part_of_smddp'"),
+        ("raise RuntimeError('no EFA')", "can't be loaded: no EFA"),
         ("raise ImportError('libsmddp.so: cannot open')", "can't be loaded: libsmddp.so: cannot open"),
     ],
 )
