@@ -41,6 +41,7 @@ def serve(first: str) -> int:
 
     Raises:
         DistributedError: There is no sshd, or it can't serve; the first host did not come, or was lost.
+        SystemExit: A stop came before the first host did, or before it ran mpirun.
     """
     refuse_loopback(first)
     if not Path(SSHD).exists():
@@ -52,30 +53,36 @@ def serve(first: str) -> int:
     Path("/run/sshd").mkdir(exist_ok=True)
     sshd = subprocess.Popen([SSHD, "-D", "-e", *(word for option in _OPTIONS for word in ("-o", option))])
 
-    def forward(signum: int, _frame: FrameType | None) -> None:
-        ranks = find_ranks(os.getpid())
-        if not ranks:
-            os._exit(128 + signum)  # nothing here is worth waiting for, and the first host hears of it
-        for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.kill(rank, signum)
+    stops: list[int] = []
+
+    def remember(signum: int, _frame: FrameType | None) -> None:
+        stops.append(signum)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, forward)
+        signal.signal(signum, remember)
     try:
-        code = _await_end(line, sshd.pid, first)
+        code = _await_end(line, sshd.pid, first, stops)
         _await_ranks()
     finally:
-        for rank in find_ranks(os.getpid()):
-            os.kill(rank, signal.SIGKILL)
+        _send(signal.SIGKILL)
         sshd.terminate()
         Path(LINE).unlink(missing_ok=True)
     return code
 
 
-def _await_end(line: int, sshd: int, first: str) -> int:
-    """Read the line until the other end lets go of it."""
+def _send(signum: int) -> bool:
+    """Signal the ranks that run here; whether there were any."""
+    ranks = find_ranks(os.getpid())
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signum)
+    return bool(ranks)
+
+
+def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> int:
+    """Read the line until the other end lets go of it; tell the ranks of each stop, once there are any."""
     said = b""
+    told = 0
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         with suppress(BlockingIOError):  # it is open, and nothing was said
@@ -83,6 +90,10 @@ def _await_end(line: int, sshd: int, first: str) -> int:
             said += chunk
             if not chunk and said:
                 break
+        if stops and not said:
+            raise SystemExit(128 + stops[-1])  # nothing here is worth waiting for
+        if told < len(stops) and _send(stops[-1]):
+            told = len(stops)
         if not said and time.monotonic() > deadline:
             raise DistributedError(f"{first}, which runs mpirun, did not come within {WAIT_SECONDS:.0f} s.")
         with suppress(ChildProcessError):
@@ -91,6 +102,8 @@ def _await_end(line: int, sshd: int, first: str) -> int:
                     raise DistributedError("sshd has ended; what it says stands above. Is port 22 free on this host?")
         time.sleep(_LOOK_SECONDS)
     words = said.split()
+    if len(words) < 2 and stops:
+        raise SystemExit(128 + stops[-1])  # told of it as well, the first host ends without a word before mpirun runs
     if len(words) < 2:
         raise DistributedError(f"{first}, which runs mpirun, was lost: its container or its host has ended.")
     return int(words[-1])

@@ -52,7 +52,7 @@ class Line:
 
     def __init__(self, host: str, deadline: float) -> None:
         self.host = host
-        remote = f"exec 3>{LINE} && echo begun >&3 && echo begun && exec cat >&3"
+        remote = f"[ -p {LINE} ] && exec 3>{LINE} && echo begun >&3 && echo begun && exec cat >&3"
         while True:
             self._ssh = subprocess.Popen(
                 [*SSH, host, remote], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -96,9 +96,14 @@ def refuse_loopback(host: str) -> None:
     """Refuse a host that is this machine under another name: ssh would lead to the machine's own daemon.
 
     Raises:
-        DistributedError: It is.
+        DistributedError: It is, or it has no address.
     """
-    address = socket.gethostbyname(host)
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise DistributedError(
+            f"{host} has no address here ({error}): does its container run, under this name?"
+        ) from error
     if address.startswith("127."):
         raise DistributedError(
             f"{host} is {address}: hosts that are processes of one machine have no ssh of their own, which mpi needs "

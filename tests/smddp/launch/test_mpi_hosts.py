@@ -143,6 +143,21 @@ def test_a_host_that_does_not_answer_is_named_in_time(monkeypatch):
         connect(["algo-7"])
 
 
+def test_a_host_without_an_address_is_named():
+    with pytest.raises(DistributedError, match=r"nowhere\.invalid has no address here"):
+        connect(["nowhere.invalid"])
+
+
+def test_a_host_that_has_not_begun_to_listen_gets_no_file_in_the_line_s_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpi_hosts, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(mpi_hosts, "LINE", f"{tmp_path}/line")
+    monkeypatch.setattr(mpi_hosts, "refuse_loopback", lambda host: None)
+    monkeypatch.setattr(mpi_hosts, "SSH", ("timeout", "5", "sh", "-c", 'exec sh -c "$1"'))
+    with pytest.raises(DistributedError, match="algo-7 did not answer"):
+        connect(["algo-7"])
+    assert not (tmp_path / "line").exists()
+
+
 def test_hosts_that_are_this_machine_are_refused(monkeypatch):
     with pytest.raises(DistributedError, match=r"localhost is 127\.0\.0\.1: .* torch_distributed"):
         connect(["localhost"])

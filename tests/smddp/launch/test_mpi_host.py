@@ -1,0 +1,77 @@
+"""A host that another one's mpirun starts ranks on: what its line says, and stops, without ssh."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+SERVE = """
+import sys
+from smddp.launch import mpi_host
+mpi_host.LINE, mpi_host.SSHD = "line", "./sshd"
+mpi_host.refuse_loopback = lambda host: None
+mpi_host.Path.mkdir = lambda *_, **__: None  # of /run/sshd, which is root's
+sys.exit(mpi_host.main(["--first", "algo-1"]))
+"""
+
+RANK = """#!/bin/sh
+while [ ! -e launch ]; do sleep 0.05; done
+OMPI_COMM_WORLD_RANK=0 sh -c 'trap "echo told >rank; exit 0" TERM; echo up >rank; while :; do sleep 0.05; done'
+sleep 300
+"""
+
+
+@pytest.fixture
+def host(start, tmp_path):
+    """The host, whose sshd starts a rank once there is a file ``launch``; and the other end of its line."""
+    (tmp_path / "sshd").write_text(RANK)
+    (tmp_path / "sshd").chmod(0o700)
+    process = start("-c", SERVE)
+    await_that((tmp_path / "line").is_fifo)
+    return process
+
+
+def await_that(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def begin(line: Path) -> int:
+    end = os.open(line, os.O_WRONLY)
+    os.write(end, b"begun\n")
+    time.sleep(0.5)
+    return end
+
+
+def test_a_stop_before_there_are_ranks_is_told_to_them_once_there_are(host, tmp_path):
+    end = begin(tmp_path / "line")
+    host.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    (tmp_path / "launch").touch()
+    await_that(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() == "told\n")
+    os.write(end, b"75\n")
+    os.close(end)
+    assert host.wait(timeout=30) == 75
+
+
+def test_a_stop_before_the_first_host_has_come_ends_this_one(host):
+    time.sleep(0.5)
+    host.send_signal(signal.SIGTERM)
+    assert host.wait(timeout=30) == 143
+
+
+@pytest.mark.parametrize(("stop", "code"), [(True, 143), (False, 1)])
+def test_a_first_host_that_ends_without_a_word_is_lost_unless_a_stop_came(host, tmp_path, stop, code):
+    end = begin(tmp_path / "line")
+    if stop:
+        host.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    os.close(end)
+    assert host.wait(timeout=30) == code
+    assert ("algo-1, which runs mpirun, was lost" in host.stderr.read()) is not stop
