@@ -160,7 +160,7 @@ def _half_of_memory() -> int:
 
 def _how_to_resume(arguments: Mapping[str, Any]) -> str:
     if place := arguments.get("checkpoint_s3_uri"):
-        return f"; the next fit() goes on from its checkpoints in {place}"
+        return f"; the next fit() goes on from what checkpoints there are in {place}"
     return "; it keeps no checkpoints, so the next fit() starts anew (checkpoint_s3_uri='file:///directory' keeps them)"
 
 

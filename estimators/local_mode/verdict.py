@@ -61,5 +61,8 @@ def verdict(
     if len(ends) < len(roots) or (compose_code and not ends):
         if asked:
             return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C) before all hosts ran")
-        return Outcome(status="Failed", host=None, reason=fit(f"Docker Compose could not start it: {compose_said}"))
+        remedy = " An image that is to be on this machine: `smddp image build`." if "Pulling" in compose_said else ""
+        return Outcome(
+            status="Failed", host=None, reason=fit(f"Docker Compose could not start it: {compose_said}", remedy)
+        )
     return Outcome(status="Completed", host=None, reason="")

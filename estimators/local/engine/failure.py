@@ -36,7 +36,7 @@ def algorithm_error(
         printed = tails[first].strip()
         why = f"{first} wrote no /opt/ml/output/failure" + (f"; it printed: {printed}" if printed else "")
     if remark:
-        why = f"{why}; {remark}"
+        why = f"{why.rstrip('.')}; {remark}"
     return fit(f"AlgorithmError: {why}", f", exit code: {exits[first]}")
 
 

@@ -32,13 +32,17 @@ class Docker:
     """How much memory each host may use, such as ``512m`` or ``8g``; None: all."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.images, Mapping) or not all(
+            isinstance(name, str) and name for pair in self.images.items() for name in pair
+        ):
+            raise ValueError(f"images={self.images!r}: give a dict of patterns to images, {{'*': 'smddp-training'}}")
         cores = os.cpu_count() or 1
-        if self.cpus is not None and not _LEAST_CPUS <= self.cpus <= cores:
+        if self.cpus is not None and not (isinstance(self.cpus, (int, float)) and _LEAST_CPUS <= self.cpus <= cores):
             raise ValueError(
                 f"cpus={self.cpus!r}: give a number from {_LEAST_CPUS:g} to the {cores} cores of this machine, or None "
                 "for all"
             )
-        if self.memory is not None and not _bytes(self.memory) >= _LEAST_MEMORY:
+        if self.memory is not None and not (isinstance(self.memory, str) and _bytes(self.memory) >= _LEAST_MEMORY):
             raise ValueError(
                 f"memory={self.memory!r}: give a whole number with b, k, m or g, such as '512m' or '8g', and at least "
                 "'6m', or None for all"
