@@ -6,7 +6,7 @@ ends the ranks itself, through the four methods that torch documents for that ("
 
 If ranks may be restarted, the first failure of any node ends the round for all of them at once, by SIGKILL: whoever
 is left waits for a rank that is gone, and SIGTERM would only ask for a checkpoint that can't be agreed on. A stop is
-never restarted, and neither is a rank that ends resumable.
+never restarted, and neither is a rank that ends resumable. Nor is a round's report the reason of a later one's end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -26,6 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from smddp.container.endings import stop_announced
 from smddp.launch.lines import STDOUT
 from smddp.launch.processes import FAILURE_GRACE, Ending, Processes
 from smddp.launch.rounds import Rounds
@@ -90,22 +93,23 @@ class Agent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         grace = 0 if self._remaining_restarts > 0 else FAILURE_GRACE
         ended = self._processes.poll(self._poll_seconds, failure_grace=grace)
+        told_to_stop = self._processes.told_to_stop or stop_announced(os.environ)
         if not ended:
             if self._remaining_restarts == 0 or not self._round_ended_elsewhere():
                 return RunResult(state=WorkerState.HEALTHY)
-            if not self._processes.told_to_stop:
+            if not told_to_stop:
                 self._end_healthy()
                 return RunResult(state=WorkerState.FAILED)
             logger.error("A rank of another node failed during the stop: no checkpoint can be agreed on.")
             self._processes.kill()
         endings = {worker_group.workers[ending.index].global_rank: ending for ending in self._processes.endings}
         failures = {rank: _failure(ending) for rank, ending in endings.items() if ending.code != 0}
-        is_stop = self._processes.told_to_stop or any(ending.code == RESUMABLE for ending in endings.values())
+        is_stop = told_to_stop or any(ending.code == RESUMABLE for ending in endings.values())
         if self._remaining_restarts > 0 and (is_stop or not failures):
             self._remaining_restarts = 0
             self._rounds.set_closed()
         # After a stop the other nodes may never come to the barrier in which an agent that succeeded awaits them.
-        if not failures and not self._processes.told_to_stop:
+        if not failures and not told_to_stop:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(endings))
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
@@ -131,6 +135,7 @@ class Agent(SimpleElasticAgent):
             self._remaining_restarts,
             worker_group.spec.max_restarts,
         )
+        _forget_report()  # every node has ended its ranks before it comes to the next round
         super()._restart_workers(worker_group)
 
     # Between versions of torch these two differ in arguments that do not matter here.
@@ -150,6 +155,18 @@ def _defaults(local_world_size: int) -> dict[str, str]:
         if "OMP_NUM_THREADS" not in os.environ:
             logger.info("OMP_NUM_THREADS=%d: this machine's cores, shared by %d ranks.", threads, local_world_size)
     return defaults
+
+
+def _forget_report() -> None:
+    """Log what a rank of this round left as the job's reason, and remove it: it is none once the job goes on."""
+    run_dir = os.environ.get("SMDDP_RUN_DIR")
+    output_dir = os.environ.get("SM_OUTPUT_DIR") or (f"{run_dir}/output" if run_dir else None)
+    if output_dir is None:
+        return
+    report = Path(output_dir) / "failure"
+    with suppress(FileNotFoundError):  # nodes on one machine share it
+        logger.warning("The report of the round that ended: %s", report.read_text(encoding="utf-8"))
+        report.unlink()
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from smddp.container.endings import announce_stop
 from smddp.launch.torchrun import free_port
 
 ROUND = "round = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
@@ -117,6 +118,27 @@ def test_the_loss_of_the_first_node_is_said_in_bounded_time(agents, script, runn
     assert "127.0.0.1:" in log
     assert "was lost: its agent or its host has ended" in log
     assert second.returncode == (1 if running else 137)
+
+
+def test_the_report_of_an_earlier_round_is_not_the_reason_of_the_last_one_s_end(start, script, tmp_path):
+    text = "if round: os.kill(os.getpid(), 9)\noutput = os.environ['SMDDP_RUN_DIR'] + '/output'\n"
+    text += "os.makedirs(output, exist_ok=True)\nopen(output + '/failure', 'w').write('ValueError: 3'); sys.exit(1)"
+    run = start("-m", "smddp.cli", "run", "--max-restarts", "1", script(ROUND + text))
+    _, log = run.communicate(timeout=60)
+    assert run.returncode == 137
+    assert "The report of the round that ended: ValueError: 3" in log
+    assert not (tmp_path / "runs" / "train" / "output" / "failure").exists()
+
+
+def test_a_failure_after_a_stop_that_the_container_s_first_process_told_is_not_restarted(
+    start, script, tmp_path, monkeypatch
+):
+    (tmp_path / "endings").mkdir()
+    monkeypatch.setenv("SMDDP_ENDINGS", str(tmp_path / "endings"))
+    announce_stop(str(tmp_path / "endings"))
+    agent = start("-m", "smddp.launch.torchrun", "--max-restarts", "3", script(ROUND + "say(f'{round}'); sys.exit(9)"))
+    out, log = agent.communicate(timeout=60)
+    assert (agent.returncode, out) == (9, "0\n"), log
 
 
 def test_fewer_than_no_restarts_are_refused(start, script):
