@@ -68,7 +68,8 @@ def outcome(cell: Cell, *, refused: str | None, log: str) -> Outcome:
         return Outcome(cell=cell, refused=" ".join(reason.split()))
     told = [line.partition("digits {")[2] for line in log.splitlines() if "digits {" in line]
     assert len(told) == 1, f"{cell}: {len(told)} ranks told of the end:\n{log}"
-    return Outcome(cell=cell, **json.loads("{" + told[0]))
+    # Docker carries the two streams apart: what was written to the other may follow in the same line.
+    return Outcome(cell=cell, **json.JSONDecoder().raw_decode("{" + told[0])[0])
 
 
 def append(result: Outcome, path: Path) -> None:
