@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,7 @@ def main(config: Config, job: smddp.Job) -> None:
             print(f"step {trainer.steps} takes {samples.tolist()}", flush=True)
             trainer.step((trainer.model(values) - values).square().mean())
             if trainer.steps == config.die_at and job.cluster.rank == job.cluster.world_size - 1:
+                time.sleep(1)  # so that the last save, in the background, is whole
                 os.kill(os.getpid(), signal.SIGKILL)
     if trainer.is_main:
         print("weights", [value.hex() for weight in model.parameters() for value in weight.flatten().tolist()])
