@@ -58,6 +58,7 @@ def test_entry_points_see_only_smddp_and_torch(entry_point: Path) -> None:
         ("import smddp.cluster", ("torch", "boto3", "numpy")),
         ("import smddp.container", ("torch", "boto3")),
         ("import smddp.cli", ("torch", "boto3", "sagemaker", "moto", "numpy")),
+        ("import smddp.cli", ("estimators.docker.build", "estimators.source")),
         ("import estimators", ("torch", "boto3", "sagemaker", "moto")),
         ("from estimators import Estimator", ("torch", "boto3", "sagemaker", "moto")),
         ("from estimators.local import LocalSageMaker", ("torch", "sagemaker", "moto")),

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from estimators.docker.build_context import build_context
 from estimators.docker.build_failure import explain
 from estimators.docker.build_log import BuildLog
 from estimators.docker.cli import DockerError, program, require_engine
+from estimators.docker.training_image import TrainingImage
 from smddp import __version__
-
-Target = Literal["smddp", "toolkit"]
 
 FROM_USER = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT"),
@@ -22,23 +19,6 @@ FROM_USER = (
 )
 """Variables that lead to packages. A build gets those that are set here; a container of the image does not have them,
 but ``docker history`` shows the values of the first four."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class TrainingImage:
-    """What is to be built."""
-
-    tag: str
-    """The image's name on this machine, such as ``smddp-training``."""
-    target: Target = "smddp"
-    """Whose `train` it runs: ``smddp``'s own, or that of AWS's ``toolkit``."""
-    base: str = "python:3.11-slim"
-    """The image that it starts from. What that one has already stays: CUDA, torch, MPI, the toolkit."""
-    torch: str | None = None
-    """What pip installs before all else: requirements and options of pip, such as ``torch==2.8.0 torchvision``. None
-    keeps the base's torch, or installs the tested version of it."""
-    network: str | None = None
-    """The network of the build's steps, such as ``host``; None is the engine's own choice."""
 
 
 def build(image: TrainingImage, *, watch: Callable[[BuildLog], None] = lambda _: None) -> None:

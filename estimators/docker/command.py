@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from estimators.docker.build import Target
+from estimators.docker.training_image import Target, TrainingImage
 
 app = typer.Typer(no_args_is_help=True, help="Training images: the containers that jobs run in.")
 
@@ -37,7 +37,6 @@ def build(
     """Build a training image from the installed smddp."""
     from rich.console import Console
 
-    from estimators.docker.build import TrainingImage
     from estimators.docker.build import build as build_image
     from estimators.docker.build_view import clock, shown
     from estimators.docker.cli import DockerError, docker

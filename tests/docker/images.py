@@ -14,9 +14,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from estimators.docker.build import Target, TrainingImage, build
+from estimators.docker.build import build
 from estimators.docker.build_view import shown
 from estimators.docker.cli import docker
+from estimators.docker.training_image import Target, TrainingImage
 
 MADE_BASE = "smddp-base:bookworm"
 BASE = os.environ.get("SMDDP_TEST_BASE", MADE_BASE)
