@@ -1,8 +1,8 @@
 """Seconds that fit() takes on two containers for a job that does nothing: the SDK's Local Mode, and the local platform.
 
-The same image and script, in turn, in one run: ``sagemaker.pytorch.PyTorch`` in the SDK's own Local Mode, ``Estimator``
-in Local Mode, and ``Estimator`` on the local platform's Docker executor, which runs already. Build the image before:
-``smddp image build``.
+The same image and script, in turn, in one run: ``sagemaker.pytorch.PyTorch`` in the SDK's own Local Mode (spared its
+telemetry, which needs the internet), ``Estimator`` in Local Mode, and ``Estimator`` on the local platform's Docker
+executor, which runs already. Build the image before: ``smddp image build``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from estimators import Estimator
 from estimators.local import Docker, LocalSageMaker
-from estimators.sdk.v2 import local_session
+from estimators.sdk import v2
 
 ROLE = "arn:aws:iam::123456789012:role/local"
 
@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
 
-    os.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
-    from sagemaker.pytorch import PyTorch
-
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
     with tempfile.TemporaryDirectory() as directory, LocalSageMaker(docker=Docker()) as platform:
         os.chdir(directory)  # where Local Mode leaves what a job makes
         Path("nothing.py").write_text("print('done')\n")
@@ -53,11 +51,11 @@ def main() -> None:
             "instance_count": 2,
         }
         in_local_mode = {**job, "instance_type": "local", "role": ROLE}
-        of_the_sdk = {"debugger_hook_config": False, "disable_profiler": True, "sagemaker_session": local_session()}
+        of_the_sdk = {**in_local_mode, "debugger_hook_config": False, "disable_profiler": True}
         on_platform = {**job, "instance_type": "ml.m5.large", "role": platform.role}
         on_platform["sagemaker_session"] = platform.session
         fits: dict[str, Callable[[], object]] = {
-            "PyTorch, Local Mode": lambda: PyTorch(**in_local_mode, **of_the_sdk).fit(),
+            "PyTorch, Local Mode": lambda: v2.pytorch(of_the_sdk, v2.local_session()).fit(),
             "Estimator, Local Mode": lambda: Estimator(**in_local_mode).fit(),
             "Estimator, Docker executor": lambda: Estimator(**on_platform).fit(),
         }

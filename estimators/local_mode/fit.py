@@ -48,7 +48,8 @@ def fit(
         job_name: The job's name; None makes one.
 
     Raises:
-        EstimatorError: No Docker engine answers, or there is no Compose that can run the job.
+        EstimatorError: No Docker engine answers, there is no Compose that can run the job, or the SDK itself fails:
+            before the job, or in taking home what it made.
         TrainingJobFailed: The job failed; the message says on which host, and why.
         TrainingJobStopped: Its hosts were stopped, not by Ctrl-C.
         KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
@@ -89,18 +90,26 @@ def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, comp
     from estimators.sdk import quiet
 
     interrupts = Interrupts(directory.process)
+    failure: Exception | None = None
     try:
         with stand_ins(directory.programs, compose), interrupts, quiet.while_it_runs_a_job():
             pytorch.fit(given.inputs_for_sdk(inputs), wait=False, job_name=name)
-    except Exception:
-        outcome = directory.outcome
-        if outcome is None or outcome.status == "Completed":  # the SDK's own failure: before the job, or after it
-            raise
+    except Exception as fault:  # the job's failure as the SDK tells it, or its own: before the job, or after it
+        failure = fault
+    outcome = directory.outcome
     if interrupts.came:
-        outcome = directory.outcome
         if outcome is not None and outcome.status == "Failed":
             logger.error("%s failed: %s", name, outcome.reason)
         raise KeyboardInterrupt
+    if failure is None or (outcome is not None and outcome.status != "Completed"):
+        return
+    said = f"{type(failure).__name__}: {' '.join(str(failure).split()).rstrip('.')}."
+    if outcome is None:
+        raise EstimatorError(f"{name} did not start. The SDK's Local Mode says: {said}") from failure
+    raise EstimatorError(
+        f"{name} completed, but the SDK's Local Mode could not take home what it made: {said} "
+        f"What there is of model.tar.gz and output.tar.gz is in {_home(name)}"
+    ) from failure
 
 
 def _instructions(
@@ -139,18 +148,18 @@ def _compose(arguments: Mapping[str, Any]) -> Compose:
 
 def _keep_artifacts(arguments: Mapping[str, Any], directory: JobDirectory, name: str) -> str:
     """Give what the SDK left in the temporary directory a place that stays; returns the URI of model.tar.gz."""
-    output_path: str | None = arguments.get("output_path")
-    if output_path is not None:
-        place = output_path.rstrip("/")
-        return f"{place}/model.tar.gz" if place.startswith("file://") else f"{place}/{name}/output/model.tar.gz"
-    home = _RUNS.absolute() / name
-    archives = list(directory.artifacts.iterdir())
-    if archives:
+    home = _home(name)
+    if archives := directory.archives:
         home.mkdir(parents=True, exist_ok=True)
         for archive in archives:
             shutil.move(archive, home / archive.name)
         logger.info("its model.tar.gz and output.tar.gz are in %s", home)
-    return f"file://{home}/model.tar.gz"
+    place = (arguments.get("output_path") or f"file://{home}").rstrip("/")
+    return f"{place}/model.tar.gz" if place.startswith("file://") else f"{place}/{name}/output/model.tar.gz"
+
+
+def _home(name: str) -> Path:
+    return _RUNS.absolute() / name
 
 
 def _half_of_memory() -> int:

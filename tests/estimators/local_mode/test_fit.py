@@ -320,3 +320,21 @@ def test_checkpoints_go_to_s3(
     assert job.checkpoint_s3_uri == place
     keys = [entry["Key"] for entry in server.client().list_objects_v2(Bucket="checkpoints")["Contents"]]
     assert any(key.startswith("run/step-000000000002/") for key in keys), keys
+
+
+@pytest.mark.seaweedfs
+def test_what_the_sdk_can_not_fetch_or_deliver_is_told_in_a_line_and_a_model_is_kept(
+    home: Path, image: str, reachable_s3: tuple[Server, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, address = reachable_s3
+    for name, value in server.environ(address).items():
+        monkeypatch.setenv(name, value)
+    script = write("open('/opt/ml/model/weights', 'w').write('one')\n", home)
+    job = Estimator(script, instance_type="local", image_uri=image, output_path="s3://absent/models")
+    with pytest.raises(EstimatorError, match=r"kept completed, but .*NoSuchBucket.* is in .*/runs/kept$"):
+        job.fit(job_name="kept")
+    with tarfile.open(home / "runs" / "kept" / "model.tar.gz") as archive:
+        assert "weights" in archive.getnames()
+    with pytest.raises(EstimatorError, match=r"absent did not start. The SDK's Local Mode says: \w+: .*") as refused:
+        job.fit({"training": "s3://absent/data"}, job_name="absent")
+    assert "\n" not in str(refused.value)
