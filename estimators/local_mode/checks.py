@@ -123,6 +123,9 @@ def _check_checkpoints(arguments: Mapping[str, Any], s3_endpoint: Callable[[], s
 
 
 def _check_channel(parameter: str, place: Any, hosts: Any) -> Iterator[Problem]:
+    if isinstance(place, str) and place.startswith("file://") and ":" in place.removeprefix("file://"):
+        remedy = "Rename it, or give a link to it."
+        yield error(parameter, f"the SDK can't mount {place}, for the colon in its path", remedy)
     configuration = getattr(place, "config", None)
     if not isinstance(configuration, Mapping):
         return

@@ -27,7 +27,7 @@ from estimators.docker.ownership import give_back
 from estimators.local_mode.containers import Containers
 from estimators.local_mode.directory import JobDirectory
 from estimators.local_mode.output import TAIL_LINES, Output
-from estimators.local_mode.overlay import STOP_SECONDS, overlay, services_of
+from estimators.local_mode.overlay import STOP_SECONDS, literal, overlay, services_of
 from estimators.local_mode.verdict import verdict
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,9 @@ class _Up:
         self._instructions = directory.instructions
         services = services_of(file.parent)
         ours = directory.path / "compose.json"
-        ours.write_text(json.dumps(overlay(file.read_text(), services, self._instructions, directory.label)))
+        content = file.read_text()
+        file.write_text(literal(content))
+        ours.write_text(literal(json.dumps(overlay(content, services, self._instructions, directory.label))))
         self._compose = [*compose, "-f", str(file), "-f", str(ours)]
         self._roots = {host: file.parent / service for service, host in services.items()}
         self._output = Output(self._roots, shows=self._instructions.shows_log)

@@ -32,7 +32,9 @@ def overlay(sdks_file: str, services: Mapping[str, str], instructions: Instructi
     if instructions.shared_memory:
         service["shm_size"] = instructions.shared_memory
     if instructions.checkpoints:
-        service["volumes"] = [f"{instructions.checkpoints}:{instructions.checkpoint_path}"]
+        # In full: the short form would take a colon in a path for the end of it.
+        place = {"source": instructions.checkpoints, "target": instructions.checkpoint_path}
+        service["volumes"] = [{"type": "bind", **place}]
     version = _VERSION.search(sdks_file)
     return {
         **({"version": version[1]} if version else {}),
@@ -41,6 +43,11 @@ def overlay(sdks_file: str, services: Mapping[str, str], instructions: Instructi
             name: {**service, "labels": {JOB_LABEL: job, HOST_LABEL: host}} for name, host in services.items()
         },
     }
+
+
+def literal(content: str) -> str:
+    """A Compose file in which a dollar sign is one: the SDK writes values as they are, and Compose sees variables."""
+    return content.replace("$", "$$")
 
 
 def services_of(root: Path) -> dict[str, str]:

@@ -183,6 +183,8 @@ def test_data_on_this_machine_must_be_there(plan: Any, tmp_path: Path) -> None:
     assert "there is no /nowhere" in str(plan("file:///nowhere"))
     assert f"file://{tmp_path}" in str(plan(str(tmp_path)))
     assert not plan(f"file://{tmp_path}").problems
+    (tmp_path / "12:30").mkdir()
+    assert f"can't mount file://{tmp_path}/12:30" in str(plan(f"file://{tmp_path}/12:30"))
 
 
 def test_on_sagemaker_nothing_of_this_is_said(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,12 +329,28 @@ def test_what_the_sdk_can_not_fetch_or_deliver_is_told_in_a_line_and_a_model_is_
     server, address = reachable_s3
     for name, value in server.environ(address).items():
         monkeypatch.setenv(name, value)
-    script = write("open('/opt/ml/model/weights', 'w').write('one')\n", home)
-    job = Estimator(script, instance_type="local", image_uri=image, output_path="s3://absent/models")
+    script = write(
+        "import os, pathlib\n"
+        "pathlib.Path('/opt/ml/model/price').write_text(os.environ['PRICE'])\n"
+        "pathlib.Path('/opt/ml/checkpoints/here').touch()\n",
+        home,
+    )
+    job = Estimator(
+        script,
+        instance_type="local",
+        image_uri=image,
+        output_path="s3://absent/models",
+        environment={"PRICE": "5$HOME$$"},
+        checkpoint_s3_uri=f"file://{home}/at 12:30 for $5",
+    )
     with pytest.raises(EstimatorError, match=r"kept completed, but .*NoSuchBucket.* is in .*/runs/kept$"):
         job.fit(job_name="kept")
     with tarfile.open(home / "runs" / "kept" / "model.tar.gz") as archive:
-        assert "weights" in archive.getnames()
+        price = archive.extractfile("price")
+        assert price is not None
+        assert price.read() == b"5$HOME$$"
+    assert (home / "at 12:30 for $5" / "here").exists()
+    assert not (home / "at 12").exists()
     with pytest.raises(EstimatorError, match=r"absent did not start. The SDK's Local Mode says: \w+: .*") as refused:
         job.fit({"training": "s3://absent/data"}, job_name="absent")
     assert "\n" not in str(refused.value)

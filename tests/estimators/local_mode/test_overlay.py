@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from estimators.local_mode.directory import Instructions
-from estimators.local_mode.overlay import overlay, services_of
+from estimators.local_mode.overlay import literal, overlay, services_of
 
 INSTRUCTIONS = Instructions(
     fit_process=1,
@@ -25,7 +25,8 @@ def test_each_host_gets_what_the_sdk_does_not_give_it() -> None:
     assert content["networks"] == {"sagemaker-local": {"name": "job-7"}}
     assert list(content["services"]) == list(SERVICES)
     second = content["services"]["algo-2-abcde"]
-    assert second["volumes"] == ["/home/me/checkpoints:/opt/ml/checkpoints"]
+    place = {"source": "/home/me/checkpoints", "target": "/opt/ml/checkpoints"}
+    assert second["volumes"] == [{"type": "bind", **place}]
     assert (second["stop_grace_period"], second["shm_size"]) == ("120s", 2**30)
     assert sorted(second["labels"].values()) == ["algo-2", "job-7"]
 
@@ -35,6 +36,10 @@ def test_what_is_not_asked_for_stays_the_sdks() -> None:
     content = overlay("services: {}\n", SERVICES, bare, "job-7")
     assert "version" not in content
     assert set(content["services"]["algo-1-abcde"]) == {"stop_grace_period", "labels"}
+
+
+def test_a_dollar_sign_is_no_variable() -> None:
+    assert literal("environment: [PRICE=5$HOME, TWO=$$]") == "environment: [PRICE=5$$HOME, TWO=$$$$]"
 
 
 def test_hosts_are_read_in_the_sdks_order(tmp_path: Path) -> None:
