@@ -29,6 +29,7 @@ _COMPONENTS = ("master", "volume", "filer", "s3", "admin")
 _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port
 _START_SECONDS = 30.0
 _STOP_SECONDS = 3.0  # it has put everything away by then, and may wait 30 s for idle connections of its own
+_MOST_VOLUMES = 10_000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -140,6 +141,9 @@ class SeaweedFS:
             "-disableHttp=true",
             "-admin.ui=false",
             "-webdav=false",
+            # By itself it counts a GiB of the free disk for each volume, and a bucket takes one at least: the disk of a
+            # laptop would be full with fifty empty buckets.
+            f"-volume.max={_MOST_VOLUMES}",
             "-volume.preStopSeconds=0",
             "-master.telemetry=false",
         ]

@@ -2,6 +2,7 @@ import contextlib
 import fcntl
 import http.client
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -82,6 +83,14 @@ def test_its_components_answer_nobody_at_all(storage):
 def test_makes_no_bucket_that_nobody_asked_for(storage):
     with pytest.raises(ClientError, match="NoSuchBucket"):
         client(storage.endpoint_url, KEYS).put_object(Bucket="never-made", Key="a", Body=b"")
+
+
+def test_holds_more_buckets_than_the_disk_has_gigabytes(tmp_path):
+    with running(tmp_path / "data", tmp_path / "run", KEYS) as storage:
+        s3 = client(storage.endpoint_url, KEYS)
+        for number in range(min(shutil.disk_usage(tmp_path).free // 2**30 + 10, 100)):
+            s3.create_bucket(Bucket=f"bucket-{number}")
+            s3.put_object(Bucket=f"bucket-{number}", Key="object", Body=b"42")
 
 
 def test_refuses_a_second_writer_of_an_object(storage):
