@@ -81,7 +81,9 @@ class _Up:
 
     def run(self) -> int:
         """Run the job; returns the exit code."""
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self._events.put(None))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Also, Compose would not hear SIGINT where a shell lets jobs in the background ignore it.
+            signal.signal(number, lambda _number, _frame: self._events.put(None))
         self._directory.process.write_text(str(os.getpid()))
         self._keep_checkpoint_path()
         watcher = self._containers.watch(lambda host, code: self._events.put((host, code)))

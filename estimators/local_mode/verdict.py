@@ -6,7 +6,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from estimators.local.engine.failure import algorithm_error, fit, loss_of_hosts, tells_outcome
+from estimators.local.engine.failure import algorithm_error, loss_of_hosts, tells_outcome, within_limit
 from estimators.local.engine.host_tree import HostTree
 from estimators.local.executors import Exit
 from estimators.local_mode.containers import End
@@ -63,6 +63,8 @@ def verdict(
             return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C) before all hosts ran")
         remedy = " An image that is to be on this machine: `smddp image build`." if "Pulling" in compose_said else ""
         return Outcome(
-            status="Failed", host=None, reason=fit(f"Docker Compose could not start it: {compose_said}", remedy)
+            status="Failed",
+            host=None,
+            reason=within_limit(f"Docker Compose could not start it: {compose_said}", remedy),
         )
     return Outcome(status="Completed", host=None, reason="")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from estimators.docker.cli import docker
+from estimators.errors import TrainingJobFailed
 from estimators.local import Docker, LocalSageMaker
 from estimators.training_job import TrainingJob
 from smddp.checkpoint import list_checkpoints
@@ -55,11 +56,30 @@ def log_of(job: TrainingJob) -> str:
     return "\n".join(line for _host, line in job.logs())
 
 
+def agreed_step(log: str, place: str) -> int:
+    """The step that the ranks stopped at, all at the same: its checkpoint is what one of them says is in S3."""
+    stops = re.findall(rf"stopped at step (\d+), in epoch \d+: the checkpoint is {place}/step-(\d{{12}})", log)
+    ((step, saved),) = {(int(step), int(saved)) for step, saved in stops}
+    assert 20 <= step == saved < LAST_STEP, log
+    return step
+
+
+@pytest.fixture
+def checkpoints_in(platform: LocalSageMaker, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[int, str]]]:
+    """What a place on the platform's S3 holds."""
+    for name, value in platform.environment.items():
+        monkeypatch.setenv(name, value)
+    return lambda place: [(found.step, found.status) for found in list_checkpoints(place)]
+
+
 @pytest.mark.parametrize(
     ("distribution", "toolkit"), [("torch_distributed", "AWS's"), ("torch_distributed", "ours"), ("mpi", "ours")]
 )
 def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_step(
-    platform: LocalSageMaker, distribution: str, toolkit: Toolkit, monkeypatch: pytest.MonkeyPatch
+    platform: LocalSageMaker,
+    distribution: str,
+    toolkit: Toolkit,
+    checkpoints_in: Callable[[str], list[tuple[int, str]]],
 ) -> None:
     job = start(platform, distribution, toolkit, use_spot_instances=True, max_run=500, max_wait=550)
     await_line(job, "step=20 ")
@@ -71,14 +91,44 @@ def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_s
     job.wait(logs=False)
 
     log = log_of(job)
-    place = job.checkpoint_s3_uri
-    stopped = re.search(rf"stopped at step (\d+), in epoch \d+: the checkpoint is {place}/step-(\d{{12}})", log)
-    assert stopped is not None, log
-    assert 20 <= int(stopped[1]) == int(stopped[2]) < LAST_STEP
-    assert f"resumed at step {stopped[1]}, " in log
-    for name, value in platform.environment.items():
-        monkeypatch.setenv(name, value)
-    assert [(found.step, found.status) for found in list_checkpoints(place)][-1] == (LAST_STEP, "valid")
+    assert f"resumed at step {agreed_step(log, job.checkpoint_s3_uri)}, " in log
+    assert checkpoints_in(job.checkpoint_s3_uri)[-1] == (LAST_STEP, "valid")
+
+
+def test_docker_stop_on_both_hosts_is_one_agreed_step_a_checkpoint_in_s3_and_exit_code_75(
+    platform: LocalSageMaker, checkpoints_in: Callable[[str], list[tuple[int, str]]]
+) -> None:
+    job = start(platform, "torch_distributed", "AWS's", max_run=500)
+    await_line(job, "step=20 ")
+    hosts = containers(job)
+    assert len(hosts) == 2
+    ended = subprocess.Popen(["docker", "wait", *hosts], stdout=subprocess.PIPE, text=True)
+    subprocess.run(["docker", "stop", "--time", "120", *hosts], check=True, timeout=150, stdout=subprocess.DEVNULL)
+    assert ended.communicate(timeout=10)[0].split() == ["75", "75"], log_of(job)
+    with pytest.raises(TrainingJobFailed, match="75"):  # nobody asked the platform for a stop
+        job.wait(logs=False)
+
+    log = log_of(job)
+    assert "exit code 75" in log
+    assert checkpoints_in(job.checkpoint_s3_uri)[-1] == (agreed_step(log, job.checkpoint_s3_uri), "valid")
+
+
+def test_a_spot_job_goes_on_from_its_newest_checkpoint_when_a_host_is_killed(platform: LocalSageMaker) -> None:
+    job = start(platform, "torch_distributed", "ours", use_spot_instances=True, max_run=500, max_wait=550)
+    await_line(job, "saved /opt/ml/checkpoints/step-000000000012")
+    (host,) = containers(job, "algo-2")
+    docker("kill", host)
+    killed = time.monotonic()
+    await_line(job, "algo-2 was lost")
+    assert time.monotonic() - killed < 30
+    job.wait(logs=False)
+
+    log = log_of(job)
+    resumed = re.search(r"resumed at step (\d+), ", log)
+    assert resumed is not None, log
+    assert int(resumed[1]) >= 12
+    assert job.describe()["TrainingJobStatus"] == "Completed"
+    assert log.count("digits {") == 1
 
 
 def test_a_killed_rank_restarts_all_ranks_in_the_same_job(platform: LocalSageMaker) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from estimators.local.engine.errors import ApiError, invalid, not_found
 from estimators.local.engine.job import TrainingJob
-from estimators.local.engine.life import Life, Platform
+from estimators.local.engine.life import Life
 from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.opt_ml import remove_tree
+from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest, read_tags
 from estimators.local.engine.search import search_jobs
 from estimators.local.engine.validation import check_request, service_model

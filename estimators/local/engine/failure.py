@@ -37,13 +37,13 @@ def algorithm_error(
         why = f"{first} wrote no /opt/ml/output/failure" + (f"; it printed: {printed}" if printed else "")
     if remark:
         why = f"{why.rstrip('.')}; {remark}"
-    return fit(f"AlgorithmError: {why}", f", exit code: {exits[first]}")
+    return within_limit(f"AlgorithmError: {why}", f", exit code: {exits[first]}")
 
 
 def loss_of_hosts(exits: Mapping[str, Exit]) -> str | None:
     """``InternalServerError: <which hosts were lost, and how>``; None if none was. What else failed, failed of it."""
     lost = [f"{host} was lost: {end.lost}" for host, end in exits.items() if end.lost]
-    return fit(f"InternalServerError: {'; '.join(lost)}.") if lost else None
+    return within_limit(f"InternalServerError: {'; '.join(lost)}.") if lost else None
 
 
 def tells_outcome(tree: HostTree) -> bool:
@@ -51,7 +51,7 @@ def tells_outcome(tree: HostTree) -> bool:
     return any(map(tree.status, (_FAILURE, _SUCCESS)))
 
 
-def fit(text: str, suffix: str = "") -> str:
+def within_limit(text: str, suffix: str = "") -> str:
     """``text`` and ``suffix`` in `MAX_CHARACTERS`: what is too much goes from the middle of the text."""
     room = MAX_CHARACTERS - len(suffix)
     if len(text) > room:

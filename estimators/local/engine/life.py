@@ -1,26 +1,22 @@
 """The way of one job, in a thread of its own, from Starting to its end, and over again after an interruption.
 
-What is decided on the way is `TrainingJob`'s; here things are done: directories, transfers, hosts, signals.
+What is decided on the way is `TrainingJob`'s; here things are done: directories and transfers. `Training`
+runs the hosts.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from estimators.local.engine import states
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync
-from estimators.local.engine.environment import host_environment
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.failure import algorithm_error, fit, loss_of_hosts, tells_outcome
+from estimators.local.engine.failure import algorithm_error, loss_of_hosts, within_limit
 from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import Inputs
@@ -29,44 +25,18 @@ from estimators.local.engine.logs import HostLog
 from estimators.local.engine.losses import IN_VAIN, Losses
 from estimators.local.engine.objects import CancelledError, require_bucket
 from estimators.local.engine.opt_ml import lay_out, remove_tree
+from estimators.local.engine.platform import Platform
+from estimators.local.engine.training import Training
 from estimators.local.executors import (
     Cluster,
     ClusterSpec,
-    Executor,
     ExecutorError,
     Exit,
     HandOverError,
-    HostProcess,
-    HostSpec,
     HostStartError,
 )
 
-if TYPE_CHECKING:
-    from mypy_boto3_logs import CloudWatchLogsClient
-    from mypy_boto3_s3 import S3Client
-
 logger = logging.getLogger(__name__)
-
-AFTER_A_FAILURE_SECONDS = 5.0
-"""How long the other hosts get between SIGTERM and SIGKILL once one has failed, or is lost."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Platform:
-    """What every job stands on."""
-
-    directory: Path
-    s3: S3Client
-    logs: CloudWatchLogsClient
-    executor: Executor
-    container_environment: Mapping[str, str]
-    region: str
-    grace_seconds: float
-    """Between SIGTERM and SIGKILL."""
-    sync_seconds: float
-    """Between two looks at the checkpoint directories."""
-    rescue: Path
-    """Where the files of a job are left that can't be saved."""
 
 
 class Life:
@@ -103,13 +73,13 @@ class Life:
             except StoppedError:
                 self._job.finish()
             except FailedJobError as error:
-                self._job.finish(failure_reason=fit(str(error)))
+                self._job.finish(failure_reason=within_limit(str(error)))
             finally:
                 remove_tree(self._directory)
         except Exception as error:
             logger.exception("job %s ended by a defect of the platform", self._job.name)
             if not self._job.ended:
-                self._job.finish(failure_reason=fit(f"InternalServerError: {type(error).__name__}: {error}"))
+                self._job.finish(failure_reason=within_limit(f"InternalServerError: {type(error).__name__}: {error}"))
 
     def _live(self) -> bool:
         """One life, from new hosts to their end; whether the job is finished, and no other life follows."""
@@ -143,7 +113,7 @@ class Life:
                 checkpoints = self._prepare(hosts, trees, cluster, inputs)
                 for log in logs.values():
                     log.open()
-                ending, exits = self._train(trees, logs, cluster, checkpoints, inputs)
+                ending, exits = Training(self._job, self._platform).run(trees, logs, cluster, checkpoints, inputs)
         except (FailedJobError, HostStartError, CancelledError) as error:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
@@ -177,10 +147,10 @@ class Life:
         self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: Inputs
     ) -> str:
         if sending := self._job.input_failure:
-            return fit(sending)
+            return within_limit(sending)
         if lost := loss_of_hosts(exits):
             spot = f" {IN_VAIN}" if self._request.spot else ""
-            return fit(lost, spot)
+            return within_limit(lost, spot)
         codes = {name: end.code for name, end in exits.items()}
         tails = {name: log.tail for name, log in logs.items()}
         remarks = [inputs.read_failure, *(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)]
@@ -210,92 +180,6 @@ class Life:
 
     def _log(self, host: Host) -> HostLog:
         return HostLog(self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read)
-
-    def _train(
-        self,
-        trees: Mapping[str, HostTree],
-        logs: Mapping[str, HostLog],
-        cluster: Cluster,
-        checkpoints: CheckpointSync | None,
-        inputs: Inputs,
-    ) -> tuple[Ending, dict[str, Exit]]:
-        """Run the hosts to their end; how it ended, and how each of them did."""
-        specs = self._specify(trees, inputs)
-        self._job.begin_training(len(specs))
-        running: list[HostProcess] = []
-        watchers: list[threading.Thread] = []
-
-        def start(spec: HostSpec) -> None:
-            process = cluster.start(spec, lambda devices: inputs.serve(spec.name, devices))
-            running.append(process)
-            followed = (spec.name, trees[spec.name], process, logs[spec.name])
-            watcher = threading.Thread(target=self._watch, args=followed, daemon=True)
-            watcher.start()
-            watchers.append(watcher)
-
-        try:
-            with ThreadPoolExecutor(len(specs)) as pool:
-                list(pool.map(start, specs))
-            if checkpoints is not None:
-                checkpoints.start()
-            self._end_hosts(running, self._job.await_ending())
-        finally:
-            for process in running:
-                process.kill()
-            inputs.break_off()
-            for watcher in watchers:
-                watcher.join()
-            self._job.metrics.settle()
-            if checkpoints is not None:
-                checkpoints.abandon()
-        return self._job.end_training()
-
-    def _specify(self, hosts: Iterable[str], inputs: Inputs) -> list[HostSpec]:
-        environment = host_environment(
-            job_name=self._job.name,
-            job_arn=self._job.arn,
-            region=self._platform.region,
-            platform=self._platform.container_environment,
-            requested=self._request.environment,
-        )
-        return [
-            HostSpec(
-                name=host,
-                entrypoint=self._request.entrypoint,
-                arguments=self._request.arguments,
-                environment=environment,
-                mounts=inputs.mounts(host),
-            )
-            for host in hosts
-        ]
-
-    def _watch(self, name: str, tree: HostTree, process: HostProcess, log: HostLog) -> None:
-        """Follow a host to its end."""
-        try:
-            with process.output as output:
-                log.follow(output)
-        finally:
-            end = process.wait()
-            assert end is not None
-            if end.lost and tells_outcome(tree):
-                end = Exit(code=end.code)
-            if end.lost:
-                log.say(f"[platform] {name} was lost: {end.lost}")
-            self._job.host_ended(name, end)
-            log.close()
-
-    def _end_hosts(self, running: Sequence[HostProcess], ending: Ending) -> None:
-        """SIGTERM to every program, and SIGKILL to those that do not end within the grace."""
-        if ending in (Ending.DONE, Ending.CLOSE):
-            return
-        for process in running:
-            process.signal(signal.SIGTERM)
-        grace = self._platform.grace_seconds
-        if ending in (Ending.FAILED, Ending.LOST):
-            grace = min(grace, AFTER_A_FAILURE_SECONDS)
-        if not self._job.await_exits(grace):
-            for process in running:
-                process.kill()
 
     def _save(self, trees: Mapping[str, HostTree], checkpoints: CheckpointSync | None, failure: str | None) -> None:
         """Bring what the hosts leave to S3, and finish. A failed job's own reason comes before one met here."""

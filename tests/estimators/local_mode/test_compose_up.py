@@ -67,13 +67,19 @@ def start(job: JobDirectory, tmp_path: Path) -> Iterator[Start]:
         file = job.containers / "tmp1" / "docker-compose.yaml"
         command = [sys.executable, "-c", program, str(tmp_path / "compose"), "--", "-f", str(file), "up", "--build"]
         path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-        started.append(subprocess.Popen(command, env={**os.environ, "PATH": path}))
+        environment = {**os.environ, "PATH": path}
+        started.append(subprocess.Popen(command, env=environment, preexec_fn=_as_in_the_background))
         return started[-1]
 
     yield of
     for process in started:
         process.kill()
         process.wait()
+
+
+def _as_in_the_background() -> None:
+    """As a shell starts ``python train.py &``: Ctrl-C is for others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

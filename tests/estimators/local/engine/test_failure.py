@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.local.engine.failure import MAX_CHARACTERS, algorithm_error, fit, loss_of_hosts, tells_outcome
+from estimators.local.engine.failure import MAX_CHARACTERS, algorithm_error, loss_of_hosts, tells_outcome, within_limit
 from estimators.local.engine.host_tree import HostTree
 from estimators.local.executors import Exit
 
@@ -82,8 +82,8 @@ def test_a_long_reason_keeps_its_beginning_its_end_and_the_exit_code(
 
 
 def test_a_reason_that_fits_is_left_alone() -> None:
-    assert fit("a" * MAX_CHARACTERS) == "a" * MAX_CHARACTERS
-    assert len(fit("a" * (MAX_CHARACTERS + 1))) == MAX_CHARACTERS
+    assert within_limit("a" * MAX_CHARACTERS) == "a" * MAX_CHARACTERS
+    assert len(within_limit("a" * (MAX_CHARACTERS + 1))) == MAX_CHARACTERS
 
 
 def test_bytes_that_are_no_text_do_no_harm(roots: dict[str, Path], trees: dict[str, HostTree]) -> None:

@@ -1,0 +1,121 @@
+"""The hosts of one life of a job while they run: started together, followed, and ended together."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from estimators.local.engine.checkpoints import CheckpointSync
+from estimators.local.engine.environment import host_environment
+from estimators.local.engine.failure import tells_outcome
+from estimators.local.engine.host_tree import HostTree
+from estimators.local.engine.inputs import Inputs
+from estimators.local.engine.job import Ending, TrainingJob
+from estimators.local.engine.logs import HostLog
+from estimators.local.engine.platform import Platform
+from estimators.local.executors import Cluster, Exit, HostProcess, HostSpec
+
+AFTER_A_FAILURE_SECONDS = 5.0
+"""How long the other hosts get between SIGTERM and SIGKILL once one has failed, or is lost."""
+
+
+class Training:
+    """Runs a job's hosts to their end.
+
+    Args:
+        job: The job, which decides when they are to end.
+        platform: What it stands on.
+    """
+
+    def __init__(self, job: TrainingJob, platform: Platform) -> None:
+        self._job = job
+        self._request = job.request
+        self._platform = platform
+
+    def run(
+        self,
+        trees: Mapping[str, HostTree],
+        logs: Mapping[str, HostLog],
+        cluster: Cluster,
+        checkpoints: CheckpointSync | None,
+        inputs: Inputs,
+    ) -> tuple[Ending, dict[str, Exit]]:
+        """Run the hosts to their end; how it ended, and how each of them did."""
+        specs = self._specify(trees, inputs)
+        self._job.begin_training(len(specs))
+        running: list[HostProcess] = []
+        watchers: list[threading.Thread] = []
+
+        def start(spec: HostSpec) -> None:
+            process = cluster.start(spec, lambda devices: inputs.serve(spec.name, devices))
+            running.append(process)
+            followed = (spec.name, trees[spec.name], process, logs[spec.name])
+            watcher = threading.Thread(target=self._watch, args=followed, daemon=True)
+            watcher.start()
+            watchers.append(watcher)
+
+        try:
+            with ThreadPoolExecutor(len(specs)) as pool:
+                list(pool.map(start, specs))
+            if checkpoints is not None:
+                checkpoints.start()
+            self._end_hosts(running, self._job.await_ending())
+        finally:
+            for process in running:
+                process.kill()
+            inputs.break_off()
+            for watcher in watchers:
+                watcher.join()
+            self._job.metrics.settle()
+            if checkpoints is not None:
+                checkpoints.abandon()
+        return self._job.end_training()
+
+    def _specify(self, hosts: Iterable[str], inputs: Inputs) -> list[HostSpec]:
+        environment = host_environment(
+            job_name=self._job.name,
+            job_arn=self._job.arn,
+            region=self._platform.region,
+            platform=self._platform.container_environment,
+            requested=self._request.environment,
+        )
+        return [
+            HostSpec(
+                name=host,
+                entrypoint=self._request.entrypoint,
+                arguments=self._request.arguments,
+                environment=environment,
+                mounts=inputs.mounts(host),
+            )
+            for host in hosts
+        ]
+
+    def _watch(self, name: str, tree: HostTree, process: HostProcess, log: HostLog) -> None:
+        """Follow a host to its end."""
+        try:
+            with process.output as output:
+                log.follow(output)
+        finally:
+            end = process.wait()
+            assert end is not None
+            if end.lost and tells_outcome(tree):
+                end = Exit(code=end.code)
+            if end.lost:
+                log.say(f"[platform] {name} was lost: {end.lost}")
+            self._job.host_ended(name, end)
+            log.close()
+
+    def _end_hosts(self, running: Sequence[HostProcess], ending: Ending) -> None:
+        """SIGTERM to every program, and SIGKILL to those that do not end within the grace."""
+        if ending in (Ending.DONE, Ending.CLOSE):
+            return
+        for process in running:
+            process.signal(signal.SIGTERM)
+        grace = self._platform.grace_seconds
+        if ending in (Ending.FAILED, Ending.LOST):
+            grace = min(grace, AFTER_A_FAILURE_SECONDS)
+        if not self._job.await_exits(grace):
+            for process in running:
+                process.kill()
