@@ -41,6 +41,11 @@ class ProcessGroupSmddp(dist.ProcessGroup):
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Any:
         return self._only_group().allgather(outputs, inputs, opts)
 
+    def all_gather_single(self, output: torch.Tensor, part: torch.Tensor, opts: Any) -> Any:
+        # What all_gather_object calls. A group made in Python must have it: PyTorch's own waits for a thread of gloo's
+        # with the GIL held, and that thread may wait for the GIL, to let go of a tensor.
+        return self._only_group().all_gather_single(output, part, opts)
+
     def barrier(self, opts: Any) -> Any:
         return self._only_group().barrier(opts)
 
