@@ -79,13 +79,15 @@ class _WhileItRunsJobs:
         What it says itself of a job that failed (a link) is less than the error that is raised. Debugging shows it all.
         """
         sdk, local_mode = logging.getLogger("sagemaker"), logging.getLogger("sagemaker.local")
+        configuration = logging.getLogger(_CONFIG_LOGGER)  # with a level of its own, which the SDK gives it
         with self._lock:
             self._jobs += 1
             if self._jobs == 1:
-                self._levels = {sdk: sdk.level, local_mode: local_mode.level}
+                self._levels = {logger: logger.level for logger in (sdk, local_mode, configuration)}
                 if sdk.level != logging.DEBUG:
                     sdk.setLevel(logging.CRITICAL)
                     local_mode.setLevel(logging.WARNING)
+                    configuration.setLevel(logging.WARNING)
         try:
             yield
         finally:

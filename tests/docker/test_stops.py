@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -64,22 +64,20 @@ def agreed_step(log: str, place: str) -> int:
     return step
 
 
-@pytest.fixture
-def checkpoints_in(platform: LocalSageMaker, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[int, str]]]:
-    """What a place on the platform's S3 holds."""
-    for name, value in platform.environment.items():
-        monkeypatch.setenv(name, value)
-    return lambda place: [(found.step, found.status) for found in list_checkpoints(place)]
+def newest_checkpoint(job: TrainingJob, platform: LocalSageMaker) -> tuple[int, str]:
+    """The step of what the job's place on S3 holds last, and whether it is whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in platform.environment.items():
+            patch.setenv(name, value)
+        found = list_checkpoints(job.checkpoint_s3_uri)[-1]
+    return found.step, found.status
 
 
 @pytest.mark.parametrize(
     ("distribution", "toolkit"), [("torch_distributed", "AWS's"), ("torch_distributed", "ours"), ("mpi", "ours")]
 )
 def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_step(
-    platform: LocalSageMaker,
-    distribution: str,
-    toolkit: Toolkit,
-    checkpoints_in: Callable[[str], list[tuple[int, str]]],
+    platform: LocalSageMaker, distribution: str, toolkit: Toolkit
 ) -> None:
     job = start(platform, distribution, toolkit, use_spot_instances=True, max_run=500, max_wait=550)
     await_line(job, "step=20 ")
@@ -92,11 +90,11 @@ def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_s
 
     log = log_of(job)
     assert f"resumed at step {agreed_step(log, job.checkpoint_s3_uri)}, " in log
-    assert checkpoints_in(job.checkpoint_s3_uri)[-1] == (LAST_STEP, "valid")
+    assert newest_checkpoint(job, platform) == (LAST_STEP, "valid")
 
 
 def test_docker_stop_on_both_hosts_is_one_agreed_step_a_checkpoint_in_s3_and_exit_code_75(
-    platform: LocalSageMaker, checkpoints_in: Callable[[str], list[tuple[int, str]]]
+    platform: LocalSageMaker,
 ) -> None:
     job = start(platform, "torch_distributed", "AWS's", max_run=500)
     await_line(job, "step=20 ")
@@ -110,7 +108,7 @@ def test_docker_stop_on_both_hosts_is_one_agreed_step_a_checkpoint_in_s3_and_exi
 
     log = log_of(job)
     assert "exit code 75" in log
-    assert checkpoints_in(job.checkpoint_s3_uri)[-1] == (agreed_step(log, job.checkpoint_s3_uri), "valid")
+    assert newest_checkpoint(job, platform) == (agreed_step(log, job.checkpoint_s3_uri), "valid")
 
 
 def test_a_spot_job_goes_on_from_its_newest_checkpoint_when_a_host_is_killed(platform: LocalSageMaker) -> None:

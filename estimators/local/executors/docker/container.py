@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.03
+_NOTE_SECONDS = 1.0
 _LINE_END = re.compile(r"[\r\n]")
 _REQUESTS_FAULT = re.compile(r"\bexec: |exec format error|Range of CPUs|memory limit")
 _NEVER = "0001-01-01"
@@ -165,7 +166,8 @@ class Container:
 
     def _who_killed(self, state: Mapping[str, Any]) -> str:
         """What is known of an end with 137 that is not ours."""
-        times = (f"--since={state['StartedAt']}", f"--until={state['FinishedAt']}")
+        # Docker notes a kill once it is done, which may be after the end that it led to.
+        times = (f"--since={state['StartedAt']}", f"--until={time.time() + _NOTE_SECONDS:.3f}")
         filters = (f"--filter=container={self._name}", "--filter=event=kill")
         form = "{{.Actor.Attributes.signal}}"
         try:
