@@ -14,11 +14,12 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from estimators import Estimator
+from estimators.docker.cli import DockerError, docker
 from estimators.local import Docker, LocalSageMaker
 from estimators.sdk import v2
 
@@ -33,6 +34,16 @@ def seconds(fit: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+@contextlib.contextmanager
+def without_leftovers(image: str) -> Iterator[None]:
+    """Remove the containers that a block leaves: the SDK leaves all of its own."""
+    listed = ("ps", "--all", "--quiet", "--filter", f"ancestor={image}")
+    before = docker(*listed).split()
+    yield
+    if left := set(docker(*listed).split()) - set(before):
+        docker("rm", "--force", *left)
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -40,8 +51,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
 
+    try:
+        docker("image", "inspect", arguments.image)
+    except DockerError as fault:
+        print(f"Not measured, for want of the image {arguments.image}: {fault} Build it by: smddp image build")
+        return
+
     os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
-    with tempfile.TemporaryDirectory() as directory, LocalSageMaker(docker=Docker()) as platform:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        without_leftovers(arguments.image),
+        LocalSageMaker(docker=Docker()) as platform,
+    ):
         os.chdir(directory)  # where Local Mode leaves what a job makes
         Path("nothing.py").write_text("print('done')\n")
         job: dict[str, Any] = {

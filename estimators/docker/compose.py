@@ -12,6 +12,9 @@ from estimators.docker.search_path import search_path
 
 _ANSWER_SECONDS = 20.0
 
+_known: dict[tuple[str, ...], str] = {}
+"""The versions of those that have answered this process."""
+
 _INSTALL = (
     "Docker Compose is not installed. Install docker-compose-plugin (from Docker's own repository), docker-compose-v2 "
     "(Ubuntu) or docker-compose (Debian); Docker Desktop has it. See https://docs.docker.com/compose/install/"
@@ -43,7 +46,9 @@ def find_compose() -> Compose:
     if standalone := shutil.which("docker-compose", path=search_path()):
         commands.append((standalone,))
     for command in commands:
-        if version := _version(command):
+        # The older program takes half a second for an answer, and keeps to it.
+        if version := _known.get(command) or _version(command):
+            _known[command] = version
             return Compose(command=command, version=version)
     raise DockerError(_INSTALL)
 

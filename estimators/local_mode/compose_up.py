@@ -200,11 +200,14 @@ class _Up:
         """Leave nothing but the user's files."""
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt)  # an endpoint of a container that has just ended may still be there
-            down = subprocess.run([*self._compose, "down", "--volumes"], capture_output=True, text=True, check=False)
-            if down.returncode == 0:
+            try:
+                self._containers.remove()
+            except DockerError as fault:
+                left = fault
+            else:
                 break
         else:
-            logger.warning("Containers or the network of the job may be left: %s", down.stderr.strip())
+            logger.warning("Containers or the network of the job may be left: %s", left)
         self._directory.process.unlink(missing_ok=True)
         if self._is_orphan:
             self._directory.remove()

@@ -18,13 +18,13 @@ from estimators.local_mode.directory import Instructions, JobDirectory
 NEVER_STARTS = """#!/bin/sh
 case "$*" in
 *" up "*) trap 'echo interrupted >> {told}; exit 1' INT; echo up >> {told}; while :; do sleep 0.1; done;;
-*) echo down >> {told};;
 esac
 """
 NO_CONTAINERS = """#!/bin/sh
 case "$1" in
 events) exec sleep 60;;
 ps) {ps};;
+network) echo network "$2" >> {told};;
 esac
 """
 
@@ -59,7 +59,10 @@ def start(job: JobDirectory, tmp_path: Path) -> Iterator[Start]:
             shows_log=True,
         )
         job.instruct(instructions)
-        programs = {"compose": NEVER_STARTS.format(told=tmp_path / "told"), "docker": NO_CONTAINERS.format(ps=ps)}
+        programs = {
+            "compose": NEVER_STARTS.format(told=tmp_path / "told"),
+            "docker": NO_CONTAINERS.format(ps=ps, told=tmp_path / "told"),
+        }
         for name, text in programs.items():
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o755)
@@ -114,7 +117,7 @@ def test_a_fit_that_was_gone_before_the_start_is_noticed_and_nothing_is_left(
     gone.wait()
     process = start(gone.pid)
     wait_for(lambda: process.poll() is not None)
-    assert (tmp_path / "told").read_text().split() == ["up", "interrupted", "down"]
+    assert (tmp_path / "told").read_text().splitlines() == ["up", "interrupted", "network ls"]
     assert not job.path.exists()
 
 

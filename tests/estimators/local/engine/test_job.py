@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from estimators.local.engine import ApiError
+from estimators.local.engine.errors import ApiError
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.executors import Exit
