@@ -37,11 +37,13 @@ def seconds(fit: Callable[[], object]) -> float:
 @contextlib.contextmanager
 def without_leftovers(image: str) -> Iterator[None]:
     """Remove the containers that a block leaves: the SDK leaves all of its own."""
-    listed = ("ps", "--all", "--quiet", "--filter", f"ancestor={image}")
+    listed = ("ps", "--all", "--quiet", "--filter", f"ancestor={image}", "--filter", "status=exited")
     before = docker(*listed).split()
-    yield
-    if left := set(docker(*listed).split()) - set(before):
-        docker("rm", "--force", *left)
+    try:
+        yield
+    finally:
+        if left := set(docker(*listed).split()) - set(before):
+            docker("rm", *left)
 
 
 def main() -> None:

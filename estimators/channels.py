@@ -34,7 +34,8 @@ def _configuration(place: Any) -> Mapping[str, Any]:
     return configuration if isinstance(configuration, Mapping) else {}
 
 
-def _uri(place: Any) -> str | None:
+def uri_of(place: Any) -> str | None:
+    """Where a channel's data lie, given as a URI or as one of the SDK's own classes; None if on no URI."""
     if isinstance(place, str):
         return place
     uri = _configuration(place).get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
@@ -95,7 +96,7 @@ def check_checkpoints(
         )
     others = {
         "output_path": arguments.get("output_path"),
-        **{f"inputs[{name!r}]": _uri(at) for name, at in channels.items()},
+        **{f"inputs[{name!r}]": uri_of(at) for name, at in channels.items()},
     }
     for other, place in others.items():
         if not isinstance(place, str):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from estimators.docker.cli import docker
+from estimators.docker.mount import bind
 
 _ROOT = 0
 _STAMP = "/given/stamp"
@@ -41,8 +42,8 @@ def give_back(directories: Sequence[Path], image: str, *, since: Path) -> None:
     mounts = {f"/given/{number}": directory for number, directory in enumerate(roots_own)}
     docker(
         *("run", "--rm", "--network", "none", "--user", "0:0", "--entrypoint", "find"),
-        f"--volume={since.resolve()}:{_STAMP}:ro",
-        *(f"--volume={directory.resolve()}:{inside}" for inside, directory in mounts.items()),
+        f"--mount={bind(str(since.resolve()), _STAMP, read_only=True)}",
+        *(f"--mount={bind(str(directory.resolve()), inside)}" for inside, directory in mounts.items()),
         *(image, *mounts, "-user", str(_ROOT), "-cnewer", _STAMP),
         *("-exec", "chown", "-h", f"{user}:{group}", "{}", "+"),
     )

@@ -14,7 +14,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.guard import REGION
 
 if TYPE_CHECKING:

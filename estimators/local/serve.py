@@ -83,7 +83,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         from estimators.local.server import HttpServer
     except ModuleNotFoundError as error:
         raise LocalPlatformError(f"The module {error.name!r} is missing. {INSTALL}") from error
-    from estimators.local.engine.engine import Engine
+    from estimators.local.engine import Engine
 
     access.write_files(run_directory)
     clients = access.boto_session()

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from estimators import source
-from estimators.channels import local_path
+from estimators.channels import local_path, uri_of
 from estimators.local_mode import directories
 from estimators.problem import Problem, error, warning
 
@@ -123,9 +123,10 @@ def _check_checkpoints(arguments: Mapping[str, Any], s3_endpoint: Callable[[], s
 
 
 def _check_channel(parameter: str, place: Any, hosts: Any) -> Iterator[Problem]:
-    if isinstance(place, str) and place.startswith("file://") and ":" in place.removeprefix("file://"):
+    uri = uri_of(place) or ""
+    if uri.startswith("file://") and ":" in uri.removeprefix("file://"):
         remedy = "Rename it, or give a link to it."
-        yield error(parameter, f"the SDK can't mount {place}, for the colon in its path", remedy)
+        yield error(parameter, f"the SDK can't mount {uri}, for the colon in its path", remedy)
     configuration = getattr(place, "config", None)
     if not isinstance(configuration, Mapping):
         return

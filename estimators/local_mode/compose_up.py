@@ -25,7 +25,7 @@ from threading import Thread
 from estimators.docker.cli import DockerError
 from estimators.docker.ownership import give_back
 from estimators.local_mode.containers import Containers
-from estimators.local_mode.directory import JobDirectory
+from estimators.local_mode.directory import JobDirectory, Outcome
 from estimators.local_mode.output import TAIL_LINES, Output
 from estimators.local_mode.overlay import STOP_SECONDS, literal, overlay, services_of
 from estimators.local_mode.verdict import verdict
@@ -88,17 +88,7 @@ class _Up:
         self._keep_checkpoint_path()
         watcher = self._containers.watch(lambda host, code: self._events.put((host, code)))
         try:
-            code, said = self._up()
-            self._give_back()  # of what root alone may read, too, the verdict is made
-            outcome = verdict(
-                self._containers.ends(),
-                told=self._told,
-                asked=self._asked,
-                roots=self._roots,
-                tails=self._output.tails,
-                compose_code=code,
-                compose_said=said,
-            )
+            outcome = self._outcome()
             self._directory.conclude(outcome)
         finally:
             watcher.terminate()
@@ -106,6 +96,26 @@ class _Up:
             self._give_back()  # all but nothing, if it was done already
             self._tidy()
         return 0 if outcome.status == "Completed" else 1
+
+    def _outcome(self) -> Outcome:
+        """How the job ended, once it has."""
+        code, said = self._up()
+        try:
+            left = self._end_left()
+            self._give_back()  # of what root alone may read, too, the verdict is made
+            ends = self._containers.ends()
+        except DockerError as fault:
+            return Outcome(status="Failed", host=None, reason=f"Docker does not say how its hosts ended: {fault}")
+        return verdict(
+            ends,
+            told=self._told,
+            asked=self._asked,
+            left=left,
+            roots=self._roots,
+            tails=self._output.tails,
+            compose_code=code,
+            compose_said=said,
+        )
 
     def _up(self) -> tuple[int, str]:
         """Compose's exit code, and what it said itself."""
@@ -128,8 +138,23 @@ class _Up:
         code = process.wait()
         listener.join()
         conductor.join()
-        self._containers.join_stops()
         return code, "".join(said).strip()
+
+    def _end_left(self) -> list[str]:
+        """The hosts that ran on when Compose had ended, and were told by nobody to end; now all have ended.
+
+        Raises:
+            DockerError: Docker does not say which run.
+        """
+        deadline = time.monotonic() + _LOOK_SECONDS  # one that has just ended may still be listed
+        while left := {which: host for which, host in self._containers.running().items() if host not in self._told}:
+            if time.monotonic() > deadline:
+                self._told |= set(left.values())
+                self._containers.stop(left, grace_seconds=STOP_SECONDS)
+                break
+            time.sleep(_LOOK_SECONDS / 10)
+        self._containers.join_stops()
+        return sorted(left.values())
 
     def _conduct(self, process: subprocess.Popen[bytes]) -> None:
         """End the hosts when the job is over, or is to be."""
@@ -161,7 +186,7 @@ class _Up:
         if at_once and running:
             self._containers.kill(running)
         if at_once or not (running or self._ended):
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: not every `docker` passes it on to its plugin
 
     @property
     def _is_orphan(self) -> bool:

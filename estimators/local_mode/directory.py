@@ -91,11 +91,6 @@ class JobDirectory:
         return self.path / "artifacts"
 
     @property
-    def archives(self) -> list[Path]:
-        """model.tar.gz and output.tar.gz, as far as the SDK has not taken them to the job's own place for them."""
-        return [*self.artifacts.iterdir(), *self.containers.glob("*/compressed_artifacts/*.tar.gz")]
-
-    @property
     def programs(self) -> Path:
         """What stands in front of PATH."""
         return self.path / "programs"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def fit(
 
     Raises:
         EstimatorError: No Docker engine answers, there is no Compose that can run the job, or the SDK itself fails:
-            before the job, or in taking home what it made.
+            before the job, or in taking home what it made, which then stays where it is, and is named.
         TrainingJobFailed: The job failed; the message says on which host, and why.
         TrainingJobStopped: Its hosts were stopped, not by Ctrl-C.
         KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
@@ -59,7 +60,7 @@ def fit(
     compose = _compose(arguments)
     settings = v2.local_session(session).config["local"]
     directory = JobDirectory.make(settings.get("container_root"))
-    try:
+    with _removed_afterwards(directory):
         no_code = [*_RUNS.glob("*/*.tar.gz"), *filter(None, [given.checkpoint_directory(arguments)])]
         code = source.stage(source.Source.of(arguments), into=directory.code, without=no_code).source
         changed: dict[str, Any] = {"container_root": str(directory.containers)}
@@ -81,8 +82,23 @@ def fit(
             model = _keep_artifacts(arguments, directory, name)
         _require_completed(directory.outcome, name, arguments)
         return LocalModeJob(name, job_session, model=model, checkpoints=arguments.get("checkpoint_s3_uri"))
-    finally:
+
+
+class _UndeliveredError(EstimatorError):
+    """What a job made is in its temporary directory, and could be brought nowhere else."""
+
+
+@contextmanager
+def _removed_afterwards(directory: JobDirectory) -> Iterator[None]:
+    """Remove a job's directory after a block, unless what the job made would go with it."""
+    try:
+        yield
+    except _UndeliveredError:
+        raise
+    except BaseException:
         directory.remove()
+        raise
+    directory.remove()
 
 
 def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, compose: Compose) -> None:
@@ -95,6 +111,8 @@ def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, comp
         with stand_ins(directory.programs, compose), interrupts, quiet.while_it_runs_a_job():
             pytorch.fit(given.inputs_for_sdk(inputs), wait=False, job_name=name)
     except Exception as fault:  # the job's failure as the SDK tells it, or its own: before the job, or after it
+        if interrupts.had_to_end_it:
+            raise
         failure = fault
     outcome = directory.outcome
     if interrupts.came:
@@ -106,9 +124,9 @@ def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, comp
     said = f"{type(failure).__name__}: {' '.join(str(failure).split()).rstrip('.')}."
     if outcome is None:
         raise EstimatorError(f"{name} did not start. The SDK's Local Mode says: {said}") from failure
-    raise EstimatorError(
-        f"{name} completed, but the SDK's Local Mode could not take home what it made: {said} "
-        f"What there is of model.tar.gz and output.tar.gz is in {_home(name)}"
+    raise _UndeliveredError(
+        f"{name} completed, but the SDK's Local Mode could not take home what it made: {said} All of it is in "
+        f"{directory.containers}: take what you need, and remove {directory.path}."
     ) from failure
 
 
@@ -148,18 +166,20 @@ def _compose(arguments: Mapping[str, Any]) -> Compose:
 
 def _keep_artifacts(arguments: Mapping[str, Any], directory: JobDirectory, name: str) -> str:
     """Give what the SDK left in the temporary directory a place that stays; returns the URI of model.tar.gz."""
-    home = _home(name)
-    if archives := directory.archives:
-        home.mkdir(parents=True, exist_ok=True)
-        for archive in archives:
-            shutil.move(archive, home / archive.name)
+    home = _RUNS.absolute() / name
+    if archives := list(directory.artifacts.iterdir()):
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            for archive in archives:
+                shutil.move(archive, home / archive.name)
+        except OSError as fault:
+            raise _UndeliveredError(
+                f"{name} has ended, but what it made could not be moved to {home}: {fault}. It is in "
+                f"{directory.artifacts}: take what you need, and remove {directory.path}."
+            ) from fault
         logger.info("its model.tar.gz and output.tar.gz are in %s", home)
     place = (arguments.get("output_path") or f"file://{home}").rstrip("/")
     return f"{place}/model.tar.gz" if place.startswith("file://") else f"{place}/{name}/output/model.tar.gz"
-
-
-def _home(name: str) -> Path:
-    return _RUNS.absolute() / name
 
 
 def _half_of_memory() -> int:

@@ -1,6 +1,7 @@
 """Ctrl-C while a job runs: the hosts are asked to stop and save their work, and the SDK hears nothing of it.
 
-A KeyboardInterrupt in the middle of the SDK would have it collect the files of hosts that are still writing them.
+A KeyboardInterrupt in the middle of the SDK would have it collect the files of hosts that are still writing them. Where
+another exception does come out of the SDK, the hosts are asked the same, and waited for.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ import logging
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from estimators.local_mode.overlay import STOP_SECONDS
 
 logger = logging.getLogger(__name__)
+
+_TIDY_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
 
 
 class Interrupts:
@@ -28,6 +33,8 @@ class Interrupts:
         """
         self.came = False
         """Whether there was a Ctrl-C."""
+        self.had_to_end_it = False
+        """Whether the block was left, by an exception, while the containers ran."""
         self._process = process
         self._catches = False
 
@@ -44,8 +51,22 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._end()
         if self._catches:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _end(self) -> None:
+        """Whoever breaks off the SDK, as a handler of the user's may, must not leave hosts on files that go away."""
+        try:
+            os.kill(int(self._process.read_text()), signal.SIGTERM)
+        except (OSError, ValueError):  # no container runs
+            return
+        self.had_to_end_it = True
+        logger.warning("fit() was broken off: each host has %d s to save a checkpoint", STOP_SECONDS)
+        deadline = time.monotonic() + STOP_SECONDS + _TIDY_SECONDS
+        while self._process.exists() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         try:

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from estimators.local.engine.failure import algorithm_error, loss_of_hosts, tells_outcome, within_limit
-from estimators.local.engine.host_tree import HostTree
-from estimators.local.executors import Exit
+from estimators.hosts.exit import Exit
+from estimators.hosts.failure import algorithm_error, loss_of_hosts, tells_outcome, within_limit
+from estimators.hosts.tree import HostTree
 from estimators.local_mode.containers import End
 from estimators.local_mode.directory import Outcome
 from smddp.stopping import RESUMABLE
@@ -24,6 +24,7 @@ def verdict(
     *,
     told: Collection[str],
     asked: bool,
+    left: Sequence[str] = (),
     roots: Mapping[str, Path],
     tails: Mapping[str, str],
     compose_code: int,
@@ -35,11 +36,15 @@ def verdict(
         ends: How the hosts ended, first to last.
         told: The hosts that were told to end, because another had, or because of `asked`.
         asked: Whether the user asked for the job's end.
+        left: The hosts that Compose left running when it ended by itself.
         roots: Every host's /opt/ml.
         tails: Every host's last lines.
         compose_code: Compose's own exit code.
         compose_said: What Compose itself had to say.
     """
+    if left and not asked:
+        what = f"Docker Compose ended with {compose_code} while {', '.join(left)} ran and were then told to stop"
+        return Outcome(status="Failed", host=None, reason=within_limit(f"{what}; it said: {compose_said}"))
     failed = [end for end in ends if end.code and end.host not in told]
     if failed and all(end.code == RESUMABLE for end in failed):
         reason = f"its hosts were told to stop, and saved their work (exit code {RESUMABLE})"

@@ -74,7 +74,8 @@ def newest_checkpoint(job: TrainingJob, platform: LocalSageMaker) -> tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("distribution", "toolkit"), [("torch_distributed", "AWS's"), ("torch_distributed", "ours"), ("mpi", "ours")]
+    ("distribution", "toolkit"),
+    [("torch_distributed", "AWS's"), ("mpi", "AWS's"), ("torch_distributed", "ours"), ("mpi", "ours")],
 )
 def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_step(
     platform: LocalSageMaker, distribution: str, toolkit: Toolkit
@@ -96,7 +97,8 @@ def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_s
 def test_docker_stop_on_both_hosts_is_one_agreed_step_a_checkpoint_in_s3_and_exit_code_75(
     platform: LocalSageMaker,
 ) -> None:
-    job = start(platform, "torch_distributed", "AWS's", max_run=500)
+    entry_point = ["python", "-m", "smddp.container.init", "train"]  # for images whose own first process it is not
+    job = start(platform, "torch_distributed", "AWS's", max_run=500, container_entry_point=entry_point)
     await_line(job, "step=20 ")
     hosts = containers(job)
     assert len(hosts) == 2

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from estimators.hosts.tree import HostTree
 from estimators.local.engine.channels import fetch_all, plan_channel, receivers
 from estimators.local.engine.fast_file import FastFiles
-from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.pipes import Pipes
 from estimators.local.engine.request import Channel

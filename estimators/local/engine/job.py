@@ -18,13 +18,13 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from estimators.hosts.exit import Exit
 from estimators.local.engine import states
 from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.metrics import Metrics
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import Progress
-from estimators.local.executors import Exit
 
 
 class Ending(enum.Enum):

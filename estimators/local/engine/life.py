@@ -12,12 +12,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from estimators.hosts.exit import Exit
+from estimators.hosts.failure import algorithm_error, loss_of_hosts, within_limit
+from estimators.hosts.tree import HostTree
 from estimators.local.engine import states
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.failure import algorithm_error, loss_of_hosts, within_limit
-from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import Inputs
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
@@ -31,7 +32,6 @@ from estimators.local.executors import (
     Cluster,
     ClusterSpec,
     ExecutorError,
-    Exit,
     HandOverError,
     HostStartError,
 )

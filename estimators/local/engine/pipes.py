@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
+from estimators.hosts.tree import HostTree
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.objects import S3Uri, explaining, read_object
 from estimators.local.engine.request import Channel

@@ -7,15 +7,16 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from estimators.hosts.exit import Exit
+from estimators.hosts.failure import tells_outcome
+from estimators.hosts.tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.environment import host_environment
-from estimators.local.engine.failure import tells_outcome
-from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.inputs import Inputs
 from estimators.local.engine.job import Ending, TrainingJob
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.platform import Platform
-from estimators.local.executors import Cluster, Exit, HostProcess, HostSpec
+from estimators.local.executors import Cluster, HostProcess, HostSpec
 
 AFTER_A_FAILURE_SECONDS = 5.0
 """How long the other hosts get between SIGTERM and SIGKILL once one has failed, or is lost."""

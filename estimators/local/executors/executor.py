@@ -12,6 +12,8 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import BinaryIO, Protocol
 
+from estimators.hosts.exit import Exit
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ClusterSpec:
@@ -40,18 +42,6 @@ class HostSpec:
     mounts: tuple[str, ...] = ()
     """Directories in the host's root at which the program is to see file systems that whoever starts the host serves.
     """
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Exit:
-    """How a host ended."""
-
-    code: int
-    """The program's exit code; 128 + the signal's number if a signal ended it."""
-    lost: str | None = None
-    """What ended the host, if neither its program nor who started it did, as when a machine is lost."""
-    shortage: str | None = None
-    """What the host had too little of, such as memory, if the machine ended something of it for that."""
 
 
 Serve = Callable[[tuple[int, ...]], None]

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from estimators.local.executors.executor import Exit, HostStartError, Serve
+from estimators.hosts.exit import Exit
+from estimators.local.executors.executor import HostStartError, Serve
 
 _MOST_MOUNTS = 253
 """As many descriptors as one message can carry; a job has at most 20 channels."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from estimators.docker.cli import docker
+from estimators.docker.mount import bind
 from tests.docker.images import build_images
 
 SOMEBODY = 1234
@@ -26,9 +27,10 @@ ownership.give_back([Path(sys.argv[1])], sys.argv[2], since=Path(sys.argv[3]))
 @pytest.mark.docker
 def test_only_what_the_containers_made_becomes_the_users(tmp_path: Path) -> None:
     image = build_images().smddp
-    place, stamp = tmp_path / "place", tmp_path / "stamp"
+    place, stamp = tmp_path / 'at 12:30, "here"', tmp_path / "stamp"
     place.mkdir()
-    run = ("run", "--rm", "--network", "none", "--entrypoint", "sh", f"--volume={place}:/place", image, "-c")
+    mount = f"--mount={bind(str(place), '/place')}"
+    run = ("run", "--rm", "--network", "none", "--entrypoint", "sh", mount, image, "-c")
     docker(*run, "mkdir -m 700 /place/before && touch /place/before/file && chmod 755 /place/before")
     stamp.touch()
     docker(*run, "mkdir -m 700 /place/new && ln -s ../before /place/new/link && cp -p /place/before/file /place/new/")

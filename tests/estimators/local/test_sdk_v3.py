@@ -152,10 +152,11 @@ def test_torchrun_on_two_hosts(platform, submit):
 
 
 @pytest.mark.docker
-def test_mpi_on_two_containers(submit):
-    """V3's driver takes a host for itself: it starts an sshd, and writes /etc/environment."""
-    with LocalSageMaker(docker=Docker(images={"an-image": build_images().toolkit})) as platform:
-        check_that_it_trains(platform, submit, "mpi", hosts=["algo-1", "algo-1", "algo-2", "algo-2"])
+@pytest.mark.parametrize(("kind", "image", "ranks"), [("mpi", "toolkit", 2), ("torchrun", "smddp", 1)])
+def test_two_containers(submit, kind: str, image: str, ranks: int):
+    """V3's driver of MPI takes a host for itself: it starts an sshd, and writes /etc/environment."""
+    with LocalSageMaker(docker=Docker(images={"an-image": getattr(build_images(), image)})) as platform:
+        check_that_it_trains(platform, submit, kind, hosts=["algo-1"] * ranks + ["algo-2"] * ranks)
 
 
 def check_that_it_trains(platform, submit, kind: str, hosts: list[str]) -> None:

@@ -12,7 +12,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from estimators.local.access import Access
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.server import HttpServer
 from estimators.local.signature import KeyPair
 

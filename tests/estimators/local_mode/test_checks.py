@@ -184,7 +184,8 @@ def test_data_on_this_machine_must_be_there(plan: Any, tmp_path: Path) -> None:
     assert f"file://{tmp_path}" in str(plan(str(tmp_path)))
     assert not plan(f"file://{tmp_path}").problems
     (tmp_path / "12:30").mkdir()
-    assert f"can't mount file://{tmp_path}/12:30" in str(plan(f"file://{tmp_path}/12:30"))
+    for place in (f"file://{tmp_path}/12:30", TrainingInput(f"file://{tmp_path}/12:30")):
+        assert f"can't mount file://{tmp_path}/12:30" in str(plan(place))
 
 
 def test_on_sagemaker_nothing_of_this_is_said(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:

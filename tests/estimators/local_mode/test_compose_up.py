@@ -28,6 +28,19 @@ network) echo network "$2" >> {told};;
 esac
 """
 
+DIES = """#!/bin/sh
+touch {running}; echo read timeout >&2; exit 3
+"""
+A_CONTAINER = """#!/bin/sh
+case "$1" in
+events) exec sleep 60;;
+ps) case "$*" in *--all*) echo 1234;; *) [ ! -e {running} ] || echo 1234 algo-1;; esac;;
+inspect) echo '[{{"State": {{"Status": "exited", "ExitCode": 75, "OOMKilled": false, "FinishedAt": "1"}},
+  "Config": {{"Labels": {{"smddp.local-mode.host": "algo-1"}}}}}}]';;
+*) echo "$*" >> {told}; [ "$1" != stop ] || rm {running};;
+esac
+"""
+
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -48,7 +61,9 @@ def start(job: JobDirectory, tmp_path: Path) -> Iterator[Start]:
     """Starts the program, whose Compose pulls an image for ever."""
     started = []
 
-    def of(fit_process: int, ps: str = ":") -> subprocess.Popen[bytes]:
+    def of(
+        fit_process: int, ps: str = ":", *, compose: str = NEVER_STARTS, docker: str = NO_CONTAINERS
+    ) -> subprocess.Popen[bytes]:
         instructions = Instructions(
             fit_process=fit_process,
             image="mine",
@@ -59,10 +74,8 @@ def start(job: JobDirectory, tmp_path: Path) -> Iterator[Start]:
             shows_log=True,
         )
         job.instruct(instructions)
-        programs = {
-            "compose": NEVER_STARTS.format(told=tmp_path / "told"),
-            "docker": NO_CONTAINERS.format(ps=ps, told=tmp_path / "told"),
-        }
+        places = {"told": tmp_path / "told", "running": tmp_path / "running", "ps": ps}
+        programs = {"compose": compose.format(**places), "docker": docker.format(**places)}
         for name, text in programs.items():
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o755)
@@ -119,6 +132,26 @@ def test_a_fit_that_was_gone_before_the_start_is_noticed_and_nothing_is_left(
     wait_for(lambda: process.poll() is not None)
     assert (tmp_path / "told").read_text().splitlines() == ["up", "interrupted", "network ls"]
     assert not job.path.exists()
+
+
+def test_hosts_that_outlive_compose_get_their_time_before_they_are_removed(
+    job: JobDirectory, start: Start, tmp_path: Path
+) -> None:
+    process = start(os.getpid(), compose=DIES, docker=A_CONTAINER)
+    wait_for(lambda: process.poll() is not None)
+    commands = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
+    assert [command[:3] for command in commands[:2]] == [["stop", "--time", "120"], ["rm", "--force", "--volumes"]]
+    assert job.outcome is not None
+    assert job.outcome.status == "Failed"
+    assert "Docker Compose ended with 3 while algo-1 ran" in job.outcome.reason
+    assert "read timeout" in job.outcome.reason
+
+
+def test_an_engine_that_is_gone_is_the_failure(job: JobDirectory, start: Start) -> None:
+    process = start(os.getpid(), "echo no engine >&2; exit 1", compose=DIES)
+    wait_for(lambda: process.poll() is not None)
+    assert job.outcome is not None
+    assert (job.outcome.status, "no engine" in job.outcome.reason) == ("Failed", True)
 
 
 def test_a_closed_terminal_does_not_end_the_program(start: Start, tmp_path: Path) -> None:

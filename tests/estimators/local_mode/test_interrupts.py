@@ -74,3 +74,30 @@ def test_in_another_thread_nothing_is_caught(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert caught == [signal.default_int_handler]
+
+
+def test_what_breaks_off_the_sdk_ends_the_hosts_first(
+    stand_in: tuple[Path, subprocess.Popen[str]],
+) -> None:
+    file, process = stand_in
+    told = []
+
+    def end_when_told() -> None:
+        assert process.stdout is not None
+        told.append(process.stdout.readline())
+        file.unlink()
+
+    host = threading.Thread(target=end_when_told)
+    host.start()
+    interrupts = Interrupts(file)
+    with pytest.raises(TimeoutError, match="mine"), interrupts:
+        raise TimeoutError("mine")
+    assert (told, interrupts.had_to_end_it) == (["told\n"], True)
+    host.join()
+
+
+def test_an_exception_when_no_container_runs_is_the_sdk_s_own(tmp_path: Path) -> None:
+    interrupts = Interrupts(tmp_path / "process")
+    with pytest.raises(RuntimeError), interrupts:
+        raise RuntimeError
+    assert not interrupts.had_to_end_it

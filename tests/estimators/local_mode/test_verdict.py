@@ -99,5 +99,16 @@ def test_hosts_that_never_ran_are_composes_failure(judge: Any) -> None:
     assert judge(("algo-1", 0), compose_code=1, compose_said="no such program").status == "Failed"
 
 
+def test_hosts_that_outlived_compose_are_its_failure_and_not_theirs(judge: Any) -> None:
+    told = {"algo-1", "algo-2"}
+    ends = (("algo-1", 75), ("algo-2", 75))
+    outcome = judge(*ends, told=told, left=["algo-1", "algo-2"], compose_code=3, compose_said="read timeout")
+    assert (outcome.status, outcome.host) == ("Failed", None)
+    assert outcome.reason == (
+        "Docker Compose ended with 3 while algo-1, algo-2 ran and were then told to stop; it said: read timeout"
+    )
+    assert judge(*ends, told=told, left=["algo-1"], asked=True).status == "Stopped"
+
+
 def test_ctrl_c_before_all_hosts_ran_is_a_stop(judge: Any) -> None:
     assert judge(asked=True, compose_code=1).status == "Stopped"

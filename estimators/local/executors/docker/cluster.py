@@ -10,9 +10,10 @@ from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.docker.cli import DockerError, docker
+from estimators.docker.mount import bind
 from estimators.local.executors.docker import patience
 from estimators.local.executors.docker.container import Container, create, not_started
-from estimators.local.executors.docker.remover import LABEL, bind
+from estimators.local.executors.docker.remover import LABEL
 from estimators.local.executors.docker.remover_process import RemoverProcess
 from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import ClusterSpec, HandOverError, HostSpec, Serve

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from estimators.docker.cli import DockerError, docker, program
+from estimators.hosts.exit import Exit
 from estimators.local.executors.docker import patience
 from estimators.local.executors.docker.settings import Docker
-from estimators.local.executors.executor import ExecutorError, Exit, HostStartError
+from estimators.local.executors.executor import ExecutorError, HostStartError
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,14 @@
 """The process that stands beside a cluster of containers, and removes them when nobody can start any more.
 
-It is a program of its own, run as ``python -I -S remover.py DOCKER CLUSTER DIRECTORY [OWNER IMAGE ROOT…]``, and imports
-nothing of this project. Standard input is a pipe whose other end is open in the process that has the cluster, and in
-every docker command by which that makes something. Its end means that all of those are gone, in order or by SIGKILL.
-Any byte before it means that Docker may still be making something that it was asked for.
+It is a program of its own, run as ``python -I -S remover.py DOCKER CLUSTER DIRECTORY [OWNER IMAGE MOUNT…]``, and
+imports nothing of this project. Standard input is a pipe whose other end is open in the process that has the cluster,
+and in every docker command by which that makes something. Its end means that all of those are gone, in order or by
+SIGKILL. Any byte before it means that Docker may still be making something that it was asked for.
 
-Then the containers with the cluster's label go, and a line on standard output says so. What they wrote below the ROOTs
-as other users becomes OWNER's, which a container of IMAGE sees to, as only Docker is root; a line says that, or why it
-could not be done. Last the network goes. If nobody is there to read the lines, DIRECTORY goes, too: it was theirs.
+Then the containers with the cluster's label go, and a line on standard output says so. What they wrote to the MOUNTs,
+all of them below `ROOTS`, as other users becomes OWNER's, which a container of IMAGE sees to, as only Docker is root; a
+line says that, or why it could not be done. Last the network goes. If nobody is there to read the lines, DIRECTORY
+goes, too: it was theirs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LABEL = "smddp.cluster"
+ROOTS = "/roots"
 REMOVED, HANDED_OVER = "removed", "handed over"
 _PATIENCE_SECONDS = 600.0
 """How long Docker may be away."""
@@ -33,7 +35,7 @@ _HAND_OVER_SECONDS = 3600.0
 """As long as a tree of very many files takes."""
 
 
-def main(docker: str, cluster: str, directory: str, owner: str = "", image: str = "", *roots: str) -> None:
+def main(docker: str, cluster: str, directory: str, owner: str = "", image: str = "", *mounts: str) -> None:
     """Wait for the end, and remove."""
     unsure = bool(sys.stdin.buffer.read())
     label = f"label={LABEL}={cluster}"
@@ -44,10 +46,9 @@ def main(docker: str, cluster: str, directory: str, owner: str = "", image: str 
         return
     heard = _say(REMOVED)
     if owner:
-        places = {f"/roots/{number}": root for number, root in enumerate(roots)}
-        mounts = [f"--mount={bind(root, place)}" for place, root in places.items()]
         alone = ("--rm", "--network", "none", "--user", "0", "--log-driver", "none", "--label", f"{LABEL}={cluster}")
-        chown = [docker, "run", *alone, *mounts, "--entrypoint", "chown", image, "-R", "-h", owner, *places]
+        chown = [docker, "run", *alone, *(f"--mount={mount}" for mount in mounts)]
+        chown += ["--entrypoint", "chown", image, "-R", "-h", owner, ROOTS]
         _, problem = _run(chown, _HAND_OVER_SECONDS)
         heard = _say(f"{problem}" if problem else HANDED_OVER)
     if not heard:
@@ -57,12 +58,6 @@ def main(docker: str, cluster: str, directory: str, owner: str = "", image: str 
         time.sleep(_FIRST_PAUSE_SECONDS)
     if heard and not _say("ended"):
         _remove_tree(directory)
-
-
-def bind(source: str, target: str) -> str:
-    """What ``docker --mount`` takes to show a directory of this machine in a container: a line of CSV."""
-    quoted = source.replace('"', '""')
-    return f'type=bind,"source={quoted}",target={target}'
 
 
 def _remove(listing: list[str], removing: list[str]) -> bool:

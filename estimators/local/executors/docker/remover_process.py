@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from estimators.docker.cli import program
-from estimators.local.executors.docker.remover import HANDED_OVER, REMOVED
+from estimators.docker.mount import bind
+from estimators.local.executors.docker.remover import HANDED_OVER, REMOVED, ROOTS
 from estimators.local.executors.executor import HandOverError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class RemoverProcess:
     def __init__(self, cluster: str, directory: Path | None, image: str, roots: Iterable[str]) -> None:
         self._cluster = cluster
         self._hands_over = os.geteuid() != 0  # root may read what anyone wrote
-        owner = [f"{os.geteuid()}:{os.getegid()}", image, *roots] if self._hands_over else []
+        owner = [f"{os.geteuid()}:{os.getegid()}", image, *_mounts(roots)] if self._hands_over else []
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", _PROGRAM, program(), cluster, str(directory or ""), *owner],
             stdin=subprocess.PIPE,
@@ -97,3 +98,7 @@ class RemoverProcess:
         self._process.wait()
         for _ in range(3):  # whoever still waits for a line
             self._said.put("")
+
+
+def _mounts(roots: Iterable[str]) -> list[str]:
+    return [bind(root, f"{ROOTS}/{number}") for number, root in enumerate(roots)]

@@ -15,7 +15,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from estimators.local.engine.engine import Engine
+from estimators.local.engine import Engine
 from estimators.local.executors import ProcessExecutor
 
 REGION = "us-east-1"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from estimators.hosts.tree import HostTree
 from estimators.local.engine.artifacts import upload_model, upload_output
-from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.objects import S3Uri
 
 FilesIn = Callable[[str, str], dict[str, bytes]]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from estimators.hosts.tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.objects import S3Uri
 
 FilesIn = Callable[[str, str], dict[str, bytes]]

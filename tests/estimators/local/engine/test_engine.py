@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.validate import ParamValidator
 
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.engine.validation import operation_model
 
 

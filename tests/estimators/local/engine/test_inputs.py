@@ -337,7 +337,7 @@ def test_no_mount_and_no_program_that_waits_for_it_outlives_a_platform_that_is_k
     program = f"""
         import json, time, boto3
         from pathlib import Path
-        from estimators.local.engine.engine import Engine
+        from estimators.local.engine import Engine
         from estimators.local.executors import ProcessExecutor
         session = boto3.Session(aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
         s3, logs = (session.client(name, endpoint_url={endpoint!r}) for name in ("s3", "logs"))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from estimators.local.engine.errors import ApiError
+from estimators.hosts.exit import Exit
+from estimators.local.engine import ApiError
 from estimators.local.engine.job import Ending, StoppedError, TrainingJob
 from estimators.local.engine.request import TrainingRequest
-from estimators.local.executors import Exit
 
 
 def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) -> TrainingJob:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from botocore.validate import ParamValidator
 
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.engine.validation import operation_model
 from estimators.local.executors import ExecutorError, HandOverError, ProcessExecutor
 from estimators.local.executors.process import ProcessCluster
@@ -616,7 +616,7 @@ def test_no_host_outlives_an_engine_that_is_killed(endpoint: str, bucket: str, c
     program = f"""
         import json, time, boto3
         from pathlib import Path
-        from estimators.local.engine.engine import Engine
+        from estimators.local.engine import Engine
         from estimators.local.executors import ProcessExecutor
         session = boto3.Session(aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
         s3, logs = (session.client(name, endpoint_url={endpoint!r}) for name in ("s3", "logs"))

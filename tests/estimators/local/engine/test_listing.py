@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.engine.listing import list_jobs
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from estimators.hosts.tree import HostTree
 from estimators.local.engine import objects
 from estimators.local.engine import pipes as module
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.host_tree import HostTree
 from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.objects import S3Uri
 from estimators.local.engine.pipes import Pipes

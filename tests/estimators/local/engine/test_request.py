@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.engine.hosts import InstanceGroup
 from estimators.local.engine.request import TrainingRequest
 

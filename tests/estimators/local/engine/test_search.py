@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.engine.search import search_jobs
 
 

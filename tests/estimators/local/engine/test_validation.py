@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from estimators.local.engine.errors import ApiError
+from estimators.local.engine import ApiError
 from estimators.local.engine.validation import check_request
 
 

@@ -17,7 +17,13 @@ import pytest
 
 from estimators.docker import cli
 from estimators.docker.cli import docker
-from estimators.local.executors import ExecutorError, Exit, HostProcess, HostSpec, HostStartError
+from estimators.hosts.exit import Exit
+from estimators.local.executors import (
+    ExecutorError,
+    HostProcess,
+    HostSpec,
+    HostStartError,
+)
 from estimators.local.executors.docker import Docker, bridge_address, patience, remover_process
 from estimators.local.executors.docker.cluster import DockerCluster
 

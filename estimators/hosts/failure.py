@@ -6,8 +6,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from estimators.local.engine.host_tree import HostTree
-from estimators.local.executors import Exit
+from estimators.hosts.exit import Exit
+from estimators.hosts.tree import HostTree
 
 MAX_CHARACTERS = 1024
 """The service keeps no more of a FailureReason."""

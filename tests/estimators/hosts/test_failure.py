@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from estimators.local.engine.failure import MAX_CHARACTERS, algorithm_error, loss_of_hosts, tells_outcome, within_limit
-from estimators.local.engine.host_tree import HostTree
-from estimators.local.executors import Exit
+from estimators.hosts.exit import Exit
+from estimators.hosts.failure import MAX_CHARACTERS, algorithm_error, loss_of_hosts, tells_outcome, within_limit
+from estimators.hosts.tree import HostTree
 
 LOST = Exit(code=137, lost="its container was killed from outside")
 

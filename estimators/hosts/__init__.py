@@ -1,0 +1,4 @@
+"""What a job's hosts leave behind: how each ended, its /opt/ml, and what that says of the job.
+
+The local platform and Local Mode both read it.
+"""
