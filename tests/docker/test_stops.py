@@ -64,6 +64,15 @@ def agreed_step(log: str, place: str) -> int:
     return step
 
 
+def check_that_it_went_on(job: TrainingJob, *, from_step: int) -> None:
+    log = log_of(job)
+    resumed = re.search(r"resumed at step (\d+), ", log)
+    assert resumed is not None, log
+    assert int(resumed[1]) >= from_step
+    assert job.describe()["TrainingJobStatus"] == "Completed"
+    assert log.count("digits {") == 1
+
+
 def newest_checkpoint(job: TrainingJob, platform: LocalSageMaker) -> tuple[int, str]:
     """The step of what the job's place on S3 holds last, and whether it is whole."""
     with pytest.MonkeyPatch.context() as patch:
@@ -122,13 +131,7 @@ def test_a_spot_job_goes_on_from_its_newest_checkpoint_when_a_host_is_killed(pla
     await_line(job, "algo-2 was lost")
     assert time.monotonic() - killed < 30
     job.wait(logs=False)
-
-    log = log_of(job)
-    resumed = re.search(r"resumed at step (\d+), ", log)
-    assert resumed is not None, log
-    assert int(resumed[1]) >= 12
-    assert job.describe()["TrainingJobStatus"] == "Completed"
-    assert log.count("digits {") == 1
+    check_that_it_went_on(job, from_step=12)
 
 
 def test_a_killed_rank_restarts_all_ranks_in_the_same_job(platform: LocalSageMaker) -> None:
@@ -137,10 +140,4 @@ def test_a_killed_rank_restarts_all_ranks_in_the_same_job(platform: LocalSageMak
     (host,) = containers(job, "algo-2")
     docker("exec", host, "pkill", "-KILL", "--newest", "-f", "digits.py")
     job.wait(logs=False)
-
-    log = log_of(job)
-    resumed = re.search(r"resumed at step (\d+), ", log)
-    assert resumed is not None, log
-    assert int(resumed[1]) >= 12
-    assert job.describe()["TrainingJobStatus"] == "Completed"
-    assert log.count("digits {") == 1
+    check_that_it_went_on(job, from_step=12)

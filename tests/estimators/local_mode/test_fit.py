@@ -263,13 +263,15 @@ def test_a_killed_fit_leaves_no_containers(home: Path, training: subprocess.Pope
 
 
 @pytest.fixture
-def reachable_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
-    """An S3 server of this machine, and its address for containers: on the bridge, through a relay."""
+def reachable_s3(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """An S3 server of this machine, which the environment names as containers see it: on the bridge, by a relay."""
     gateway = json.loads(docker("network", "inspect", "bridge"))[0]["IPAM"]["Config"][0].get("Gateway", "172.17.0.1")
     with s3_server(tmp_path_factory.mktemp("s3")) as server, socket.create_server((gateway, 0)) as relay:
         target = int(server.endpoint_url.rpartition(":")[2])
         threading.Thread(target=_relay, args=(relay, target), daemon=True).start()
-        yield server, f"http://{gateway}:{relay.getsockname()[1]}"
+        for name, value in server.environ(f"http://{gateway}:{relay.getsockname()[1]}").items():
+            monkeypatch.setenv(name, value)
+        yield server
 
 
 def _relay(listener: socket.socket, target: int) -> None:
@@ -294,13 +296,8 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
 
 
 @pytest.mark.seaweedfs
-def test_checkpoints_go_to_s3(
-    home: Path, image: str, reachable_s3: tuple[Server, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, address = reachable_s3
-    for name, value in server.environ(address).items():
-        monkeypatch.setenv(name, value)
-    server.client().create_bucket(Bucket="checkpoints")
+def test_checkpoints_go_to_s3(home: Path, image: str, reachable_s3: Server) -> None:
+    reachable_s3.client().create_bucket(Bucket="checkpoints")
     script = write(
         "import smddp, torch\n"
         "def main(job: smddp.Job) -> None:\n"
@@ -318,17 +315,13 @@ def test_checkpoints_go_to_s3(
     one = {"OMP_NUM_THREADS": "1"}
     job = Estimator(script, instance_type="local", image_uri=image, checkpoint_s3_uri=place, environment=one).fit()
     assert job.checkpoint_s3_uri == place
-    keys = [entry["Key"] for entry in server.client().list_objects_v2(Bucket="checkpoints")["Contents"]]
+    keys = [entry["Key"] for entry in reachable_s3.client().list_objects_v2(Bucket="checkpoints")["Contents"]]
     assert any(key.startswith("run/step-000000000002/") for key in keys), keys
 
 
 @pytest.mark.seaweedfs
-def test_what_the_sdk_can_not_fetch_or_deliver_is_told_in_a_line_and_a_model_is_kept(
-    home: Path, image: str, reachable_s3: tuple[Server, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, address = reachable_s3
-    for name, value in server.environ(address).items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("reachable_s3")
+def test_what_the_sdk_can_not_fetch_or_deliver_is_told_in_a_line_and_a_model_is_kept(home: Path, image: str) -> None:
     script = write(
         "import os, pathlib\n"
         "pathlib.Path('/opt/ml/model/price').write_text(os.environ['PRICE'])\n"
