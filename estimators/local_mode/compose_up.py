@@ -15,12 +15,14 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 
 from estimators.docker.cli import DockerError
 from estimators.docker.ownership import give_back
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 _CLEAR_SECONDS = 10
 """What the other hosts get when one has failed: they can't agree on a checkpoint any more."""
 _LOOK_SECONDS = 1.0
+AWAY_SECONDS = 60.0
+"""How long an engine may be away, as when it is restarted, while the hosts run on."""
 _ATTEMPTS = 3
 
 _Event = tuple[str, int] | None
@@ -77,13 +81,16 @@ class _Up:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()  # its put() may be called by a signal handler
         self._ended: set[str] = set()
         self._told: set[str] = set()
+        self._left: set[str] = set()
+        self._away_since: float | None = None
+        self._heard = False
         self._asked = False
 
     def run(self) -> int:
         """Run the job; returns the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # Also, Compose would not hear SIGINT where a shell lets jobs in the background ignore it.
-            signal.signal(number, lambda _number, _frame: self._events.put(None))
+            signal.signal(number, self._hear)
         self._directory.process.write_text(str(os.getpid()))
         self._keep_checkpoint_path()
         watcher = self._containers.watch(lambda host, code: self._events.put((host, code)))
@@ -93,15 +100,25 @@ class _Up:
         finally:
             watcher.terminate()
             watcher.wait()
-            self._give_back()  # all but nothing, if it was done already
-            self._tidy()
+            try:
+                self._give_back()  # all but nothing, if it was done already
+            finally:
+                self._tidy()
         return 0 if outcome.status == "Completed" else 1
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        """The user asks for the job's end, once more: at once. SIGHUP: nobody reads any more what is printed."""
+        if number == signal.SIGHUP:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # a full pipe would hold us up
+            if self._heard:
+                return
+        self._heard = True
+        self._events.put(None)
 
     def _outcome(self) -> Outcome:
         """How the job ended, once it has."""
         code, said = self._up()
         try:
-            left = self._end_left()
             self._give_back()  # of what root alone may read, too, the verdict is made
             ends = self._containers.ends()
         except DockerError as fault:
@@ -110,7 +127,7 @@ class _Up:
             ends,
             told=self._told,
             asked=self._asked,
-            left=left,
+            left=sorted(self._left),
             roots=self._roots,
             tails=self._output.tails,
             compose_code=code,
@@ -138,28 +155,15 @@ class _Up:
         code = process.wait()
         listener.join()
         conductor.join()
+        self._containers.join_stops()
         return code, "".join(said).strip()
 
-    def _end_left(self) -> list[str]:
-        """The hosts that ran on when Compose had ended, and were told by nobody to end; now all have ended.
-
-        Raises:
-            DockerError: Docker does not say which run.
-        """
-        deadline = time.monotonic() + _LOOK_SECONDS  # one that has just ended may still be listed
-        while left := {which: host for which, host in self._containers.running().items() if host not in self._told}:
-            if time.monotonic() > deadline:
-                self._told |= set(left.values())
-                self._containers.stop(left, grace_seconds=STOP_SECONDS)
-                break
-            time.sleep(_LOOK_SECONDS / 10)
-        self._containers.join_stops()
-        return sorted(left.values())
-
     def _conduct(self, process: subprocess.Popen[bytes]) -> None:
-        """End the hosts when the job is over, or is to be."""
+        """End the hosts when the job is over, or is to be; stay until the last has ended, even if Compose does not."""
         grace: float | None = None
-        while process.poll() is None:
+        while process.poll() is None or self._outlive_compose():
+            if self._left and grace is None:
+                grace = STOP_SECONDS
             try:
                 event = self._events.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
@@ -171,10 +175,22 @@ class _Up:
                     if grace is None and self._ends_the_job(*event):
                         grace = _CLEAR_SECONDS
                 else:
-                    self._end(process, at_once=self._asked)
-                    self._asked, grace = True, STOP_SECONDS
+                    at_once, self._asked, grace = self._asked, True, STOP_SECONDS
+                    self._end(process, at_once=at_once)
             if grace is not None:
                 self._tell(grace)
+
+    def _outlive_compose(self) -> bool:
+        """Whether hosts run on when Compose has ended, as far as is known; it left those that nobody told to end."""
+        try:
+            hosts = set(self._containers.still_running().values())
+        except DockerError as fault:
+            logger.warning("%s Whether hosts run is not known.", fault)
+            self._away_since = self._away_since or time.monotonic()
+            return time.monotonic() - self._away_since < AWAY_SECONDS
+        self._away_since = None
+        self._left |= hosts - self._told
+        return bool(hosts)
 
     def _end(self, process: subprocess.Popen[bytes], *, at_once: bool) -> None:
         """The user asks for the job's end: of Compose, if it pulls or creates, and of the hosts, if it is urgent."""
@@ -186,7 +202,8 @@ class _Up:
         if at_once and running:
             self._containers.kill(running)
         if at_once or not (running or self._ended):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: not every `docker` passes it on to its plugin
+            with suppress(ProcessLookupError):  # as a terminal does it: not every `docker` tells its plugin
+                os.killpg(process.pid, signal.SIGINT)
 
     @property
     def _is_orphan(self) -> bool:

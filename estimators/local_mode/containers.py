@@ -43,6 +43,13 @@ class Containers:
         listed = docker("ps", "--filter", self._filter, "--format", f'{{{{.ID}}}} {{{{.Label "{HOST_LABEL}"}}}}')
         return dict(line.split(" ", 1) for line in listed.splitlines())
 
+    def still_running(self) -> dict[str, str]:
+        """Those that run now, for certain: Docker may list one as running for a while after its end."""
+        listed = self.running()
+        known = json.loads(docker("inspect", *listed)) if listed else []
+        pairs = zip(listed.items(), known, strict=True)
+        return {identity: host for (identity, host), each in pairs if each["State"]["Running"]}
+
     def stop(self, ids: Iterable[str], *, grace_seconds: float) -> None:
         """Send SIGTERM, and SIGKILL after the grace; does not wait."""
         self._stops.append(_in_background("stop", "--time", f"{grace_seconds:.0f}", *ids))

@@ -91,6 +91,12 @@ class JobDirectory:
         return self.path / "artifacts"
 
     @property
+    def left_by_sdk(self) -> list[Path]:
+        """What the SDK made of a job's results and did not deliver, be it because it failed or was broken off."""
+        places = ("compressed_artifacts/*", "artifacts/*/*")
+        return [path for place in places for path in self.containers.glob(f"*/{place}")]
+
+    @property
     def programs(self) -> Path:
         """What stands in front of PATH."""
         return self.path / "programs"

@@ -50,7 +50,7 @@ def fit(
 
     Raises:
         EstimatorError: No Docker engine answers, there is no Compose that can run the job, or the SDK itself fails:
-            before the job, or in taking home what it made, which then stays where it is, and is named.
+            before the job, or in taking home what it made, which then stays in the job's temporary directory.
         TrainingJobFailed: The job failed; the message says on which host, and why.
         TrainingJobStopped: Its hosts were stopped, not by Ctrl-C.
         KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
@@ -81,24 +81,24 @@ def fit(
         finally:
             model = _keep_artifacts(arguments, directory, name)
         _require_completed(directory.outcome, name, arguments)
+        if any(directory.artifacts.iterdir()):
+            raise EstimatorError(
+                f"{name} completed, but what it made could not be brought to {_RUNS.absolute() / name}"
+            )
         return LocalModeJob(name, job_session, model=model, checkpoints=arguments.get("checkpoint_s3_uri"))
-
-
-class _UndeliveredError(EstimatorError):
-    """What a job made is in its temporary directory, and could be brought nowhere else."""
 
 
 @contextmanager
 def _removed_afterwards(directory: JobDirectory) -> Iterator[None]:
-    """Remove a job's directory after a block, unless what the job made would go with it."""
+    """Remove a job's directory after a block, unless something that the job made is only there."""
     try:
         yield
-    except _UndeliveredError:
-        raise
-    except BaseException:
-        directory.remove()
-        raise
-    directory.remove()
+    finally:
+        if left := [*directory.left_by_sdk, *directory.artifacts.iterdir()]:
+            places = ", ".join(sorted({str(path.parent) for path in left}))
+            logger.error("what the job made is in %s: take what you need, and remove %s", places, directory.path)
+        else:
+            directory.remove()
 
 
 def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, compose: Compose) -> None:
@@ -124,9 +124,9 @@ def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, comp
     said = f"{type(failure).__name__}: {' '.join(str(failure).split()).rstrip('.')}."
     if outcome is None:
         raise EstimatorError(f"{name} did not start. The SDK's Local Mode says: {said}") from failure
-    raise _UndeliveredError(
-        f"{name} completed, but the SDK's Local Mode could not take home what it made: {said} All of it is in "
-        f"{directory.containers}: take what you need, and remove {directory.path}."
+    raise EstimatorError(
+        f"{name} completed, but the SDK's Local Mode could not take home what it made: {said} "
+        f"What there is of it stays in {directory.path}"
     ) from failure
 
 
@@ -167,17 +167,19 @@ def _compose(arguments: Mapping[str, Any]) -> Compose:
 def _keep_artifacts(arguments: Mapping[str, Any], directory: JobDirectory, name: str) -> str:
     """Give what the SDK left in the temporary directory a place that stays; returns the URI of model.tar.gz."""
     home = _RUNS.absolute() / name
-    if archives := list(directory.artifacts.iterdir()):
+    if not directory.left_by_sdk and (archives := list(directory.artifacts.iterdir())):
         try:
             home.mkdir(parents=True, exist_ok=True)
             for archive in archives:
-                shutil.move(archive, home / archive.name)
+                shutil.copy2(archive, home)
         except OSError as fault:
-            raise _UndeliveredError(
-                f"{name} has ended, but what it made could not be moved to {home}: {fault}. It is in "
-                f"{directory.artifacts}: take what you need, and remove {directory.path}."
-            ) from fault
-        logger.info("its model.tar.gz and output.tar.gz are in %s", home)
+            for archive in archives:
+                (home / archive.name).unlink(missing_ok=True)
+            logger.error("what %s made can't be brought to %s: %s", name, home, fault)
+        else:
+            for archive in archives:
+                archive.unlink()
+            logger.info("its model.tar.gz and output.tar.gz are in %s", home)
     place = (arguments.get("output_path") or f"file://{home}").rstrip("/")
     return f"{place}/model.tar.gz" if place.startswith("file://") else f"{place}/{name}/output/model.tar.gz"
 

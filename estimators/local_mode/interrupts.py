@@ -57,13 +57,14 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _end(self) -> None:
-        """Whoever breaks off the SDK, as a handler of the user's may, must not leave hosts on files that go away."""
+        """Whoever breaks off the SDK, as a handler of the user's may, must not leave hosts running for nobody."""
         try:
-            os.kill(int(self._process.read_text()), signal.SIGTERM)
+            os.kill(int(self._process.read_text()), signal.SIGHUP)  # what it prints is not read any more
         except (OSError, ValueError):  # no container runs
             return
         self.had_to_end_it = True
-        logger.warning("fit() was broken off: each host has %d s to save a checkpoint", STOP_SECONDS)
+        if not self.came:
+            logger.warning("fit() was broken off: each host has %d s to save a checkpoint", STOP_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS + _TIDY_SECONDS
         while self._process.exists() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -73,7 +74,7 @@ class Interrupts:
             os.kill(int(self._process.read_text()), signal.SIGTERM)
         except (OSError, ValueError):  # no container runs: not yet, or no more
             signal.default_int_handler(number, frame)
-        if self.came:
+        if self.came or self.had_to_end_it:
             logger.warning("ending the hosts at once")
         else:
             text = "stopping: each host has %d s to save a checkpoint. Ctrl-C once more ends them at once"

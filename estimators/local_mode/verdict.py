@@ -24,7 +24,7 @@ def verdict(
     *,
     told: Collection[str],
     asked: bool,
-    left: Sequence[str] = (),
+    left: Collection[str] = (),
     roots: Mapping[str, Path],
     tails: Mapping[str, str],
     compose_code: int,
@@ -42,9 +42,6 @@ def verdict(
         compose_code: Compose's own exit code.
         compose_said: What Compose itself had to say.
     """
-    if left and not asked:
-        what = f"Docker Compose ended with {compose_code} while {', '.join(left)} ran and were then told to stop"
-        return Outcome(status="Failed", host=None, reason=within_limit(f"{what}; it said: {compose_said}"))
     failed = [end for end in ends if end.code and end.host not in told]
     if failed and all(end.code == RESUMABLE for end in failed):
         reason = f"its hosts were told to stop, and saved their work (exit code {RESUMABLE})"
@@ -61,6 +58,9 @@ def verdict(
         if lost := loss_of_hosts({end.host: Exit(code=end.code, lost=_LOST) for end in killed}):
             return Outcome(status="Failed", host=killed[0].host, reason=lost)
         return Outcome(status="Failed", host=failed[0].host, reason=algorithm_error(codes, trees, tails))
+    if not asked and (cut := [end.host for end in ends if end.host in left and end.code]):
+        what = f"Docker Compose ended with {compose_code} while {', '.join(cut)} ran, and had to be told to stop"
+        return Outcome(status="Failed", host=None, reason=within_limit(f"{what}; it said: {compose_said}"))
     if asked and any(end.code for end in ends):
         return Outcome(status="Stopped", host=None, reason="it was stopped by you (Ctrl-C)")
     if len(ends) < len(roots) or (compose_code and not ends):

@@ -177,8 +177,8 @@ def main(command: Sequence[str]) -> int:
     if not command:
         _say("give it the program to run, such as: python -m smddp.container.init train")
         return 2
-    if os.environ.get("SMDDP_MAX_RESTARTS", "0") != "0":
-        _say("SMDDP_MAX_RESTARTS does nothing here: only smddp's own train (python -m smddp.container) knows it.")
+    if "SAGEMAKER_TRAINING_MODULE" in os.environ and os.environ.get("SMDDP_MAX_RESTARTS") not in (None, "", "0"):
+        _say("SMDDP_MAX_RESTARTS does nothing with AWS's toolkit, only with smddp's own train.")
     endings = make_directory(os.environ)
     if endings is None:
         _say("no directory can be made in TMPDIR, /tmp or /dev/shm: a stop will have the program's own exit code.")

@@ -17,7 +17,11 @@ from estimators.local_mode.directory import Instructions, JobDirectory
 
 NEVER_STARTS = """#!/bin/sh
 case "$*" in
-*" up "*) trap 'echo interrupted >> {told}; exit 1' INT; echo up >> {told}; while :; do sleep 0.1; done;;
+*" up "*)
+  trap 'echo interrupted >> {told}; kill $!; exit 1' INT
+  sleep 60 > /dev/null 2>&1 &
+  echo up >> {told}
+  wait;;
 esac
 """
 NO_CONTAINERS = """#!/bin/sh
@@ -35,7 +39,8 @@ A_CONTAINER = """#!/bin/sh
 case "$1" in
 events) exec sleep 60;;
 ps) case "$*" in *--all*) echo 1234;; *) [ ! -e {running} ] || echo 1234 algo-1;; esac;;
-inspect) echo '[{{"State": {{"Status": "exited", "ExitCode": 75, "OOMKilled": false, "FinishedAt": "1"}},
+inspect) [ -e {running} ] && runs=true || runs=false
+  echo '[{{"State": {{"Status": "exited", "ExitCode": 75, "OOMKilled": false, "FinishedAt": "1", "Running": '$runs'}},
   "Config": {{"Labels": {{"smddp.local-mode.host": "algo-1"}}}}}}]';;
 *) echo "$*" >> {told}; [ "$1" != stop ] || rm {running};;
 esac
@@ -79,7 +84,8 @@ def start(job: JobDirectory, tmp_path: Path) -> Iterator[Start]:
         for name, text in programs.items():
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o755)
-        program = "import sys; from estimators.local_mode.compose_up import main; sys.exit(main(sys.argv[1:]))"
+        program = "import sys; from estimators.local_mode import compose_up; compose_up.AWAY_SECONDS = 2\n"
+        program += "sys.exit(compose_up.main(sys.argv[1:]))"
         file = job.containers / "tmp1" / "docker-compose.yaml"
         command = [sys.executable, "-c", program, str(tmp_path / "compose"), "--", "-f", str(file), "up", "--build"]
         path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
@@ -145,6 +151,16 @@ def test_hosts_that_outlive_compose_get_their_time_before_they_are_removed(
     assert job.outcome.status == "Failed"
     assert "Docker Compose ended with 3 while algo-1 ran" in job.outcome.reason
     assert "read timeout" in job.outcome.reason
+
+
+def test_sighup_is_a_stop_too(job: JobDirectory, start: Start, tmp_path: Path) -> None:
+    process = start(os.getpid())
+    wait_for(lambda: is_up(tmp_path / "told"))
+    process.send_signal(signal.SIGHUP)
+    wait_for(lambda: process.poll() is not None)
+    assert (tmp_path / "told").read_text().splitlines() == ["up", "interrupted", "network ls"]
+    assert job.outcome is not None
+    assert job.outcome.status == "Stopped"
 
 
 def test_an_engine_that_is_gone_is_the_failure(job: JobDirectory, start: Start) -> None:

@@ -24,9 +24,14 @@ def handler() -> Iterator[None]:
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """A process in place of Compose's, which prints each SIGTERM, and the file that names it."""
-    program = "import signal; signal.signal(15, lambda *_: print('told', flush=True))\nprint('ready', flush=True)\n"
-    program += "while True: signal.pause()"
+    """A process in place of Compose's, which prints each signal, and the file that names it."""
+    program = (
+        "import signal\n"
+        "for number in (signal.SIGTERM, signal.SIGHUP):\n"
+        "    signal.signal(number, lambda number, _: print(signal.Signals(number).name, flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -43,7 +48,7 @@ def test_ctrl_c_goes_to_the_containers_and_not_to_the_sdk(
     with Interrupts(file) as interrupts:
         for said in ("120 s to save a checkpoint", "at once"):
             os.kill(os.getpid(), signal.SIGINT)
-            assert process.stdout.readline() == "told\n"
+            assert process.stdout.readline() == "SIGTERM\n"
             assert said in caplog.messages[-1]
     assert interrupts.came
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -92,7 +97,7 @@ def test_what_breaks_off_the_sdk_ends_the_hosts_first(
     interrupts = Interrupts(file)
     with pytest.raises(TimeoutError, match="mine"), interrupts:
         raise TimeoutError("mine")
-    assert (told, interrupts.had_to_end_it) == (["told\n"], True)
+    assert (told, interrupts.had_to_end_it) == (["SIGHUP\n"], True)
     host.join()
 
 

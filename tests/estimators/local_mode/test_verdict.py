@@ -105,9 +105,11 @@ def test_hosts_that_outlived_compose_are_its_failure_and_not_theirs(judge: Any) 
     outcome = judge(*ends, told=told, left=["algo-1", "algo-2"], compose_code=3, compose_said="read timeout")
     assert (outcome.status, outcome.host) == ("Failed", None)
     assert outcome.reason == (
-        "Docker Compose ended with 3 while algo-1, algo-2 ran and were then told to stop; it said: read timeout"
+        "Docker Compose ended with 3 while algo-1, algo-2 ran, and had to be told to stop; it said: read timeout"
     )
     assert judge(*ends, told=told, left=["algo-1"], asked=True).status == "Stopped"
+    assert judge(("algo-1", 0), ("algo-2", 0), told=told, left=["algo-1"]).status == "Completed"
+    assert judge(("algo-2", 3), ("algo-1", 75), told=["algo-1"], left=["algo-1"]).host == "algo-2"
 
 
 def test_ctrl_c_before_all_hosts_ran_is_a_stop(judge: Any) -> None:
