@@ -336,7 +336,7 @@ def test_what_the_sdk_can_not_fetch_or_deliver_is_told_in_a_line_and_a_model_is_
         environment={"PRICE": "5$HOME$$"},
         checkpoint_s3_uri=f"file://{home}/at 12:30 for $5",
     )
-    with pytest.raises(EstimatorError, match=r"kept completed, but .*NoSuchBucket.* All of it is in /.*"):
+    with pytest.raises(EstimatorError, match=r"kept completed, but .*NoSuchBucket.* stays in /.*"):
         job.fit(job_name="kept")
     (directory,) = (home / "tmp").iterdir()
     (model,) = directory.glob("containers/*/compressed_artifacts/model.tar.gz")
