@@ -40,7 +40,7 @@ class Server:
             aws_access_key_id=self.keys.access_key,
             aws_secret_access_key=self.keys.secret_key,
             region_name="us-east-1",
-            config=Config(connect_timeout=10, read_timeout=60),
+            config=Config(connect_timeout=10, read_timeout=15),
         )
 
 

@@ -354,3 +354,16 @@ def test_with_aws_s_own_toolkit_a_stop_reaches_every_rank_and_is_no_failure(cont
     assert [line for line in said if line == "saved"] == ["saved"] * ranks
     assert first.wait(timeout=60) == 75, first.stderr.read()
     assert not container.failure.exists()
+
+
+@pytest.mark.parametrize(("toolkit", "warned"), [({"SAGEMAKER_TRAINING_MODULE": "its:main"}, True), ({}, False)])
+def test_restarts_that_nobody_will_do_are_said_to_be_none(toolkit: dict[str, str], warned: bool) -> None:
+    others = {name: value for name, value in os.environ.items() if name != "SAGEMAKER_TRAINING_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-m", "smddp.container.init", "true"],
+        env={**others, **toolkit, "SMDDP_MAX_RESTARTS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("SMDDP_MAX_RESTARTS does nothing with AWS's toolkit" in done.stderr) is warned
