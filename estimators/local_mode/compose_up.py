@@ -15,7 +15,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from estimators.docker.cli import DockerError
 from estimators.docker.ownership import give_back
 from estimators.local_mode.containers import Containers
 from estimators.local_mode.directory import JobDirectory, Outcome
-from estimators.local_mode.output import TAIL_LINES, Output
+from estimators.local_mode.output import TAIL_LINES, Output, discard
 from estimators.local_mode.overlay import STOP_SECONDS, literal, overlay, services_of
 from estimators.local_mode.verdict import verdict
 
@@ -109,7 +108,7 @@ class _Up:
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         """The user asks for the job's end, once more: at once. SIGHUP: nobody reads any more what is printed."""
         if number == signal.SIGHUP:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # a full pipe would hold us up
+            discard()
             if self._heard:
                 return
         self._heard = True
@@ -127,7 +126,7 @@ class _Up:
             ends,
             told=self._told,
             asked=self._asked,
-            left=sorted(self._left),
+            left=self._left,
             roots=self._roots,
             tails=self._output.tails,
             compose_code=code,
@@ -185,8 +184,9 @@ class _Up:
         try:
             hosts = set(self._containers.still_running().values())
         except DockerError as fault:
-            logger.warning("%s Whether hosts run is not known.", fault)
-            self._away_since = self._away_since or time.monotonic()
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+                logger.warning("%s Asking again for %g s whether hosts still run.", fault, AWAY_SECONDS)
             return time.monotonic() - self._away_since < AWAY_SECONDS
         self._away_since = None
         self._left |= hosts - self._told

@@ -83,7 +83,8 @@ def fit(
         _require_completed(directory.outcome, name, arguments)
         if any(directory.artifacts.iterdir()):
             raise EstimatorError(
-                f"{name} completed, but what it made could not be brought to {_RUNS.absolute() / name}"
+                f"{name} completed, but what it made could not be brought to {_RUNS.absolute() / name}: "
+                f"it stays in {directory.artifacts}"
             )
         return LocalModeJob(name, job_session, model=model, checkpoints=arguments.get("checkpoint_s3_uri"))
 

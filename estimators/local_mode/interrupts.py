@@ -66,7 +66,10 @@ class Interrupts:
         if not self.came:
             logger.warning("fit() was broken off: each host has %d s to save a checkpoint", STOP_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS + _TIDY_SECONDS
-        while self._process.exists() and time.monotonic() < deadline:
+        while self._process.exists():
+            if time.monotonic() > deadline:
+                logger.warning("the hosts have not ended: look for them with `docker ps`, and stop them")
+                return
             time.sleep(_LOOK_SECONDS)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:

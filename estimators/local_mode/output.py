@@ -51,4 +51,9 @@ def _say(text: str) -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except BrokenPipeError:  # fit() is gone; the conductor ends the job
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard()
+
+
+def discard() -> None:
+    """Let what is printed from now on go nowhere: nobody reads it, and a full pipe would hold this process up."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -24,7 +24,7 @@ def verdict(
     *,
     told: Collection[str],
     asked: bool,
-    left: Collection[str] = (),
+    left: Collection[str],
     roots: Mapping[str, Path],
     tails: Mapping[str, str],
     compose_code: int,

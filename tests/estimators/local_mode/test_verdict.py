@@ -23,7 +23,7 @@ def judge(tmp_path: Path) -> Any:
             for number, (host, code) in enumerate(codes)
         ]
         tails = dict.fromkeys(roots, "last words")
-        usual: dict[str, Any] = {"told": (), "asked": False, "compose_code": 0, "compose_said": ""}
+        usual: dict[str, Any] = {"told": (), "asked": False, "left": (), "compose_code": 0, "compose_said": ""}
         return verdict(ends, roots=roots, tails=tails, **{**usual, **known})
 
     of.roots = roots  # type: ignore[attr-defined]
