@@ -62,7 +62,8 @@ def make(directory: Path, images: int) -> None:
                     tar.addfile(member, io.BytesIO(part))
                 lines.write(json.dumps({"image": base64.b64encode(image).decode(), "label": label}) + "\n")
     for name in ("tar", "jsonl"):
-        from smddp.data.shards import ShardIndex, open_source
+        from smddp.data.shards import ShardIndex
+        from smddp.data.source import open_source
 
         ShardIndex.of(open_source(directory / name)).write(directory / name)
 

@@ -32,7 +32,7 @@ from pathlib import Path
 import boto3
 import numpy as np
 
-from estimators.local.signature import KeyPair
+from estimators.local.api.signature import KeyPair
 from estimators.local.storage import SeaweedFS
 from smddp.checkpoint.stores.s3 import S3Store
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from estimators import checks, source
+from estimators import source_code
+from estimators.checks import parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
@@ -139,11 +140,11 @@ class Estimator:
         for problem in plan.warnings:
             logger.warning("%s", problem)
         shows_log = logs not in (False, "None")
-        if checks.is_local_mode(self.arguments):
+        if parameters.is_local_mode(self.arguments):
             return self._fit_in_local_mode(inputs, wait=wait, logs=shows_log, job_name=job_name)
         from estimators.sdk import v2
 
-        bundle = source.stage(source.Source.of(self.arguments))
+        bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
         try:
             pytorch = self._build({**self.arguments, **bundle.source.arguments}, self._session or v2.session())
             pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
@@ -181,13 +182,13 @@ class Estimator:
         """
         from estimators.sdk import v2
 
-        local_mode = checks.is_local_mode(self.arguments)
+        local_mode = parameters.is_local_mode(self.arguments)
         if local_mode and given.checkpoint_directory(self.arguments):
             raise EstimatorError(
                 "checkpoint_s3_uri: the SDK's own Local Mode mounts no directory for checkpoints, only fit() does. "
                 "Call fit() of the Estimator, or leave it out."
             )
-        bundle = source.stage(source.Source.of(self.arguments))
+        bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
         try:
             session = v2.local_session(self._session) if local_mode else self._session or v2.session()
             arguments = given.for_sdk(self.arguments) if local_mode else self.arguments
@@ -226,7 +227,7 @@ def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
     if isinstance(hyperparameters, Mapping):
         return dict(hyperparameters)
     from smddp.errors import HyperparameterError
-    from smddp.hyperparameters import encode
+    from smddp.job.hyperparameters import encode
 
     try:
         return encode(hyperparameters)

@@ -12,7 +12,7 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LogLine:
     """One line of the log."""
 
     timestamp: int
@@ -31,7 +31,7 @@ class LogReader:
     job_name: str
     _tokens: dict[str, str] = field(default_factory=dict)
 
-    def unread(self) -> Iterator[Line]:
+    def unread(self) -> Iterator[LogLine]:
         """The lines that came since the last time, those of all hosts merged; read page by page as they are taken."""
         pages = [self._unread_of(stream) for stream in self._streams()]
         return heapq.merge(*pages, key=attrgetter("timestamp"))
@@ -46,13 +46,13 @@ class LogReader:
         except self.client.exceptions.ResourceNotFoundException:
             return []  # no training job of this account has logged yet
 
-    def _unread_of(self, stream: str) -> Iterator[Line]:
+    def _unread_of(self, stream: str) -> Iterator[LogLine]:
         host = stream.rpartition("/")[2].rpartition("-")[0]
         while True:
             token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
             page = self.client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
             for event in page["events"]:
-                yield Line(timestamp=event["timestamp"], host=host, message=event["message"])
+                yield LogLine(timestamp=event["timestamp"], host=host, message=event["message"])
             is_last = page["nextForwardToken"] == self._tokens.get(stream)
             self._tokens[stream] = page["nextForwardToken"]
             if is_last:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from estimators import channels, checks, distribution, source
+from estimators import distribution, source_code
+from estimators.checks import channels, parameters
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.local_mode import checks as local_mode_checks
@@ -104,16 +105,16 @@ def _problems(
 ) -> Iterator[Problem]:
     from estimators.sdk import v2
 
-    local_mode = checks.is_local_mode(arguments)
-    code = source.Source.of(arguments)
+    local_mode = parameters.is_local_mode(arguments)
+    code = source_code.SourceCode.of(arguments)
     if code.entry_point is None and "training_recipe" not in arguments:
         yield error("entry_point", "missing", "Give the path of the training script.")
-    yield from checks.check_role(arguments, v2.configured_role(session))
-    yield from checks.check_instances(arguments)
+    yield from parameters.check_role(arguments, v2.configured_role(session))
+    yield from parameters.check_instances(arguments)
     if not local_mode:
-        yield from checks.check_time(arguments)
+        yield from parameters.check_time(arguments)
     yield from distribution.check(arguments.get("distribution"))
-    yield from checks.check_data_parallel_library(arguments, v2.data_parallel_instance_types())
+    yield from parameters.check_data_parallel_library(arguments, v2.data_parallel_instance_types())
     py_version = arguments.get("py_version")
     if region := v2.region(session):
         if chooses_image_by_version(arguments) and Framework.of(arguments, region).image_instance_type:
@@ -125,8 +126,8 @@ def _problems(
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
         yield error("sagemaker_session", "no AWS region is configured", remedy)
     isolated = arguments.get("enable_network_isolation") is True and not local_mode
-    yield from source.check(code, py_version=py_version, isolated=isolated)
-    yield from checks.check_metrics(arguments)
+    yield from source_code.check(code, py_version=py_version, isolated=isolated)
+    yield from parameters.check_metrics(arguments)
     if local_mode:
         yield from local_mode_checks.check(
             arguments,
@@ -137,14 +138,14 @@ def _problems(
         )
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode)
-    yield from checks.check_hyperparameters(arguments, v2.hyperparameter_text)
+    yield from parameters.check_hyperparameters(arguments, v2.hyperparameter_text)
     requested = {
         **arguments,
         "job_name": job_name,
         "tags": v2.request_tags(arguments.get("tags")),
         "inputs": None if local_mode else channels.requested(data) or None,
     }
-    yield from checks.check_limits(requested)
+    yield from parameters.check_limits(requested)
 
 
 def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:

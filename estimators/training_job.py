@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
-from estimators.log_reader import LOG_GROUP, Line, LogReader
-from estimators.log_view import LogView
+from estimators.log_reader import LOG_GROUP, LogLine, LogReader
 
 if TYPE_CHECKING:
     import boto3
@@ -35,6 +36,9 @@ _STOPPED_BY: Mapping[str, str] = {
 _SHORTEST_POLL, _LONGEST_POLL, _LONGEST_SETTLING = 0.25, 5.0, 3.0
 """Seconds. How often a job is looked at grows with the time it has taken, and so does how long its last lines, which
 CloudWatch shows later than the job's end, are waited for."""
+
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 
 
 class TrainingJob:
@@ -125,9 +129,9 @@ class TrainingJob:
         """The log from its beginning, as pairs of host and line, until the job has ended and all is read."""
         return ((line.host, line.message) for line in self.lines())
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[LogLine]:
         """The log as `logs` gives it, each line with its time."""
-        return (event for event in self._follow() if isinstance(event, Line))
+        return (event for event in self._follow() if isinstance(event, LogLine))
 
     def wait(self, logs: bool = True) -> None:
         """Wait for the job's end. An interruption from the keyboard leaves the job running.
@@ -139,12 +143,12 @@ class TrainingJob:
             TrainingJobFailed: The job failed.
             TrainingJobStopped: The job was stopped.
         """
-        view = LogView() if logs else None
+        view = _LogView() if logs else None
         try:
             for event in self._follow(with_lines=logs):
                 if view is None:
                     continue
-                if isinstance(event, Line):
+                if isinstance(event, LogLine):
                     view.show_line(event.host, event.message)
                 else:
                     view.show_status(event["StartTime"], event["Status"], event.get("StatusMessage", ""))
@@ -157,7 +161,7 @@ class TrainingJob:
             raise
         self._require_completed(self.describe())
 
-    def _follow(self, *, with_lines: bool = True) -> Iterator[Line | SecondaryStatusTransitionTypeDef]:
+    def _follow(self, *, with_lines: bool = True) -> Iterator[LogLine | SecondaryStatusTransitionTypeDef]:
         """The job's lines and changes of status as they come, until its end."""
         reader = LogReader(self._boto_session.client("logs"), self.name) if with_lines else None
         shown: set[tuple[str, datetime]] = set()
@@ -197,3 +201,24 @@ class TrainingJob:
 
     def __repr__(self) -> str:
         return f"TrainingJob({self.name!r})"
+
+
+class _LogView:
+    """Show a job's log: each line with its host, coloured on a terminal. Stdout is the one at the time it is made."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._colours: dict[str, str] = {}
+
+    def show_line(self, host: str, message: str) -> None:
+        """Show one line of a host's log."""
+        colour = self._colours.setdefault(host, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._console.out(f"{host} | ", style=colour, end="")
+        self._console.out(message.rstrip("\n"), highlight=False)
+
+    def show_status(self, time: datetime, status: str, message: str) -> None:
+        """Show that the job's status has changed."""
+        text = f"{time.astimezone():%H:%M:%S} {status}"
+        if message and message != status:
+            text = f"{text}: {message}"
+        self._console.out(text, style="bold", highlight=False)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from smddp._version import __version__
+
 if TYPE_CHECKING:
     from smddp.checkpoint import Checkpointer as Checkpointer
     from smddp.checkpoint import Retention as Retention
-    from smddp.checkpoint.exchange.weights import load_weights as load_weights
-    from smddp.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
+    from smddp.checkpoint.convert.weights import load_weights as load_weights
     from smddp.cluster import Cluster as Cluster
     from smddp.data import ElasticSampler as ElasticSampler
     from smddp.data import fingerprint as fingerprint
@@ -21,28 +22,27 @@ if TYPE_CHECKING:
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
-    from smddp.precision import Precision as Precision
-    from smddp.running import run as run
-    from smddp.trainer import Trainer as Trainer
-
-__version__ = "0.1.0"
+    from smddp.training import CheckpointPolicy as CheckpointPolicy
+    from smddp.training import Precision as Precision
+    from smddp.training import Trainer as Trainer
+    from smddp.training import run as run
 
 _HOMES = {
-    "CheckpointPolicy": "smddp.checkpoint_policy",
+    "CheckpointPolicy": "smddp.training",
     "Checkpointer": "smddp.checkpoint",
     "Cluster": "smddp.cluster",
     "ElasticSampler": "smddp.data",
     "Job": "smddp.job",
     "PipeDataset": "smddp.data.pipes",
-    "Precision": "smddp.precision",
+    "Precision": "smddp.training",
     "Retention": "smddp.checkpoint",
     "ShardedDataset": "smddp.data.shards",
-    "Trainer": "smddp.trainer",
+    "Trainer": "smddp.training",
     "fingerprint": "smddp.data.fingerprint",
     "join": "smddp.distributed",
     "leave": "smddp.distributed",
-    "load_weights": "smddp.checkpoint.exchange.weights",
-    "run": "smddp.running",
+    "load_weights": "smddp.checkpoint.convert.weights",
+    "run": "smddp.training",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -32,6 +32,8 @@ def _imports_private_name(node: ast.AST, package: str) -> bool:
     home = node.module or ""
     if home == package or home.startswith(f"{package}."):
         return False
+    if f"{package}.".startswith(f"{home.rpartition('.')[0]}."):  # a private module of a package around this one
+        home = ""
     return _is_private(home) or any(_is_private(alias.name) for alias in node.names)
 
 
@@ -58,7 +60,7 @@ def test_entry_points_see_only_smddp_and_torch(entry_point: Path) -> None:
         ("import smddp.cluster", ("torch", "boto3", "numpy")),
         ("import smddp.container", ("torch", "boto3")),
         ("import smddp.cli", ("torch", "boto3", "sagemaker", "moto", "numpy")),
-        ("import smddp.cli", ("estimators.docker.build", "estimators.source")),
+        ("import smddp.cli", ("estimators.docker.build", "estimators.source_code")),
         ("import estimators", ("torch", "boto3", "sagemaker", "moto")),
         ("from estimators import Estimator", ("torch", "boto3", "sagemaker", "moto")),
         ("import estimators.local_mode.compose_up", ("torch", "boto3", "sagemaker", "moto")),

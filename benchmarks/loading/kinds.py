@@ -210,7 +210,7 @@ def pieces(file: Any) -> Epoch:
 
 
 def source_bytes(place: Place) -> Epoch:
-    from smddp.data.streams import S3Source
+    from smddp.data.source.s3 import S3Source
 
     source = S3Source(f"{place.uri}/tar")
 

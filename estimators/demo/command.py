@@ -23,6 +23,6 @@ def demo(
         typer.echo(f"smddp demo: {', '.join(missing)} not installed. Do: pip install 'smddp[local,vision]'", err=True)
         raise typer.Exit(2)
 
-    from estimators.demo.story import tell
+    from estimators.demo.run import tell
 
     tell(output, epochs=epochs)

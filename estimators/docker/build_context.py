@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from estimators.source import PACKAGE, REQUIREMENTS, package_directory
+from estimators.source_code import PACKAGE, REQUIREMENTS, package_directory
 
 _CHECKOUT = Path(__file__).parents[2]
 _INSTALLED = Path(__file__).with_name("recipe")

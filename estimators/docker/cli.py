@@ -14,6 +14,9 @@ from estimators.docker.search_path import search_path
 ENGINE_SECONDS = 20.0
 """How long an engine may take to say that it is there."""
 
+COMMAND_SECONDS = 30.0
+"""How long Docker may take to do one thing: under load it needs seconds, and one that hangs for ever."""
+
 
 class DockerError(RuntimeError):
     """Docker can't be had, or did not do what it was asked for; the message holds its own words."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-STAND_IN_MARK = ".smddp-stand-ins"
+SHIM_MARK = ".smddp-shims"
 """A file of this name says that what is in its directory only stands in for the real programs."""
 
 
 def search_path() -> str:
-    """PATH without the stand-ins, be they of this thread's job or of another's."""
+    """PATH without the shims, be they of this thread's job or of another's."""
     entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(entry for entry in entries if not Path(entry, STAND_IN_MARK).exists())
+    return os.pathsep.join(entry for entry in entries if not Path(entry, SHIM_MARK).exists())

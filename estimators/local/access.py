@@ -16,7 +16,7 @@ import boto3
 import botocore.session
 from botocore.config import Config
 
-from estimators.local.signature import KeyPair
+from estimators.local.api.signature import KeyPair
 
 ACCOUNT_ID = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT_ID}:role/SmddpLocal"

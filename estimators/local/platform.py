@@ -17,10 +17,10 @@ from botocore.exceptions import ClientError
 from botocore.httpsession import URLLib3Session
 
 from estimators.local.access import ROLE, Access, bypassed_hosts
+from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
 from estimators.local.server_process import ServerProcess, ServerSettings
-from estimators.local.signature import KeyPair
 
 if TYPE_CHECKING:
     import boto3

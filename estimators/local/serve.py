@@ -80,7 +80,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         listeners.append(listener)
         environment = inside.container_environment()
     try:
-        from estimators.local.server import HttpServer
+        from estimators.local.api.server import HttpServer
     except ModuleNotFoundError as error:
         raise LocalPlatformError(f"The module {error.name!r} is missing. {INSTALL}") from error
     from estimators.local.engine import Engine

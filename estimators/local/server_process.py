@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from estimators.local.access import Access
+from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
-from estimators.local.signature import KeyPair
 
 logger = logging.getLogger(__name__)
 

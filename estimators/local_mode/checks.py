@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from estimators import source
-from estimators.channels import local_path, uri_of
+from estimators import source_code
+from estimators.checks.channels import local_path, uri_of
 from estimators.local_mode import directories
 from estimators.problem import Problem, error, warning
 
@@ -113,8 +113,8 @@ def _check_checkpoints(arguments: Mapping[str, Any], s3_endpoint: Callable[[], s
     if urlsplit(endpoint).hostname in _THIS_MACHINE:
         remedy = "Give S3 an address of this machine that containers reach, such as that of the bridge docker0."
         yield error("checkpoint_s3_uri", f"S3 is at {endpoint}, which for a container is the container", remedy)
-    code = source.Source.of(arguments)
-    if code.is_local and code.script.is_file() and not source.imports_package(code):
+    code = source_code.SourceCode.of(arguments)
+    if code.is_local and code.script.is_file() and not source_code.imports_package(code):
         yield warning(
             "checkpoint_s3_uri",
             "Local Mode copies nothing to S3, and the code does not import smddp, which saves there itself",

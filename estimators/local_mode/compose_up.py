@@ -27,9 +27,9 @@ from estimators.docker.cli import DockerError
 from estimators.docker.ownership import give_back
 from estimators.local_mode.containers import Containers
 from estimators.local_mode.directory import JobDirectory, Outcome
+from estimators.local_mode.job_outcome import job_outcome
 from estimators.local_mode.output import TAIL_LINES, Output, discard
 from estimators.local_mode.overlay import STOP_SECONDS, literal, overlay, services_of
-from estimators.local_mode.verdict import verdict
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +118,11 @@ class _Up:
         """How the job ended, once it has."""
         code, said = self._up()
         try:
-            self._give_back()  # of what root alone may read, too, the verdict is made
+            self._give_back()  # of what root alone may read, too, the job_outcome is made
             ends = self._containers.ends()
         except DockerError as fault:
             return Outcome(status="Failed", host=None, reason=f"Docker does not say how its hosts ended: {fault}")
-        return verdict(
+        return job_outcome(
             ends,
             told=self._told,
             asked=self._asked,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from estimators import source
+from estimators import source_code
 from estimators.docker.cli import DockerError, require_engine
 from estimators.docker.compose import Compose, find_compose
 from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
@@ -18,7 +18,7 @@ from estimators.local_mode import given
 from estimators.local_mode.directory import Instructions, JobDirectory, Outcome
 from estimators.local_mode.interrupts import Interrupts
 from estimators.local_mode.job import LocalModeJob
-from estimators.local_mode.stand_ins import stand_ins
+from estimators.local_mode.path_shims import path_shims
 
 if TYPE_CHECKING:
     from estimators.sdk.v2 import PyTorch, Session
@@ -62,7 +62,7 @@ def fit(
     directory = JobDirectory.make(settings.get("container_root"))
     with _removed_afterwards(directory):
         no_code = [*_RUNS.glob("*/*.tar.gz"), *filter(None, [given.checkpoint_directory(arguments)])]
-        code = source.stage(source.Source.of(arguments), into=directory.code, without=no_code).source
+        code = source_code.stage(source_code.SourceCode.of(arguments), into=directory.code, without=no_code).source
         changed: dict[str, Any] = {"container_root": str(directory.containers)}
         if not code.is_local and not code.from_git:
             changed["local_code"] = False  # it is on S3, and the SDK would mount it as a directory
@@ -109,7 +109,7 @@ def _run(pytorch: PyTorch, inputs: Any, name: str, directory: JobDirectory, comp
     interrupts = Interrupts(directory.process)
     failure: Exception | None = None
     try:
-        with stand_ins(directory.programs, compose), interrupts, quiet.while_it_runs_a_job():
+        with path_shims(directory.programs, compose), interrupts, quiet.while_it_runs_a_job():
             pytorch.fit(given.inputs_for_sdk(inputs), wait=False, job_name=name)
     except Exception as fault:  # the job's failure as the SDK tells it, or its own: before the job, or after it
         if interrupts.had_to_end_it:

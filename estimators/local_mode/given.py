@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from estimators import distribution
-from estimators.channels import local_path
+from estimators.checks.channels import local_path
 from estimators.local_mode.checks import DO_NOTHING
 from smddp.job import CHECKPOINT_URI_VARIABLE
 

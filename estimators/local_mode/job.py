@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from estimators.errors import EstimatorError
-from estimators.log_reader import Line
+from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class LocalModeJob(TrainingJob):
         """
         raise EstimatorError(f"{self.name} has no metrics: the SDK's Local Mode reads none. {_INSTEAD}")
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[LogLine]:
         """Local Mode keeps no log.
 
         Raises:

@@ -16,12 +16,12 @@ What is not named in a valid manifest does not exist. No file is a pickle, and r
 
 from smddp.checkpoint.best import find_best
 from smddp.checkpoint.checkpointer import Checkpointer
-from smddp.checkpoint.exchange import export, import_checkpoint
-from smddp.checkpoint.exchange.weights import WeightsError, WeightsReport, load_weights
+from smddp.checkpoint.convert import export, import_checkpoint
+from smddp.checkpoint.convert.weights import WeightsError, WeightsReport, load_weights
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.reading.reader import CheckpointInfo, list_checkpoints
+from smddp.checkpoint.restore.reader import CheckpointInfo, list_checkpoints
 from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.saving.attempt import SaveReport
+from smddp.checkpoint.save.save_request import SaveReport
 
 __all__ = [
     "CheckpointInfo",

@@ -8,9 +8,9 @@ import os
 from functools import partial
 from typing import Literal
 
-from smddp.checkpoint.exchange.sources import no_checkpoint_in
+from smddp.checkpoint.convert.sources import no_checkpoint_in
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.reading.reader import CheckpointInfo, inspect
+from smddp.checkpoint.restore.reader import CheckpointInfo, inspect
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.parallel import in_parallel
 from smddp.errors import CheckpointError

@@ -17,20 +17,20 @@ from typing import Any, Literal
 
 import torch
 
+from smddp.checkpoint.changed_hyperparameters import differing, json_values
 from smddp.checkpoint.format.manifest import LARGEST_STEP, Manifest
-from smddp.checkpoint.hyperparameters import differing, json_values
-from smddp.checkpoint.reading.reader import Loaded, read_newest
-from smddp.checkpoint.reading.restoring import RANKS, RNG, Restoration, Stateful, check_parts
+from smddp.checkpoint.metric_values import as_numbers
+from smddp.checkpoint.restore.reader import Loaded, read_newest
+from smddp.checkpoint.restore.restoring import RANKS, RNG, Restoration, Stateful, check_parts
 from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.saving.attempt import Attempt, SaveReport
-from smddp.checkpoint.saving.capture import Capture
-from smddp.checkpoint.saving.commit import Arrival, Committer
-from smddp.checkpoint.saving.participant import Participant, SaveFailedError
-from smddp.checkpoint.saving.saver import Saver
-from smddp.checkpoint.saving.team import Team
+from smddp.checkpoint.save.background_task import BackgroundTask
+from smddp.checkpoint.save.commit import CommitListener, Committer
+from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
+from smddp.checkpoint.save.save_group import SaveGroup
+from smddp.checkpoint.save.save_request import SaveReport, SaveRequest
+from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError
-from smddp.metrics import as_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Checkpointer:
         share: Literal["node", "all"] = "node",
         hyperparameters: Mapping[str, Any] | None = None,
         tolerate_failures: int = 0,
-        arrival: Arrival | None = None,
+        listener: CommitListener | None = None,
     ) -> None:
         """Say what to save, and where.
 
@@ -93,7 +93,7 @@ class Checkpointer:
                 one is loaded.
             tolerate_failures: how many saves in a row may fail because of the disk, the network or the like, before
                 one is an error; they are logged as errors.
-            arrival: told of each checkpoint, on rank 0.
+            listener: told of each checkpoint, on rank 0.
 
         Raises:
             ValueError: a name or the location is not possible, or the hyperparameters are not JSON values.
@@ -110,9 +110,9 @@ class Checkpointer:
         self._share = share
         self._hyperparameters = json_values(hyperparameters or {})
         self._tolerate_failures = tolerate_failures
-        self._arrival = arrival
-        self._saver: Saver[SaveReport | None] = Saver()
-        self._participant: Participant | None = None
+        self._listener = listener
+        self._background_task: BackgroundTask[SaveReport | None] = BackgroundTask()
+        self._rank_saver: RankSaver | None = None
         self._saves = 0
         self._failures = 0
         self._durable = 0
@@ -130,8 +130,8 @@ class Checkpointer:
                 save failed in the background. On every rank.
         """
         self._await_turn()
-        participant = self._begin()
-        ranks, found = participant.team.ranks, list[Loaded]()
+        rank_saver = self._begin()
+        ranks, found = rank_saver.group.ranks, list[Loaded]()
         description = ranks.on_main(lambda: self._read(found))
         if description is None:
             return None
@@ -151,7 +151,7 @@ class Checkpointer:
 
         ranks.on_each(check)
         ranks.on_each(lambda: restorations.pop().apply())
-        participant.committer.loaded = manifest
+        rank_saver.committer.loaded = manifest
         return manifest
 
     def save(
@@ -184,7 +184,7 @@ class Checkpointer:
                 "positions from 0"
             )
         numbers = {name: float(value) for name, value in as_numbers(metrics or {}).items()}
-        participant = self._begin()
+        rank_saver = self._begin()
         self._saves += 1
         failure: CheckpointError | None = None
         started = time.perf_counter()
@@ -194,11 +194,11 @@ class Checkpointer:
             failure = error
         waited = time.perf_counter() - started
         started = time.perf_counter()
-        attempt = participant.take(self._saves, step=int(step), epoch=int(epoch), position=position, metrics=numbers)
+        request = rank_saver.take(self._saves, step=int(step), epoch=int(epoch), position=position, metrics=numbers)
         stalled = time.perf_counter() - started
-        save = partial(self._save, participant, attempt, started=started, stalled=stalled, waited=waited)
-        self._saver.submit(save, name=f"the checkpoint of step {step}")
-        if failure := failure or attempt.failure:
+        save = partial(self._save, rank_saver, request, started=started, stalled=stalled, waited=waited)
+        self._background_task.submit(save, name=f"the checkpoint of step {step}")
+        if failure := failure or request.failure:
             raise failure
 
     def check(self) -> None:
@@ -208,7 +208,7 @@ class Checkpointer:
             CheckpointError: it failed. Earlier checkpoints are as they were.
         """
         try:
-            if self._saver.take() is not None:
+            if self._background_task.result() is not None:
                 self._failures = 0
         except SaveFailedError as error:
             if not (error.environmental and self._failures < self._tolerate_failures):
@@ -223,7 +223,7 @@ class Checkpointer:
     @property
     def busy(self) -> bool:
         """Whether something is under way in the background: whether the next save would have to wait."""
-        return self._saver.under_way is not None
+        return self._background_task.under_way is not None
 
     def wait(self, timeout: float | None = None) -> SaveReport | None:
         """Wait until the last save is durable, and its outcome known to every rank.
@@ -237,7 +237,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it failed, tolerated or not, unless that was raised or logged before.
         """
-        if self._saver.wait(timeout) and self._saver.take() is not None:
+        if self._background_task.wait(timeout) and self._background_task.result() is not None:
             self._failures = 0
         # Once it is durable, that is so even if older ones are not removed yet.
         return self.last_report if self._durable == self._saves else None
@@ -247,9 +247,9 @@ class Checkpointer:
 
         To be called once after the first optimizer step, when the optimizer has its state.
         """
-        participant = self._begin()
+        rank_saver = self._begin()
         self._await_turn()
-        self._saver.submit(partial(_warm_up, participant.preparation()), name=_WARMING_UP)
+        self._background_task.submit(partial(_warm_up, rank_saver.preparation()), name=_WARMING_UP)
 
     def close(self) -> None:
         """Wait for the save under way to end, and give the memory back.
@@ -260,7 +260,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._participant = None
+            self._rank_saver = None
             self._is_closed = True
 
     def __enter__(self) -> Checkpointer:
@@ -272,7 +272,7 @@ class Checkpointer:
         """Close; when an exception is under way, give a save under way ten seconds and do not raise another."""
         if error is None:
             self.close()
-        elif (name := self._saver.give_up()) is not None:
+        elif (name := self._background_task.give_up()) is not None:
             logger.warning("%s was given up", name)
         else:
             self._log_failure()
@@ -280,27 +280,27 @@ class Checkpointer:
     def _log_failure(self) -> None:
         """Say what the last save failed with, where another exception is to be the one that is raised."""
         try:
-            self._saver.take()
+            self._background_task.result()
         except Exception as failure:  # not swallowed: logged
             logger.error("%s", failure)
 
-    def _begin(self) -> Participant:
+    def _begin(self) -> RankSaver:
         """Find the other ranks, once; collective."""
         if self._is_closed:
             raise CheckpointError("this Checkpointer is closed: make another one")
-        if self._participant is None:
-            team = Team.gather(self._share)
+        if self._rank_saver is None:
+            group = SaveGroup.gather(self._share)
             committer = Committer(
-                self._store, keep=self._keep, hyperparameters=self._hyperparameters, arrival=self._arrival
+                self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
             )
-            capture = Capture(self._state, self._per_rank, rank=team.ranks.rank, writers=team.writers)
-            self._participant = Participant(self._store, team, committer, capture)
-        return self._participant
+            snapshotter = Snapshotter(self._state, self._per_rank, rank=group.ranks.rank, writers=group.writers)
+            self._rank_saver = RankSaver(self._store, group, committer, snapshotter)
+        return self._rank_saver
 
     def _await_turn(self) -> None:
         """Wait for what is under way in the background."""
-        name, started = self._saver.under_way, time.perf_counter()
-        self._saver.wait()
+        name, started = self._background_task.under_way, time.perf_counter()
+        self._background_task.wait()
         waited = time.perf_counter() - started
         if waited > _FELT_SECONDS and name not in (None, _WARMING_UP) and self._is_main:
             logger.warning("waited %.1f s for %s: the interval is shorter than a save takes", waited, name)
@@ -308,8 +308,8 @@ class Checkpointer:
 
     def _save(
         self,
-        participant: Participant,
-        attempt: Attempt,
+        rank_saver: RankSaver,
+        request: SaveRequest,
         cancelled: threading.Event,
         *,
         started: float,
@@ -318,17 +318,17 @@ class Checkpointer:
     ) -> SaveReport | None:
         """Save in the background."""
         try:
-            size = participant.save(attempt, cancelled)
+            size = rank_saver.save(request, cancelled)
             report = SaveReport(
-                step=attempt.step,
+                step=request.step,
                 stall_seconds=stalled,
                 waited_seconds=waited,
                 durable_seconds=time.perf_counter() - started,
                 size=size,
             )
-            self.last_report, self._durable = report, attempt.number
+            self.last_report, self._durable = report, request.number
         except SaveFailedError:
-            if attempt.failure is not None:
+            if request.failure is not None:
                 return None  # `save` raised it already
             raise
         if self._is_main:
@@ -336,7 +336,7 @@ class Checkpointer:
                 "saved %s: %.1f MB in %.2f s, for which training stood still %.3f s",
                 *(self._store.path(report.step), size / 1e6, report.durable_seconds, stalled + waited),
             )
-        participant.tidy(attempt)
+        rank_saver.prune(request)
         return report
 
     def _read(self, found: list[Loaded]) -> tuple[Manifest, Mapping[str, Any], _Layouts] | None:
@@ -360,7 +360,7 @@ class Checkpointer:
 
     @property
     def _is_main(self) -> bool:
-        return self._participant is not None and self._participant.team.ranks.is_main
+        return self._rank_saver is not None and self._rank_saver.group.ranks.is_main
 
 
 def _warm_up(prepare: Callable[[], None], _cancelled: threading.Event) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from smddp.checkpoint.reading.reader import CheckpointInfo, inspect
+from smddp.checkpoint.restore.reader import CheckpointInfo, inspect
 from smddp.checkpoint.retention import Retention, which_stay
 from smddp.checkpoint.stores import Store
 from smddp.checkpoint.stores.parallel import in_parallel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smddp.checkpoint.format.manifest import Manifest, NewerFormatError
-from smddp.checkpoint.reading.verified import VerifiedFiles
+from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores import Store, StoreError
 from smddp.errors import CheckpointError
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from smddp.cluster import mpi, openpai, sagemaker, single, slurm, torchrun
+from smddp.cluster.env_values import Readings
 from smddp.cluster.environment import Environment
-from smddp.cluster.readings import Readings
 from smddp.errors import ClusterError
 
 

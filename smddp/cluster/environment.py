@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from smddp.cluster.readings import Reading
+from smddp.cluster.env_values import EnvValue
 from smddp.errors import ClusterError
 
 _LONGEST_SHOWN = 100
@@ -59,35 +59,35 @@ class Environment:
             )
         return name
 
-    def text(self, *names: str, beside: str) -> Reading[str]:
+    def text(self, *names: str, beside: str) -> EnvValue[str]:
         """The value of the variable that :meth:`require` finds."""
         name = self.require(*names, beside=beside)
-        return Reading(self._variables[name], self.show(name))
+        return EnvValue(self._variables[name], self.show(name))
 
-    def integer(self, *names: str, beside: str, minimum: int = 0) -> Reading[int]:
+    def integer(self, *names: str, beside: str, minimum: int = 0) -> EnvValue[int]:
         """Like :meth:`text`, for a whole number of at least ``minimum``."""
         reading = self.text(*names, beside=beside)
         digits = reading.value.strip()
         if not (digits.isascii() and digits.isdecimal() and int(digits) >= minimum):
             raise ClusterError(f"{reading.source}: expected a whole number of at least {minimum}.")
-        return Reading(int(digits), reading.source)
+        return EnvValue(int(digits), reading.source)
 
-    def json(self, name: str, *, expected: str) -> Reading[Any]:
+    def json(self, name: str, *, expected: str) -> EnvValue[Any]:
         """A variable that holds JSON; ``expected`` says what, for the error's text."""
         try:
-            return Reading(json.loads(self._variables[name]), self.show(name))
+            return EnvValue(json.loads(self._variables[name]), self.show(name))
         except ValueError as error:
             raise ClusterError(f"{self.show(name)} is not JSON ({error}); expected {expected}.") from error
 
-    def master_addr(self, default: Reading[str]) -> Reading[str]:
+    def master_addr(self, default: EnvValue[str]) -> EnvValue[str]:
         """MASTER_ADDR, which the user or the platform may set, else the launcher's own."""
         return self.text("MASTER_ADDR", beside="MASTER_ADDR") if "MASTER_ADDR" in self else default
 
-    def master_port(self, default: Reading[int]) -> Reading[int]:
+    def master_port(self, default: EnvValue[int]) -> EnvValue[int]:
         """MASTER_PORT, which the user or the platform may set, else the launcher's own."""
         return self.integer("MASTER_PORT", beside="MASTER_PORT") if "MASTER_PORT" in self else default
 
-    def port_of_job(self, *names: str) -> Reading[int]:
+    def port_of_job(self, *names: str) -> EnvValue[int]:
         """A port from 10000 to 29999 that all processes of a job derive alike: 10000 + crc32 of its id modulo 20000.
 
         Args:
@@ -96,4 +96,4 @@ class Environment:
         present = [name for name in names if name in self]
         identity = ".".join(self._variables[name] for name in present)
         port = _FIRST_PORT + zlib.crc32(identity.encode()) % _PORTS
-        return Reading(port, f"default: derived from {', '.join(self.show(name) for name in present)}")
+        return EnvValue(port, f"default: derived from {', '.join(self.show(name) for name in present)}")

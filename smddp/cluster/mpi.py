@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smddp.cluster import sagemaker, slurm
+from smddp.cluster.env_values import EnvValue, Readings, unnamed_hosts
 from smddp.cluster.environment import Environment
-from smddp.cluster.readings import Reading, Readings, unnamed_hosts
 from smddp.cluster.single import DEFAULT_PORT
 from smddp.errors import ClusterError
 
@@ -41,7 +41,7 @@ def started(environment: Environment) -> bool:
     return _HYDRA.rank in environment and not slurm.started(environment)
 
 
-def rank_and_size(environment: Environment) -> tuple[Reading[int], Reading[int]]:
+def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int]]:
     """This process among all of MPI's."""
     dialect = _dialect(environment)
     return (
@@ -63,7 +63,9 @@ def read(environment: Environment) -> Readings:
             "many ranks on each node, filling one node after the other. Run mpirun with --map-by slot and as many "
             "slots on every host."
         )
-    node_count = Reading(world_size.value // local_world_size.value, f"{world_size.source} / {local_world_size.source}")
+    node_count = EnvValue(
+        world_size.value // local_world_size.value, f"{world_size.source} / {local_world_size.source}"
+    )
     if sagemaker.started(environment):
         hosts = sagemaker.hosts(environment)
         if len(hosts.value) != node_count.value:
@@ -78,12 +80,12 @@ def read(environment: Environment) -> Readings:
         hosts = unnamed_hosts(node_count.value, "MPI")
         master_addr, master_port = _master_addr(environment, node_count), _master_port(environment)
     return Readings(
-        launcher=Reading("mpi", environment.show(evidence)),
+        launcher=EnvValue("mpi", environment.show(evidence)),
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         local_world_size=local_world_size,
-        node_rank=Reading(rank.value // local_world_size.value, f"{rank.source} // {local_world_size.source}"),
+        node_rank=EnvValue(rank.value // local_world_size.value, f"{rank.source} // {local_world_size.source}"),
         node_count=node_count,
         hosts=hosts,
         master_addr=master_addr,
@@ -101,16 +103,16 @@ def _evidence(environment: Environment, dialect: _Dialect) -> str:
     return evidence
 
 
-def _master_addr(environment: Environment, node_count: Reading[int]) -> Reading[str]:
+def _master_addr(environment: Environment, node_count: EnvValue[int]) -> EnvValue[str]:
     if "MASTER_ADDR" not in environment and node_count.value > 1:
         raise ClusterError(
             f"MPI runs on {node_count.value} nodes ({node_count.source}), and MASTER_ADDR is not set: expected the "
             "address of rank 0's node, the same on all. Run mpirun with -x MASTER_ADDR=HOST -x MASTER_PORT=PORT."
         )
-    return environment.master_addr(Reading("127.0.0.1", f"default: one node ({node_count.source})"))
+    return environment.master_addr(EnvValue("127.0.0.1", f"default: one node ({node_count.source})"))
 
 
-def _master_port(environment: Environment) -> Reading[int]:
+def _master_port(environment: Environment) -> EnvValue[int]:
     if environment.first(*_JOB_IDS) is None:
-        return environment.master_port(Reading(DEFAULT_PORT, "default: this MPI gives its jobs no id"))
+        return environment.master_port(EnvValue(DEFAULT_PORT, "default: this MPI gives its jobs no id"))
     return environment.master_port(environment.port_of_job(*_JOB_IDS))

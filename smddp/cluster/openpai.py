@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 
+from smddp.cluster.env_values import EnvValue, Readings
 from smddp.cluster.environment import Environment
-from smddp.cluster.readings import Reading, Readings
 from smddp.errors import ClusterError
 
 _INDICES = ("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX")
@@ -42,11 +42,11 @@ def read(environment: Environment) -> Readings:
     addresses = [environment.text(f"PAI_HOST_IP_{role}_{i}", beside=evidence) for i in range(count.value)]
     why = "default: OpenPAI started one process an instance"
     return Readings(
-        launcher=Reading("openpai", environment.show(evidence)),
+        launcher=EnvValue("openpai", environment.show(evidence)),
         rank=index,
-        local_rank=Reading(0, why),
+        local_rank=EnvValue(0, why),
         world_size=count,
-        local_world_size=Reading(1, why),
+        local_world_size=EnvValue(1, why),
         node_rank=index,
         node_count=count,
         hosts=_hosts(addresses),
@@ -71,7 +71,7 @@ def _role(environment: Environment, evidence: str) -> str:
 _HOST_IP = re.compile(r"PAI_HOST_IP_(.+)_\d+")
 
 
-def _count(environment: Environment, role: str, evidence: str) -> Reading[int]:
+def _count(environment: Environment, role: str, evidence: str) -> EnvValue[int]:
     name = f"PAI_TASK_ROLE_TASK_COUNT_{role}"
     if name in environment:
         return environment.integer(name, beside=evidence, minimum=1)
@@ -82,17 +82,17 @@ def _count(environment: Environment, role: str, evidence: str) -> Reading[int]:
             f"{environment.show(evidence)} is set, but neither {name} nor {prefix}0 is: expected the task role "
             f"{role}'s number of instances, or their addresses."
         )
-    return Reading(len(indices), f"{len(indices)} variables {prefix}<i>")
+    return EnvValue(len(indices), f"{len(indices)} variables {prefix}<i>")
 
 
-def _hosts(addresses: list[Reading[str]]) -> Reading[tuple[str, ...]]:
+def _hosts(addresses: list[EnvValue[str]]) -> EnvValue[tuple[str, ...]]:
     names = tuple(address.value for address in addresses)
     if len(set(names)) < len(names):  # instances may share a machine
         names = tuple(f"{name}/{index}" for index, name in enumerate(names))
-    return Reading(names, ", ".join(address.source for address in addresses[:3]) + ", …" * (len(addresses) > 3))
+    return EnvValue(names, ", ".join(address.source for address in addresses[:3]) + ", …" * (len(addresses) > 3))
 
 
-def _master_port(environment: Environment, role: str, evidence: str) -> Reading[int]:
+def _master_port(environment: Environment, role: str, evidence: str) -> EnvValue[int]:
     if "MASTER_PORT" in environment:
         return environment.integer("MASTER_PORT", beside=evidence)
     patterns = [
@@ -115,4 +115,4 @@ def _master_port(environment: Environment, role: str, evidence: str) -> Reading[
     first = reserved.value.split(",")[0].strip()
     if not first.isdecimal():
         raise ClusterError(f"{reserved.source}: expected a port, or several with commas between them.")
-    return Reading(int(first), reserved.source)
+    return EnvValue(int(first), reserved.source)

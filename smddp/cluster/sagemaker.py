@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from smddp.cluster.env_values import EnvValue, Readings
 from smddp.cluster.environment import Environment
-from smddp.cluster.readings import Reading, Readings
 from smddp.errors import ClusterError
 
 MASTER_PORT = 7777
@@ -27,15 +27,15 @@ def started(environment: Environment) -> bool:
 def read(environment: Environment) -> Readings:
     """One process a host, numbered as the hosts are."""
     names, current = hosts(environment), current_host(environment)
-    index = Reading(_index(environment, names, current), f"{current.source} in {names.source}")
-    count = Reading(len(names.value), names.source)
+    index = EnvValue(_index(environment, names, current), f"{current.source} in {names.source}")
+    count = EnvValue(len(names.value), names.source)
     why = "default: SageMaker started one process a host"
     return Readings(
-        launcher=Reading("sagemaker", names.source),
+        launcher=EnvValue("sagemaker", names.source),
         rank=index,
-        local_rank=Reading(0, why),
+        local_rank=EnvValue(0, why),
         world_size=count,
-        local_world_size=Reading(1, why),
+        local_world_size=EnvValue(1, why),
         node_rank=index,
         node_count=count,
         hosts=names,
@@ -44,7 +44,7 @@ def read(environment: Environment) -> Readings:
     )
 
 
-def hosts(environment: Environment) -> Reading[tuple[str, ...]]:
+def hosts(environment: Environment) -> EnvValue[tuple[str, ...]]:
     """The hosts that train together, in the platform's order.
 
     In a heterogeneous cluster these are only the hosts of SM_DISTRIBUTION_INSTANCE_GROUPS, as for the toolkit.
@@ -52,9 +52,9 @@ def hosts(environment: Environment) -> Reading[tuple[str, ...]]:
     environment.require("SM_HOSTS", "SM_RESOURCE_CONFIG", beside="SM_CURRENT_HOST")
     if "SM_HOSTS" not in environment:
         listed = _resource_config(environment, "hosts")
-        return _of_the_distribution(environment) or Reading(_names(listed), listed.source)
+        return _of_the_distribution(environment) or EnvValue(_names(listed), listed.source)
     listed = environment.json("SM_HOSTS", expected=_A_LIST)
-    names = Reading(_names(listed), listed.source)
+    names = EnvValue(_names(listed), listed.source)
     if "SM_HOST_COUNT" in environment:
         count = environment.integer("SM_HOST_COUNT", beside="SM_HOSTS")
         if count.value != len(names.value):
@@ -64,30 +64,30 @@ def hosts(environment: Environment) -> Reading[tuple[str, ...]]:
     return _of_the_distribution(environment) or names
 
 
-def current_host(environment: Environment) -> Reading[str]:
+def current_host(environment: Environment) -> EnvValue[str]:
     """The name of this host."""
     environment.require("SM_CURRENT_HOST", "SM_RESOURCE_CONFIG", beside="SM_HOSTS")
     if "SM_CURRENT_HOST" in environment:
         return environment.text("SM_CURRENT_HOST", beside="SM_HOSTS")
     name = _resource_config(environment, "current_host")
-    return Reading(str(name.value), name.source)
+    return EnvValue(str(name.value), name.source)
 
 
-def master_addr(environment: Environment, names: Reading[tuple[str, ...]]) -> Reading[str]:
+def master_addr(environment: Environment, names: EnvValue[tuple[str, ...]]) -> EnvValue[str]:
     """MASTER_ADDR, else V3's SM_MASTER_ADDR, else the first host, as for the toolkit."""
     if "SM_MASTER_ADDR" in environment:
         return environment.master_addr(environment.text("SM_MASTER_ADDR", beside="SM_MASTER_ADDR"))
-    return environment.master_addr(Reading(names.value[0], f"first of {names.source}"))
+    return environment.master_addr(EnvValue(names.value[0], f"first of {names.source}"))
 
 
-def master_port(environment: Environment) -> Reading[int]:
+def master_port(environment: Environment) -> EnvValue[int]:
     """MASTER_PORT, else V3's SM_MASTER_PORT, else 7777, as for the toolkit."""
     if "SM_MASTER_PORT" in environment:
         return environment.master_port(environment.integer("SM_MASTER_PORT", beside="SM_MASTER_PORT"))
-    return environment.master_port(Reading(MASTER_PORT, "default: the SageMaker toolkit's port"))
+    return environment.master_port(EnvValue(MASTER_PORT, "default: the SageMaker toolkit's port"))
 
 
-def _index(environment: Environment, names: Reading[tuple[str, ...]], current: Reading[str]) -> int:
+def _index(environment: Environment, names: EnvValue[tuple[str, ...]], current: EnvValue[str]) -> int:
     if current.value not in names.value:
         raise ClusterError(f"{current.source} is not one of {names.source}: expected one of {', '.join(names.value)}.")
     index = names.value.index(current.value)
@@ -98,7 +98,7 @@ def _index(environment: Environment, names: Reading[tuple[str, ...]], current: R
     return index
 
 
-def _of_the_distribution(environment: Environment) -> Reading[tuple[str, ...]] | None:
+def _of_the_distribution(environment: Environment) -> EnvValue[tuple[str, ...]] | None:
     if "SM_DISTRIBUTION_INSTANCE_GROUPS" not in environment or "SM_RESOURCE_CONFIG" not in environment:
         return None
     chosen = environment.json("SM_DISTRIBUTION_INSTANCE_GROUPS", expected="a JSON list of instance groups")
@@ -114,24 +114,24 @@ def _of_the_distribution(environment: Environment) -> Reading[tuple[str, ...]] |
             f"{groups.source}, {chosen.source}: expected instance groups, each with instance_group_name and hosts, and "
             "a JSON list of such names."
         ) from error
-    return Reading(tuple(names), f"{chosen.source} of SM_RESOURCE_CONFIG") if names else None
+    return EnvValue(tuple(names), f"{chosen.source} of SM_RESOURCE_CONFIG") if names else None
 
 
-def _resource_config(environment: Environment, key: str) -> Reading[Any]:
+def _resource_config(environment: Environment, key: str) -> EnvValue[Any]:
     config = _whole_resource_config(environment)
     if key not in config.value:
         raise ClusterError(f"{config.source}: expected {_RESOURCE_CONFIG}, with {key}.")
-    return Reading(config.value[key], f"{key} of {config.source}")
+    return EnvValue(config.value[key], f"{key} of {config.source}")
 
 
-def _whole_resource_config(environment: Environment) -> Reading[dict[str, Any]]:
+def _whole_resource_config(environment: Environment) -> EnvValue[dict[str, Any]]:
     config = environment.json("SM_RESOURCE_CONFIG", expected=_RESOURCE_CONFIG)
     if not isinstance(config.value, dict):
         raise ClusterError(f"{config.source}: expected {_RESOURCE_CONFIG}.")
-    return Reading(config.value, config.source)
+    return EnvValue(config.value, config.source)
 
 
-def _names(listed: Reading[object]) -> tuple[str, ...]:
+def _names(listed: EnvValue[object]) -> tuple[str, ...]:
     names = listed.value
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise ClusterError(f"{listed.source}: expected {_A_LIST}.")

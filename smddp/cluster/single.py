@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from smddp.cluster.env_values import EnvValue, Readings, unnamed_hosts
 from smddp.cluster.environment import Environment
-from smddp.cluster.readings import Reading, Readings, unnamed_hosts
 
 DEFAULT_PORT = 29500
 """torchrun's own default."""
@@ -21,9 +21,9 @@ def read(environment: Environment) -> Readings:
         why = f"default: {environment.show('SLURM_JOB_ID')}, but srun did not start this process, so one process"
     else:
         why = "default: no launcher set any variable, so one process"
-    zero, one = Reading(0, why), Reading(1, why)
+    zero, one = EnvValue(0, why), EnvValue(1, why)
     return Readings(
-        launcher=Reading("single", why),
+        launcher=EnvValue("single", why),
         rank=zero,
         local_rank=zero,
         world_size=one,
@@ -31,6 +31,6 @@ def read(environment: Environment) -> Readings:
         node_rank=zero,
         node_count=one,
         hosts=unnamed_hosts(1, "a single process"),
-        master_addr=environment.master_addr(Reading("127.0.0.1", why)),
-        master_port=environment.master_port(Reading(DEFAULT_PORT, why)),
+        master_addr=environment.master_addr(EnvValue("127.0.0.1", why)),
+        master_port=environment.master_port(EnvValue(DEFAULT_PORT, why)),
     )

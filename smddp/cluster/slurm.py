@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
+from smddp.cluster.env_values import EnvValue, Readings
 from smddp.cluster.environment import Environment
-from smddp.cluster.readings import Reading, Readings
 from smddp.errors import ClusterError
 
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0
@@ -28,7 +28,7 @@ def started(environment: Environment) -> bool:
     return environment.integer("SLURM_STEP_ID", beside="SLURM_PROCID").value < _FIRST_RESERVED_STEP
 
 
-def rank_and_size(environment: Environment) -> tuple[Reading[int], Reading[int]]:
+def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int]]:
     """This task among all of the step."""
     return (
         environment.integer("SLURM_PROCID", beside="SLURM_STEP_ID"),
@@ -42,9 +42,9 @@ def read(environment: Environment) -> Readings:
     node_rank = environment.integer("SLURM_NODEID", beside="SLURM_PROCID")
     node_count = environment.integer("SLURM_STEP_NUM_NODES", "SLURM_NNODES", beside="SLURM_PROCID", minimum=1)
     listed = environment.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", beside="SLURM_PROCID")
-    hosts = Reading(expand_nodes(listed), listed.source)
+    hosts = EnvValue(expand_nodes(listed), listed.source)
     return Readings(
-        launcher=Reading("slurm", environment.show("SLURM_STEP_ID")),
+        launcher=EnvValue("slurm", environment.show("SLURM_STEP_ID")),
         rank=rank,
         local_rank=environment.integer("SLURM_LOCALID", beside="SLURM_PROCID"),
         world_size=world_size,
@@ -52,12 +52,12 @@ def read(environment: Environment) -> Readings:
         node_rank=node_rank,
         node_count=node_count,
         hosts=hosts,
-        master_addr=environment.master_addr(Reading(hosts.value[0], f"first of {hosts.source}")),
+        master_addr=environment.master_addr(EnvValue(hosts.value[0], f"first of {hosts.source}")),
         master_port=environment.master_port(environment.port_of_job("SLURM_JOB_ID", "SLURM_STEP_ID")),
     )
 
 
-def expand_tasks(listed: Reading[str]) -> tuple[int, ...]:
+def expand_tasks(listed: EnvValue[str]) -> tuple[int, ...]:
     """The tasks on each node: ``2(x3),1`` is 2, 2, 2, 1."""
     counts: list[int] = []
     for part in listed.value.split(","):
@@ -68,7 +68,7 @@ def expand_tasks(listed: Reading[str]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def expand_nodes(listed: Reading[str]) -> tuple[str, ...]:
+def expand_nodes(listed: EnvValue[str]) -> tuple[str, ...]:
     """The names in a compressed list: ``gpu[01-03,07],login`` is gpu01, gpu02, gpu03, gpu07, login."""
     names = [name for part in _OUTSIDE_BRACKETS.split(listed.value) for name in _expand(part.strip())]
     if not names or not all(name and "[" not in name and "]" not in name for name in names):
@@ -94,8 +94,8 @@ def _range(piece: str) -> list[str]:
 
 
 def _local_world_size(
-    environment: Environment, world_size: Reading[int], node_rank: Reading[int], node_count: Reading[int]
-) -> Reading[int]:
+    environment: Environment, world_size: EnvValue[int], node_rank: EnvValue[int], node_count: EnvValue[int]
+) -> EnvValue[int]:
     listed = environment.text("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", beside="SLURM_PROCID")
     tasks = expand_tasks(listed)
     if len(tasks) != node_count.value or sum(tasks) != world_size.value or node_rank.value >= len(tasks):
@@ -103,4 +103,4 @@ def _local_world_size(
             f"{listed.source} places {sum(tasks)} tasks on {len(tasks)} nodes, but {world_size.source}, "
             f"{node_count.source}, {node_rank.source}."
         )
-    return Reading(tasks[node_rank.value], f"{listed.source} at {node_rank.source}")
+    return EnvValue(tasks[node_rank.value], f"{listed.source} at {node_rank.source}")

@@ -7,8 +7,8 @@ WORLD_SIZE, and taking those for processes would train on one process a node wit
 from __future__ import annotations
 
 from smddp.cluster import mpi, sagemaker, slurm
+from smddp.cluster.env_values import EnvValue, Readings, unnamed_hosts
 from smddp.cluster.environment import Environment
-from smddp.cluster.readings import Reading, Readings, unnamed_hosts
 from smddp.errors import ClusterError
 
 
@@ -37,7 +37,7 @@ def read(environment: Environment) -> Readings:
     _refuse_disagreement(environment, rank, world_size)
     node_rank, node_count = _nodes(environment, rank, world_size, local_world_size)
     return Readings(
-        launcher=Reading("torchrun", environment.show(environment.first("TORCHELASTIC_RUN_ID") or "RANK")),
+        launcher=EnvValue("torchrun", environment.show(environment.first("TORCHELASTIC_RUN_ID") or "RANK")),
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
@@ -51,8 +51,8 @@ def read(environment: Environment) -> Readings:
 
 
 def _nodes(
-    environment: Environment, rank: Reading[int], world_size: Reading[int], local_world_size: Reading[int]
-) -> tuple[Reading[int], Reading[int]]:
+    environment: Environment, rank: EnvValue[int], world_size: EnvValue[int], local_world_size: EnvValue[int]
+) -> tuple[EnvValue[int], EnvValue[int]]:
     if environment.first("GROUP_RANK", "GROUP_WORLD_SIZE") is not None:
         return (
             environment.integer("GROUP_RANK", beside="GROUP_WORLD_SIZE"),
@@ -64,12 +64,12 @@ def _nodes(
             "processes, set GROUP_RANK and GROUP_WORLD_SIZE to this node's number and the number of nodes."
         )
     return (
-        Reading(rank.value // local_world_size.value, f"{rank.source} // {local_world_size.source}"),
-        Reading(world_size.value // local_world_size.value, f"{world_size.source} // {local_world_size.source}"),
+        EnvValue(rank.value // local_world_size.value, f"{rank.source} // {local_world_size.source}"),
+        EnvValue(world_size.value // local_world_size.value, f"{world_size.source} // {local_world_size.source}"),
     )
 
 
-def _hosts(environment: Environment, node_rank: Reading[int], node_count: Reading[int]) -> Reading[tuple[str, ...]]:
+def _hosts(environment: Environment, node_rank: EnvValue[int], node_count: EnvValue[int]) -> EnvValue[tuple[str, ...]]:
     if not sagemaker.started(environment):
         return unnamed_hosts(node_count.value, "torchrun")
     names, current = sagemaker.hosts(environment), sagemaker.current_host(environment)
@@ -82,7 +82,7 @@ def _hosts(environment: Environment, node_rank: Reading[int], node_count: Readin
     return names
 
 
-def _refuse_disagreement(environment: Environment, rank: Reading[int], world_size: Reading[int]) -> None:
+def _refuse_disagreement(environment: Environment, rank: EnvValue[int], world_size: EnvValue[int]) -> None:
     """RANK set by hand must fit the launcher around it: the same ranks, or equal shares of them for each of its own.
 
     torchrun overwrites RANK and may number nodes as it likes, so it is not asked.

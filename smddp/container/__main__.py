@@ -13,12 +13,12 @@ from smddp.container.contract import base_directory, read_contract
 from smddp.container.environment import process_environment
 from smddp.container.gpus import count_gpus, count_visible
 from smddp.container.hosts import await_names
+from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
 from smddp.container.outcome import describe_failure, forget_outcome, report_failure, report_success
-from smddp.container.process import Result, Stopped, raise_on_stop, run
 from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
 from smddp.errors import JobError, SmddpError
-from smddp.stopping import RESUMABLE
+from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger("smddp.container")
 
@@ -31,7 +31,7 @@ def train(environ: Mapping[str, str]) -> int:
 
     Raises:
         SmddpError: The job can't be started.
-        Stopped: A stop came before it was.
+        StoppedBeforeStart: A stop came before it was.
     """
     contract = read_contract(environ)
     forget_outcome(contract.output_dir)
@@ -82,7 +82,7 @@ def main() -> int:
     raise_on_stop()
     try:
         return train(os.environ)
-    except Stopped as stop:
+    except StoppedBeforeStart as stop:
         logger.info("%s", stop)
         return stop.code
     except SmddpError as error:

@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from smddp.container.endings import ENDINGS_VARIABLE, announce_stop, make_directory, read_words
-from smddp.container.orphans import adopt_orphans
-from smddp.container.ranks import Descendants, Marks, catches
-from smddp.stopping import RESUMABLE
+from smddp.process.exit_codes import EXIT_CODES_VARIABLE, announce_stop, make_directory, read_exit_codes
+from smddp.process.preemption import RESUMABLE
+from smddp.process.tree import Descendants, Marks, adopt_orphans, catches
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -67,7 +66,7 @@ class Init:
         # From here on signals wait until they are asked for: none is lost while the program starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, *PASSED_ON, signal.SIGCHLD])
         adopt_orphans()
-        environ = {**os.environ, ENDINGS_VARIABLE: endings} if endings is not None else os.environ
+        environ = {**os.environ, EXIT_CODES_VARIABLE: endings} if endings is not None else os.environ
         self._program = os.posix_spawnp(command[0], list(command), environ, setsigmask=[], setsigdef=DEFAULT_SIGNALS)
 
     def run(self) -> int:
@@ -92,7 +91,7 @@ class Init:
         Every rank has to say so. Where a shell runs one step after another, steps may say nothing or that they are
         done. What happened without a stop that was heard here is the program's to tell.
         """
-        words = read_words(self._endings) if self._endings is not None else {}
+        words = read_exit_codes(self._endings) if self._endings is not None else {}
         if self._told_ranks:
             return all(words.get(rank) == RESUMABLE for rank in self._told_ranks)
         said = {words[process] for process in self._told if process in words}

@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from smddp.container.process import Stopped, raise_on_stop, run
+from smddp.container.job_process import StoppedBeforeStart, raise_on_stop, run
 from smddp.errors import SourceError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
 
     Raises:
         SourceError: pip failed; its last lines are in the message.
-        Stopped: A stop came meanwhile.
+        StoppedBeforeStart: A stop came meanwhile.
     """
     requirements = code_dir / "requirements.txt"
     wanted = ["-r", requirements.name] if requirements.is_file() else []
@@ -56,7 +56,7 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check", "--no-input"]
     result = run([*pip, *wanted], environ=environ, directory=code_dir, group=True)
     if result.stop is not None:
-        raise Stopped(result.stop)
+        raise StoppedBeforeStart(result.stop)
     raise_on_stop()
     if result.code != 0:
         last = "\n".join(result.tail.strip().splitlines()[-8:])

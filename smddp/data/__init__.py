@@ -1,9 +1,6 @@
-"""The order of the data: which samples each rank sees, at any number of ranks, from any point of an epoch."""
+"""The data of a run: its order (``order``), where it lies (``source``), and how it is read (``shards``, ``pipes``)."""
 
 from smddp.data.fingerprint import fingerprint
-from smddp.data.host_sharding import HostShardedSampler
-from smddp.data.order import Order
-from smddp.data.permutation import Permutation
-from smddp.data.sampler import ElasticSampler, EvaluationSampler
+from smddp.data.order import DataOrder, ElasticSampler, EvaluationSampler, HostShardedSampler, Permutation
 
-__all__ = ["ElasticSampler", "EvaluationSampler", "HostShardedSampler", "Order", "Permutation", "fingerprint"]
+__all__ = ["DataOrder", "ElasticSampler", "EvaluationSampler", "HostShardedSampler", "Permutation", "fingerprint"]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Sampler, Subset, get_worker_info
 
-from smddp.data.order import Order
-from smddp.data.shards.record import RawRecord
+from smddp.data.formats.record import RawRecord
+from smddp.data.order import DataOrder
 
 Key = tuple[int, list[Any]]
 """An epoch, and the samples of a batch as the order names them."""
@@ -27,7 +27,7 @@ Key = tuple[int, list[Any]]
 class InEpoch(Sampler[Any]):
     """An order whose batches say which epoch they are of, as the workers could not know."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: DataOrder) -> None:
         self.order = order
 
     def __len__(self) -> int:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from smddp.data.augmentation import InEpoch, Seeded
-from smddp.data.order import Order
-from smddp.data.orders import AnyDataset, OrderOptions, make_evaluation, make_feed
+from smddp.data.build_order import AnyDataset, OrderOptions, make_evaluation, make_feed
+from smddp.data.order import DataOrder
 from smddp.distributed import Membership
 
 
@@ -26,7 +26,7 @@ class Loaders:
     """
 
     def __init__(self, membership: Membership, *, seed: int, pin_memory: bool) -> None:
-        self.order: Order | None = None
+        self.order: DataOrder | None = None
         """The training data's, with the place in it, once there is a loader for it."""
         self._membership = membership
         self._seed = seed
@@ -43,7 +43,7 @@ class Loaders:
             options: Further arguments of DataLoader.
 
         Raises:
-            ValueError, PeerFailedError: As `smddp.data.orders.make_feed`.
+            ValueError, PeerFailedError: As `smddp.data.build_order.make_feed`.
         """
         feed = make_feed(dataset, order, self._membership)
         self.order = feed.order
@@ -57,7 +57,7 @@ class Loaders:
         """This rank's share of all samples, in order, none padded; all ranks call it.
 
         Raises:
-            ValueError, PeerFailedError: As `smddp.data.orders.make_evaluation`.
+            ValueError, PeerFailedError: As `smddp.data.build_order.make_evaluation`.
         """
         sampler, fetching = make_evaluation(dataset, batch_size, self._membership, sharded_by_host=sharded_by_host)
         return DataLoader(fetching, batch_sampler=sampler, **{**self._defaults, **options})

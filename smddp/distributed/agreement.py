@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from smddp.distributed.membership import Membership
-from smddp.stopping import StopSignal
+from smddp.process.preemption import StopSignal
 
 _SECONDS_APART = 0.25
 _MOST_STEPS_APART = 50  # so that a stop is heard within a minute even if steps become a thousand times slower

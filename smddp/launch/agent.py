@@ -28,11 +28,11 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from smddp.container.endings import stop_announced
-from smddp.launch.lines import STDOUT
-from smddp.launch.processes import FAILURE_GRACE, Ending, Processes
-from smddp.launch.rounds import Rounds
-from smddp.stopping import RESUMABLE
+from smddp.launch.rendezvous import NodeRendezvous
+from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit
+from smddp.process.exit_codes import stop_announced
+from smddp.process.output_lines import STDOUT
+from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +42,23 @@ class Agent(SimpleElasticAgent):
 
     Args:
         spec: What torchrun needs to know: ranks on this node, how often they may be restarted.
-        rounds: Where the nodes meet; the spec's rendezvous.
+        rendezvous: Where the nodes meet; the spec's rendezvous.
         command: What each rank runs.
         processes: Where the ranks are started, so that the caller can signal them and read how they ended.
         poll_seconds: How long one look at the ranks lasts at most.
     """
 
     def __init__(
-        self, spec: WorkerSpec, *, rounds: Rounds, command: Sequence[str], processes: Processes, poll_seconds: float
+        self,
+        spec: WorkerSpec,
+        *,
+        rendezvous: NodeRendezvous,
+        command: Sequence[str],
+        processes: ChildProcesses,
+        poll_seconds: float,
     ) -> None:
         super().__init__(spec)
-        self._rounds = rounds
+        self._node_rendezvous = rendezvous
         self._command = command
         self._processes = processes
         self._poll_seconds = poll_seconds
@@ -65,7 +71,7 @@ class Agent(SimpleElasticAgent):
             "ROLE_NAME": worker_group.spec.role,
             "MASTER_ADDR": worker_group.master_addr,
             "MASTER_PORT": worker_group.master_port,
-            "TORCHELASTIC_RESTART_COUNT": self._rounds.number,
+            "TORCHELASTIC_RESTART_COUNT": self._node_rendezvous.number,
             "TORCHELASTIC_MAX_RESTARTS": worker_group.spec.max_restarts,
             "TORCHELASTIC_RUN_ID": worker_group.spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": worker_group.spec.rdzv_handler.use_agent_store,
@@ -102,20 +108,20 @@ class Agent(SimpleElasticAgent):
                 return RunResult(state=WorkerState.FAILED)
             logger.error("A rank of another node failed during the stop: no checkpoint can be agreed on.")
             self._processes.kill()
-        endings = {worker_group.workers[ending.index].global_rank: ending for ending in self._processes.endings}
-        failures = {rank: _failure(ending) for rank, ending in endings.items() if ending.code != 0}
-        is_stop = told_to_stop or any(ending.code == RESUMABLE for ending in endings.values())
+        exits = {worker_group.workers[exited.index].global_rank: exited for exited in self._processes.exits}
+        failures = {rank: _failure(exited) for rank, exited in exits.items() if exited.code != 0}
+        is_stop = told_to_stop or any(exited.code == RESUMABLE for exited in exits.values())
         if self._remaining_restarts > 0 and (is_stop or not failures):
             self._remaining_restarts = 0
-            self._rounds.set_closed()
+            self._node_rendezvous.set_closed()
         # After a stop the other nodes may never come to the barrier in which an agent that succeeded awaits them.
         if not failures and not told_to_stop:
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(endings))
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(exits))
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _round_ended_elsewhere(self) -> bool:
         try:
-            return self._rounds.next_has_begun()
+            return self._node_rendezvous.next_has_begun()
         except RendezvousConnectionError:
             self._end_healthy()
             raise
@@ -126,12 +132,12 @@ class Agent(SimpleElasticAgent):
         self._processes.forget()
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        first = next((ending for ending in self._processes.endings if ending.code != 0), None)
+        first = next((exited for exited in self._processes.exits if exited.code != 0), None)
         ranks = [worker.global_rank for worker in worker_group.workers]
         cause = f"Rank {ranks[first.index]} {first}" if first is not None else "Another node ended the round"
         logger.warning(
             "%s: restarting all ranks of all nodes; %d of %d restarts are left.",
-            self._rounds.settle_cause(cause),
+            self._node_rendezvous.settle_cause(cause),
             self._remaining_restarts,
             worker_group.spec.max_restarts,
         )
@@ -173,5 +179,5 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def _failure(ending: Ending) -> ProcessFailure:
-    return ProcessFailure(local_rank=ending.index, pid=ending.pid, exitcode=ending.code, error_file="")
+def _failure(exited: ProcessExit) -> ProcessFailure:
+    return ProcessFailure(local_rank=exited.index, pid=exited.pid, exitcode=exited.code, error_file="")

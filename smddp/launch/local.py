@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from smddp import failure
 from smddp.errors import DistributedError
-from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri
-from smddp.launch.processes import Processes, exit_code
+from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report
 from smddp.launch.torchrun import free_port
-from smddp.stopping import RESUMABLE
+from smddp.process.children import ChildProcesses, exit_code
+from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +83,8 @@ def run_local(
     port = master_port or free_port()
     here = range(nodes) if node_rank is None else [node_rank]
     environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(here) * processes_per_node)
-    earlier = failure.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
-    agents = Processes()
+    earlier = failure_report.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
+    agents = ChildProcesses()
 
     asked = set[int]()
 
@@ -113,7 +112,7 @@ def run_local(
         agents.kill()
         for signum, handler in previous.items():
             signal.signal(signum, handler)
-    code = exit_code(agents.endings)
+    code = exit_code(agents.exits)
     if code not in (0, RESUMABLE):
         _show_first_failure(Path(environ["SMDDP_RUN_DIR"]) / "output", earlier)
     return code
@@ -121,7 +120,7 @@ def run_local(
 
 def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> None:
     """Say last what failed first: the ranks' own lines end with whoever lost contact."""
-    if failure.find(output_dir) not in (None, earlier):
+    if failure_report.find(output_dir) not in (None, earlier):
         logger.error("What failed first:\n%s", (output_dir / "failure").read_text(encoding="utf-8"))
 
 

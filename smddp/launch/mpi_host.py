@@ -18,11 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from smddp.container.orphans import adopt_orphans
-from smddp.container.ranks import find_ranks
 from smddp.errors import DistributedError
 from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback, tell_failure
-from smddp.stopping import RESUMABLE
+from smddp.process.preemption import RESUMABLE
+from smddp.process.tree import adopt_orphans, find_ranks
 
 logger = logging.getLogger(__name__)
 

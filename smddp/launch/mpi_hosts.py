@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from smddp.errors import DistributedError
-from smddp.failure import record
+from smddp.job.failure_report import record
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _RETRY_SECONDS = 0.5
 _FAREWELL_SECONDS = 5.0
 
 
-class Line:
+class SshConnection:
     """An open connection to one host.
 
     Raises:
@@ -111,16 +111,16 @@ def refuse_loopback(host: str) -> None:
         )
 
 
-def connect(hosts: Sequence[str]) -> list[Line]:
+def connect(hosts: Sequence[str]) -> list[SshConnection]:
     """Open a line to each host, waiting until it answers.
 
     Raises:
         DistributedError: A host did not; it is named.
     """
     deadline = time.monotonic() + WAIT_SECONDS
-    lines = []
+    connections = []
     for host in hosts:
         refuse_loopback(host)
         logger.info("Waiting for %s to answer.", host)
-        lines.append(Line(host, deadline))
-    return lines
+        connections.append(SshConnection(host, deadline))
+    return connections

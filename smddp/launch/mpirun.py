@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from smddp.container.ranks import find_ranks
 from smddp.errors import DistributedError
-from smddp.launch.mpi_hosts import SSH, Line, connect, tell_failure
+from smddp.launch.mpi_hosts import SSH, SshConnection, connect, tell_failure
+from smddp.process.tree import find_ranks
 
 _LOOK_SECONDS = 0.2
 _LOST_SECONDS = 5.0
@@ -75,7 +75,7 @@ def launch(command: Sequence[str], *, others: Sequence[str] = ()) -> int:
     """
     if shutil.which(command[0]) is None:
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
-    lines = connect(others)
+    connections = connect(others)
     mpirun: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -90,28 +90,28 @@ def launch(command: Sequence[str], *, others: Sequence[str] = ()) -> int:
     mpirun = subprocess.Popen(command)
     for missed in early:
         _signal_ranks(mpirun.pid, missed)
-    lost = _await(mpirun, lines)
+    lost = _await(mpirun, connections)
     code = mpirun.returncode if mpirun.returncode >= 0 else 128 - mpirun.returncode
-    for line in lines:
-        line.close(code or int(bool(lost)))
+    for connection in connections:
+        connection.close(code or int(bool(lost)))
     if lost:
         raise DistributedError(f"{' and '.join(lost)} was lost: its container or its host has ended.")
     return code
 
 
-def _await(mpirun: subprocess.Popen[bytes], lines: Sequence[Line]) -> list[str]:
+def _await(mpirun: subprocess.Popen[bytes], connections: Sequence[SshConnection]) -> list[str]:
     """Wait for mpirun, which ends by itself soon after a host was lost, or is ended.
 
     Returns:
         The hosts that were lost.
     """
     lost: list[str] = []
-    if not lines:
+    if not connections:
         mpirun.wait()
     while mpirun.returncode is None and not lost:
         with suppress(subprocess.TimeoutExpired):
             mpirun.wait(_LOOK_SECONDS)
-        lost = [line.host for line in lines if not line.is_open]
+        lost = [connection.host for connection in connections if not connection.is_open]
     if lost:
         for signum in (0, signal.SIGTERM, signal.SIGKILL):
             with suppress(subprocess.TimeoutExpired):

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from smddp.errors import DistributedError
-from smddp.launch.processes import Processes, exit_code
-from smddp.stopping import RESUMABLE
+from smddp.process.children import ChildProcesses, exit_code
+from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
     Raises:
         DistributedError: The nodes did not find each other, or lost the first one.
     """
-    ranks = Processes()
+    ranks = ChildProcesses()
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def run_agent() -> None:
@@ -77,14 +77,14 @@ def launch(node: Node, command: Sequence[str]) -> int:
     def forward(signum: int, _frame: FrameType | None) -> None:
         if not ranks.forward(signum):
             # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for.
-            os._exit(exit_code(ranks.endings) if ranks.endings else 128 + signum)
+            os._exit(exit_code(ranks.exits) if ranks.exits else 128 + signum)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
     threading.Thread(target=run_agent, daemon=True).start()
     if (error := outcome.get()) is not None:
-        failed = any(ending.code != 0 for ending in ranks.endings)
+        failed = any(exited.code != 0 for exited in ranks.exits)
         ranks.kill()
         if not failed:
             raise DistributedError(
@@ -92,34 +92,34 @@ def launch(node: Node, command: Sequence[str]) -> int:
                 f"{node.master_addr}:{node.master_port}: {type(error).__name__}: {error}"
             ) from error
         logger.error("The ranks can't be restarted: %s.", error)
-    for ending in ranks.endings:
-        if ending.code != 0:
-            level = logging.INFO if ending.code == RESUMABLE else logging.ERROR
-            logger.log(level, "Rank %d %s.", node.rank * node.processes + ending.index, ending)
-    return exit_code(ranks.endings)
+    for exited in ranks.exits:
+        if exited.code != 0:
+            level = logging.INFO if exited.code == RESUMABLE else logging.ERROR
+            logger.log(level, "Rank %d %s.", node.rank * node.processes + exited.index, exited)
+    return exit_code(ranks.exits)
 
 
-def _run_agent(node: Node, command: Sequence[str], ranks: Processes) -> None:
+def _run_agent(node: Node, command: Sequence[str], ranks: ChildProcesses) -> None:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from smddp.launch.agent import Agent
-    from smddp.launch.rounds import Rounds
+    from smddp.launch.rendezvous import NodeRendezvous
 
     port = node.master_port or free_port()
-    rounds = Rounds(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port)
+    rendezvous = NodeRendezvous(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port)
     spec = WorkerSpec(
         role="rank",
         local_world_size=node.processes,
-        rdzv_handler=rounds,
+        rdzv_handler=rendezvous,
         entrypoint=command[0],
         max_restarts=node.max_restarts,
         monitor_interval=0.001,  # the look at the ranks waits by itself
         master_addr=node.master_addr,
         master_port=port,
     )
-    result = Agent(spec, rounds=rounds, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
+    result = Agent(spec, rendezvous=rendezvous, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
     if not result.is_failed():
-        rounds.part()
+        rendezvous.part()
 
 
 def free_port() -> int:

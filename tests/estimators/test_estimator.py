@@ -232,7 +232,7 @@ class Config:
 
 
 def test_a_dataclass_is_sent_as_the_script_reads_it(build: Any, requests: list[dict[str, Any]]) -> None:
-    from smddp.hyperparameters import decode
+    from smddp.job.hyperparameters import decode
 
     build(hyperparameters=Config(lr=3e-4)).fit(wait=False)
     sent = requests[0]["HyperParameters"]

@@ -11,15 +11,15 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        "smddp.checkpoint_interval",
-        "smddp.checkpoint_policy",
+        "smddp.training.auto_interval",
+        "smddp.training.checkpoint_policy",
         "smddp.cluster.cluster",
-        "smddp.hyperparameters.command_line",
-        "smddp.hyperparameters.decode",
-        "smddp.hyperparameters.encode",
-        "smddp.hyperparameters.sources",
-        "smddp.inputs",
-        "smddp.job",
+        "smddp.job.hyperparameters.command_line",
+        "smddp.job.hyperparameters.decode",
+        "smddp.job.hyperparameters.encode",
+        "smddp.job.hyperparameters.sources",
+        "smddp.job.channels",
+        "smddp.job.job",
     ],
 )
 def test_examples_run(module: str) -> None:

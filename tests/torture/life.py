@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smddp.checkpoint import Checkpointer, Retention
-from smddp.checkpoint.reading import rng
+from smddp.checkpoint.restore import rng
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler
 from smddp.distributed import join, leave

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from estimators.local.signature import KeyPair
+from estimators.local.api.signature import KeyPair
 from estimators.local.storage import SeaweedFS
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
-from smddp.checkpoint.reading.reader import read_newest
+from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
 
@@ -58,7 +58,7 @@ class StoredRun:
         self._life = life
         self._on_durable = on_durable
         self._parts = {"model": Part(60), "optimizer": Part(40)}
-        self._checkpointer = Checkpointer(root, self._parts, keep=KEEP, arrival=self)
+        self._checkpointer = Checkpointer(root, self._parts, keep=KEEP, listener=self)
         self._checkpointer._store = self.store
         found = self._checkpointer.load()
         self.step = 0 if found is None else found.step

@@ -25,7 +25,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.reading.reader import read_checkpoint
+from smddp.checkpoint.restore.reader import read_checkpoint
 from smddp.checkpoint.stores import AlreadyCommittedError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem

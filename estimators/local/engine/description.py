@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, DEFAULT_MAX_RUNTIME
-from estimators.local.engine.states import Progress
+from estimators.local.engine.states import JobProgress
 from estimators.local.engine.validation import operation_model
 
 
@@ -29,7 +29,7 @@ def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> 
     }
 
 
-def describe_progress(progress: Progress) -> dict[str, Any]:
+def describe_progress(progress: JobProgress) -> dict[str, Any]:
     """How far a job has come; what is not known yet is left out."""
     seconds = max(1, round(progress.training_seconds)) if progress.training_seconds else None
     optional = {

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.engine.errors import ApiError, invalid, not_found
-from estimators.local.engine.job import TrainingJob
-from estimators.local.engine.life import Life
+from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job_runner import JobRunner
 from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.opt_ml import remove_tree
 from estimators.local.engine.platform import Platform
@@ -69,8 +69,8 @@ class Engine:
             rescue=rescue or directory.parent,
         )
         self._lock = threading.Lock()
-        self._jobs: dict[str, TrainingJob] = {}
-        self._lives: dict[str, Life] = {}
+        self._jobs: dict[str, JobRecord] = {}
+        self._lives: dict[str, JobRunner] = {}
         self._closed = False
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateTrainingJob": self._create,
@@ -138,8 +138,8 @@ class Engine:
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
         parsed = TrainingRequest.parse(request)
-        job = TrainingJob(parsed, self._arn(parsed.name))
-        life = Life(job, self._find_image(parsed), self._platform)
+        job = JobRecord(parsed, self._arn(parsed.name))
+        life = JobRunner(job, self._find_image(parsed), self._platform)
         with self._lock:
             if self._closed:
                 raise ApiError("ServiceUnavailable", "The platform is being closed.", 503)
@@ -207,17 +207,17 @@ class Engine:
                 job.tags.pop(key, None)
         return {}
 
-    def _all(self) -> list[TrainingJob]:
+    def _all(self) -> list[JobRecord]:
         with self._lock:
             return list(self._jobs.values())
 
-    def _job(self, name: str) -> TrainingJob:
+    def _job(self, name: str) -> JobRecord:
         job = self._jobs.get(name)
         if job is None:
             raise not_found(name)
         return job
 
-    def _job_of_arn(self, arn: str) -> TrainingJob:
+    def _job_of_arn(self, arn: str) -> JobRecord:
         job = self._jobs.get(arn.rpartition("/")[2])
         if job is None or job.arn != arn:
             raise not_found(arn)
@@ -227,5 +227,5 @@ class Engine:
         return f"arn:aws:sagemaker:{self._platform.region}:{self._account_id}:training-job/{name}"
 
 
-def _tag_list(job: TrainingJob) -> list[dict[str, str]]:
+def _tag_list(job: JobRecord) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in list(job.tags.items())]

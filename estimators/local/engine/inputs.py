@@ -22,7 +22,7 @@ _COPIED = (
 )
 
 
-class Inputs:
+class HostInputs:
     """All channels; leaving the ``with`` block ends what is still sent, and comes when no program runs any more.
 
     Args:
@@ -96,7 +96,7 @@ class Inputs:
         """End the mounts now: a program that waits for one could not be killed."""
         self._fast_files.close()
 
-    def __enter__(self) -> Inputs:
+    def __enter__(self) -> HostInputs:
         return self
 
     def __exit__(

@@ -1,6 +1,6 @@
 """One training job as others see it: its description, and the decision of how it ends.
 
-Requests come from any thread while the job's own thread (`Life`) goes its way. Whatever is decided between them is
+Requests come from any thread while the job's own thread (`JobRunner`) goes its way. Whatever is decided between them is
 decided here, under one lock, when it happens, and the first decision stands: a stop that comes before the program has
 ended by itself ends the job as Stopped, whatever the exit code; one that comes after changes nothing. Only a stop
 overrules an interruption, and only the engine's end overrules a stop. The loss of a spot job's host overrules the
@@ -24,7 +24,7 @@ from estimators.local.engine.description import describe_progress, describe_requ
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.metrics import Metrics
 from estimators.local.engine.request import TrainingRequest
-from estimators.local.engine.states import Progress
+from estimators.local.engine.states import JobProgress
 
 
 class Ending(enum.Enum):
@@ -53,7 +53,7 @@ class StoppedError(Exception):
     """Raised in the job's thread, at the next step, when the job was stopped before its program ran."""
 
 
-class TrainingJob:
+class JobRecord:
     """A job from its creation on."""
 
     def __init__(self, request: TrainingRequest, arn: str) -> None:
@@ -63,7 +63,7 @@ class TrainingJob:
         self.tags = dict(request.tags)
         self._updates: dict[str, Any] = {}
         self._changed = threading.Condition()
-        self._progress = Progress.begin(_now())
+        self._progress = JobProgress.begin(_now())
         self._created = time.monotonic()
         self._training_since: float | None = None
         self._hosts = 0

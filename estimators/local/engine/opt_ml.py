@@ -11,12 +11,12 @@ from typing import Any
 
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.request import TrainingRequest
-from estimators.local.executors import Cluster
+from estimators.local.executors import HostCluster
 
 _DIRECTORIES = ("code", "input/config", "input/data", "model", "output/data")
 
 
-def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: Path, cluster: Cluster) -> None:
+def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
     """Make one host's tree at ``root``.
 
     Args:
@@ -51,7 +51,7 @@ def remove_tree(root: Path) -> None:
 
 
 def _configuration(
-    request: TrainingRequest, hosts: Sequence[Host], host: Host, cluster: Cluster
+    request: TrainingRequest, hosts: Sequence[Host], host: Host, cluster: HostCluster
 ) -> dict[str, Mapping[str, Any]]:
     def names(group: str | None = None) -> list[str]:
         members = sorted((one for one in hosts if group in (None, one.group)), key=lambda one: one.name)

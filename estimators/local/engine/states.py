@@ -54,7 +54,7 @@ class Transition:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Progress:
+class JobProgress:
     """How far a job has come: all of a job that changes, but its metrics."""
 
     status: str
@@ -68,7 +68,7 @@ class Progress:
     model_artifacts: str | None = None
 
     @classmethod
-    def begin(cls, now: datetime) -> Progress:
+    def begin(cls, now: datetime) -> JobProgress:
         """A job that was just created."""
         return cls(status="InProgress", transitions=(Transition(status=STARTING, start=now),), modified=now)
 
@@ -87,7 +87,7 @@ class Progress:
         """Whether nothing will change any more."""
         return self.status in _TERMINAL
 
-    def enter(self, status: str, now: datetime) -> Progress:
+    def enter(self, status: str, now: datetime) -> JobProgress:
         """The next secondary status; the last one ends, and a terminal one ends at once."""
         primary = _PRIMARY.get(status, self.status)
         ended = replace(self.transitions[-1], end=now)

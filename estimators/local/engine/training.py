@@ -12,11 +12,11 @@ from estimators.hosts.failure import tells_outcome
 from estimators.hosts.tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.environment import host_environment
-from estimators.local.engine.inputs import Inputs
-from estimators.local.engine.job import Ending, TrainingJob
+from estimators.local.engine.inputs import HostInputs
+from estimators.local.engine.job import Ending, JobRecord
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.platform import Platform
-from estimators.local.executors import Cluster, HostProcess, HostSpec
+from estimators.local.executors import HostCluster, HostProcess, HostSpec
 
 AFTER_A_FAILURE_SECONDS = 5.0
 """How long the other hosts get between SIGTERM and SIGKILL once one has failed, or is lost."""
@@ -30,7 +30,7 @@ class Training:
         platform: What it stands on.
     """
 
-    def __init__(self, job: TrainingJob, platform: Platform) -> None:
+    def __init__(self, job: JobRecord, platform: Platform) -> None:
         self._job = job
         self._request = job.request
         self._platform = platform
@@ -39,9 +39,9 @@ class Training:
         self,
         trees: Mapping[str, HostTree],
         logs: Mapping[str, HostLog],
-        cluster: Cluster,
+        cluster: HostCluster,
         checkpoints: CheckpointSync | None,
-        inputs: Inputs,
+        inputs: HostInputs,
     ) -> tuple[Ending, dict[str, Exit]]:
         """Run the hosts to their end; how it ended, and how each of them did."""
         specs = self._specify(trees, inputs)
@@ -74,7 +74,7 @@ class Training:
                 checkpoints.abandon()
         return self._job.end_training()
 
-    def _specify(self, hosts: Iterable[str], inputs: Inputs) -> list[HostSpec]:
+    def _specify(self, hosts: Iterable[str], inputs: HostInputs) -> list[HostSpec]:
         environment = host_environment(
             job_name=self._job.name,
             job_arn=self._job.arn,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from estimators.local.executors.executor import (
-    Cluster,
     ClusterSpec,
     Executor,
     ExecutorError,
     HandOverError,
+    HostCluster,
     HostProcess,
     HostSpec,
     HostStartError,
@@ -17,11 +17,11 @@ from estimators.local.executors.executor import (
 from estimators.local.executors.process import ProcessExecutor
 
 __all__ = [
-    "Cluster",
     "ClusterSpec",
     "Executor",
     "ExecutorError",
     "HandOverError",
+    "HostCluster",
     "HostProcess",
     "HostSpec",
     "HostStartError",

@@ -69,7 +69,7 @@ class HostProcess(Protocol):
         """How it ended, or None after ``timeout`` seconds."""
 
 
-class Cluster(Protocol):
+class HostCluster(Protocol):
     """The hosts of one life of a job and what they share. When its ``with`` block is left, nothing of them runs.
 
     What the programs wrote belongs to this process's user by then, whoever they ran as.
@@ -96,7 +96,7 @@ class Cluster(Protocol):
             HostStartError: If the program can't be started, with the reason.
         """
 
-    def __enter__(self) -> Cluster: ...
+    def __enter__(self) -> HostCluster: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -122,7 +122,7 @@ class Executor(Protocol):
             NoImageError: Nothing here stands for it; the message says what to do.
         """
 
-    def cluster(self, spec: ClusterSpec) -> Cluster:
+    def cluster(self, spec: ClusterSpec) -> HostCluster:
         """Prepare a cluster; entering it makes what the hosts share."""
 
 

@@ -2,7 +2,7 @@
 
 Where user namespaces are allowed, a host has its own ``/opt/ml``, host name, ``/etc/hosts`` and process IDs. Where they
 are barred (some containers, Ubuntu's AppArmor), the program gets ``SAGEMAKER_BASE_DIR`` instead, and a warning says so.
-Either way a keeper process stands between: see ``keeper.py``.
+Either way a supervisor process stands between: see ``host_supervisor.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import TracebackType
 
 from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
 from estimators.local.executors.inherited import inherited_environment
-from estimators.local.executors.kept_process import KeptProcess
 from estimators.local.executors.loopback import free_port, give_addresses
+from estimators.local.executors.supervised_process import SupervisedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ProcessExecutor:
 
 
 class ProcessCluster:
-    """A `Cluster` of plain processes.
+    """A `HostCluster` of plain processes.
 
     Args:
         spec: The hosts.
@@ -102,7 +102,7 @@ class ProcessCluster:
         """``/opt/ml``, or, without namespaces, the directory itself."""
         return _ML_ROOT if self._isolated else self._roots[host]
 
-    def start(self, host: HostSpec, serve: Serve | None = None) -> KeptProcess:
+    def start(self, host: HostSpec, serve: Serve | None = None) -> SupervisedProcess:
         """Start the host's program in ``/opt/ml/code``.
 
         Args:
@@ -119,7 +119,7 @@ class ProcessCluster:
         if self._isolated:
             (root / _TEMPORARY).mkdir(exist_ok=True)
         base = {} if self._isolated else {"SAGEMAKER_BASE_DIR": str(root)}
-        return KeptProcess(
+        return SupervisedProcess(
             {
                 "isolated": self._isolated,
                 "name": host.name,

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from estimators.local.signature import KeyPair, Request, SignatureError, sign_without, verify
+from estimators.local.api.signature import KeyPair, Request, SignatureError, sign_without, verify
 
 _ENCRYPTION = "x-amz-server-side-encryption"
 _PIECE = 1 << 20  # bytes passed on at a time

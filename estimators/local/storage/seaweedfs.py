@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+from estimators.local.api.signature import KeyPair
 from estimators.local.errors import INSTALL, LocalPlatformError
-from estimators.local.signature import KeyPair
 
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin")
 _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port

@@ -1,5 +1,6 @@
 """Where checkpoints lie: what every such place can do, and the places: a directory, and S3."""
 
-from smddp.checkpoint.stores.store import AlreadyCommittedError, Store, StoreError, open_store
+from smddp.checkpoint.stores.opening import open_store
+from smddp.checkpoint.stores.store import AlreadyCommittedError, Store, StoreError
 
 __all__ = ["AlreadyCommittedError", "Store", "StoreError", "open_store"]

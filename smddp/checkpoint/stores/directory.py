@@ -18,11 +18,11 @@ from smddp.checkpoint.stores.store import (
     PARTIAL_SUFFIX,
     AlreadyCommittedError,
     StoreError,
+    existing_manifest,
     is_ours,
     mentions,
     path_in_step,
     removed_beside,
-    standing_manifest,
     step_name,
     step_of,
 )
@@ -176,7 +176,7 @@ class DirectoryStore:
         """Remove the files of an attempt, unless the manifest names it."""
         assert directory == "" or is_attempt_name(directory), directory
         path = self._step(step)
-        standing = standing_manifest(self, step)
+        standing = existing_manifest(self, step)
         if standing is not None and mentions(standing, directory):
             logger.warning("left the files of %s in place: they are the checkpoint", path / directory)
             return

@@ -24,8 +24,8 @@ from smddp.checkpoint.stores.s3_errors import refusal, s3_errors, store_error
 from smddp.checkpoint.stores.s3_listing import Listing
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.s3_transfer import CONNECTIONS, PART_SIZE, Transfer
-from smddp.checkpoint.stores.store import StoreError, mentions, removed_beside, standing_manifest
-from smddp.s3.client import connect
+from smddp.checkpoint.stores.store import StoreError, existing_manifest, mentions, removed_beside
+from smddp.storage.s3_client import connect
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -62,7 +62,7 @@ class S3Store:
 
         Args:
             uri: ``s3://bucket/prefix``.
-            client: boto3's client. Default: `smddp.s3.client.connect` makes one in each process that needs one.
+            client: boto3's client. Default: `smddp.storage.s3_client.connect` makes one in each process that needs one.
             part_size: bytes of a request; larger objects go and come in several. S3 wants at least 5 MiB.
             connections: requests at a time.
 
@@ -133,7 +133,7 @@ class S3Store:
     def discard(self, step: int, directory: str) -> None:
         """Remove the files of an attempt, unless the manifest names it, and the parts of its unfinished uploads."""
         assert directory == "" or is_attempt_name(directory), directory
-        standing = standing_manifest(self, step)
+        standing = existing_manifest(self, step)
         if standing is not None and mentions(standing, directory):
             logger.warning("left the files of %s/%s in place: they are the checkpoint", self.path(step), directory)
             return

@@ -15,7 +15,7 @@ from smddp.checkpoint.stores.s3_errors import s3_errors, store_error
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.s3_transfer import Transfer
 from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError
-from smddp.s3.errors import S3_ERRORS, code_of
+from smddp.storage.s3_errors import S3_ERRORS, code_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

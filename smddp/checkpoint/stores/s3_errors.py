@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from smddp.checkpoint.stores.store import StoreError
-from smddp.s3 import errors
-from smddp.s3.errors import S3_ERRORS
+from smddp.storage import s3_errors as storage_errors
+from smddp.storage.s3_errors import S3_ERRORS
 
 _ADVICE = {
     "AccessDenied": (
@@ -36,13 +36,13 @@ def s3_errors(doing: str) -> Iterator[None]:
 
 def store_error(doing: str, error: Exception) -> StoreError:
     """Say what is wrong, and what to do, in one sentence."""
-    return _as_store_error(errors.explain(doing, error, _ADVICE))
+    return _as_store_error(storage_errors.explain(doing, error, _ADVICE))
 
 
 def refusal(doing: str, code: str, message: str) -> StoreError:
     """Say what S3 refused of one key of a request."""
-    return _as_store_error(errors.refusal(doing, code, message, _ADVICE))
+    return _as_store_error(storage_errors.refusal(doing, code, message, _ADVICE))
 
 
-def _as_store_error(refused: errors.Refusal) -> StoreError:
+def _as_store_error(refused: storage_errors.Refusal) -> StoreError:
     return StoreError(refused.message, transient=refused.transient)

@@ -17,7 +17,7 @@ from smddp.checkpoint.stores.s3_body import Body
 from smddp.checkpoint.stores.s3_errors import s3_errors, store_error
 from smddp.checkpoint.stores.store import StoreError
 from smddp.errors import CheckpointError
-from smddp.s3.errors import S3_ERRORS, code_of, is_missing
+from smddp.storage.s3_errors import S3_ERRORS, code_of, is_missing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -6,7 +6,6 @@ are the concern of others.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
@@ -130,29 +129,6 @@ class Store(Protocol):
         """
 
 
-def open_store(location: str | os.PathLike[str]) -> Store:
-    """Give the store at a location.
-
-    Args:
-        location: a directory, or ``s3://bucket/prefix``.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    text = os.fspath(location)
-    if text.startswith("s3://"):
-        from smddp.checkpoint.stores.s3 import S3Store  # only who saves there needs boto3
-
-        return S3Store(text)
-    if text.startswith("s3:/") or "://" in text or not text:
-        raise ValueError(
-            f"{text!r} is no place for checkpoints: give a directory or, as a str and not as a Path, s3://bucket/prefix"
-        )
-    from smddp.checkpoint.stores.directory import DirectoryStore  # which imports this file
-
-    return DirectoryStore(text)
-
-
 def step_name(step: int) -> str:
     """Give the name of the directory of a step: ``step-000000001234``."""
     return f"step-{step:012}"
@@ -188,7 +164,7 @@ def is_ours(name: str) -> bool:
     return name == MANIFEST_NAME or is_file_name(name)
 
 
-def standing_manifest(store: Store, step: int) -> bytes | None:
+def existing_manifest(store: Store, step: int) -> bytes | None:
     """Give the bytes of the manifest of a step; None also where there is what cannot be one."""
     try:
         return store.read_manifest(step)
@@ -210,7 +186,7 @@ def removed_beside(store: Store, step: int, names: Collection[str]) -> list[str]
         names: the files there.
     """
     is_format_1 = STATE_NAME in names and (
-        (standing := standing_manifest(store, step)) is None or mentions(standing, "")
+        (standing := existing_manifest(store, step)) is None or mentions(standing, "")
     )
     ours = [
         name

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, cast, get_args
 
+from smddp.data.formats.json_lines import JsonLinesReader
+from smddp.data.formats.record import LARGEST_RECORD, RecordReader
+from smddp.data.formats.recordio import RecordIOReader
+from smddp.data.formats.tar import TarReader
 from smddp.data.pipes.fifo import open_pipe
-from smddp.data.pipes.recordio import RecordIOReader
 from smddp.data.shards.dataset import Decode, RecordDecoder
-from smddp.data.shards.json_lines import JsonLinesReader
-from smddp.data.shards.record import LARGEST_RECORD, RecordReader
-from smddp.data.shards.tar import TarReader
-from smddp.inputs import Input
+from smddp.job.channels import Input
 
 Format = Literal["jsonl", "tar", "recordio"]
 """What comes through the pipes: lines of JSON, tar files one after the other, or RecordIO records."""

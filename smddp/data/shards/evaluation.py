@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 
-from smddp.data.sampler import EvaluationSampler
+from smddp.data.formats.record import RawRecord
+from smddp.data.order.sampler import EvaluationSampler
 from smddp.data.shards.dataset import ShardedDataset
 from smddp.data.shards.prefetch import prefetch
-from smddp.data.shards.record import RawRecord
 from smddp.data.shards.sequence import ShardSequence
 
 _AHEAD = 4  # batches

@@ -21,10 +21,10 @@ from typing import Any
 
 import xxhash
 
+from smddp.data.formats.record import LARGEST_RECORD
+from smddp.data.formats.tar import TarReader
 from smddp.data.shards.opening import list_shards, open_reader
-from smddp.data.shards.record import LARGEST_RECORD
-from smddp.data.shards.source import Blob, Source
-from smddp.data.shards.tar import TarReader
+from smddp.data.source import Blob, Source
 from smddp.errors import DataError
 
 logger = logging.getLogger(__name__)

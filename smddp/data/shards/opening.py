@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from smddp.data.shards.json_lines import JsonLinesReader
-from smddp.data.shards.record import LARGEST_RECORD, RecordReader
-from smddp.data.shards.source import Blob, Source
-from smddp.data.shards.tar import TarReader
+from smddp.data.formats.json_lines import JsonLinesReader
+from smddp.data.formats.record import LARGEST_RECORD, RecordReader
+from smddp.data.formats.tar import TarReader
+from smddp.data.source import Blob, Source
 from smddp.errors import DataError
 
 _READERS: dict[str, type[TarReader] | type[JsonLinesReader]] = {".tar": TarReader, ".jsonl": JsonLinesReader}

@@ -39,7 +39,7 @@ def prefetch(produce: Callable[[Callable[[], bool]], Producer[Item]], *, ahead: 
     process = os.getpid()
     thread.start()
     try:
-        while (item := buffer.take()) is not None:
+        while (item := buffer.next_item()) is not None:
             yield item[0]
     finally:
         if os.getpid() == process:  # in a fork there is no thread, and its locks may be held forever
@@ -70,7 +70,7 @@ class _Buffer(Generic[Item]):
             self._is_at_end, self._error = True, error
             self._changed.notify_all()
 
-    def take(self) -> tuple[Item] | None:
+    def next_item(self) -> tuple[Item] | None:
         """Give the next item in a tuple, once it is there; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_at_end)

@@ -7,9 +7,9 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import islice
 
-from smddp.data.partition import Partition
-from smddp.data.shards.lanes import Lanes
-from smddp.data.shards.record import RawRecord
+from smddp.data.formats.record import RawRecord
+from smddp.data.order.partition import Partition
+from smddp.data.shards.interleave import Interleave
 from smddp.data.shards.sequence import Cursor, ShardSequence
 
 
@@ -19,7 +19,7 @@ class AbandonedError(Exception):
 
 def read_micro_batches(
     sequence: ShardSequence,
-    lanes: Lanes,
+    lanes: Interleave,
     cut: Partition,
     *,
     rank: int,
@@ -68,7 +68,7 @@ def shares_of(cut: Partition) -> Partition:
     return replace(cut, world_size=1, accumulate=cut.shares)
 
 
-def _slots(lanes: Lanes, slots: range) -> Iterator[tuple[int, range]]:
+def _slots(lanes: Interleave, slots: range) -> Iterator[tuple[int, range]]:
     """The lanes that some slots of a global batch lie in, and which of a lane's slots they are."""
     for lane in range(slots.start // lanes.stride, (slots.stop - 1) // lanes.stride + 1):
         start = lane * lanes.stride
@@ -99,7 +99,9 @@ def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], read: _Read) -> 
         yield from (held.pop(place) for place in order)
 
 
-def _last(sequence: ShardSequence, lanes: Lanes, cut: Partition, rank: int, read: _Read) -> Generator[list[RawRecord]]:
+def _last(
+    sequence: ShardSequence, lanes: Interleave, cut: Partition, rank: int, read: _Read
+) -> Generator[list[RawRecord]]:
     """A last step that is not whole, or is filled up."""
     shares = shares_of(cut)
     if cut.short:

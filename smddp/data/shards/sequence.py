@@ -7,10 +7,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from smddp.data.formats.record import LARGEST_RECORD, RawRecord, RecordReader
 from smddp.data.shards.index import MARK_EVERY, Shard
 from smddp.data.shards.opening import open_reader
-from smddp.data.shards.record import LARGEST_RECORD, RawRecord, RecordReader
-from smddp.data.shards.source import Source
+from smddp.data.source import Source
 from smddp.errors import DataError
 
 _WORTH_A_SEEK = 8 * 2**20

@@ -7,8 +7,8 @@ import pytest
 from botocore.config import Config
 
 from estimators.local.access import Access, bypassed_hosts
+from estimators.local.api.signature import KeyPair
 from estimators.local.serve import ENGINE_S3
-from estimators.local.signature import KeyPair
 
 KEYS = KeyPair(access_key="AKEXAMPLE", secret_key="a secret")
 ACCESS = Access(endpoint_url="http://127.0.0.1:1", s3_endpoint_url="http://127.0.0.1:2", keys=KEYS, region="eu-west-1")

@@ -217,7 +217,7 @@ def test_leaving_the_with_block_makes_the_last_save_durable(tmp_path: Path, slow
 def test_leaving_it_by_an_exception_keeps_the_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: SlowDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("smddp.checkpoint.saving.saver.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("smddp.checkpoint.save.background_task.GRACE_SECONDS", 0.1)
     with pytest.raises(KeyError, match="mine"), Checkpointer(tmp_path, {}) as checkpointer:
         checkpointer.save(1)
         raise KeyError("mine")
@@ -227,7 +227,7 @@ def test_leaving_it_by_an_exception_keeps_the_exception(
 def test_warming_up_leaves_nothing_to_take_for_the_first_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Linear(300, 300)
     checkpointer = Checkpointer(tmp_path, {"model": model})
-    with caplog.at_level(logging.DEBUG, logger="smddp.checkpoint.saving.staging"):
+    with caplog.at_level(logging.DEBUG, logger="smddp.checkpoint.save.staging"):
         checkpointer.warm_up()
         until_idle(checkpointer)
         assert "taking 0.4 MB" in caplog.text
@@ -262,7 +262,7 @@ def test_each_checkpoint_is_announced_once_it_is_durable(tmp_path: Path) -> None
             self.expected.append((step, manifest))
 
     watch = Watch()
-    with Checkpointer(tmp_path, {}, arrival=watch) as checkpointer:
+    with Checkpointer(tmp_path, {}, listener=watch) as checkpointer:
         checkpointer.save(1)
         checkpointer.save(2)
     assert [step for step, _ in watch.expected] == [1, 2]

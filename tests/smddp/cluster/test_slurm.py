@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
-from smddp.cluster.readings import Reading
+from smddp.cluster.env_values import EnvValue
 from smddp.cluster.slurm import expand_nodes, expand_tasks
 from smddp.errors import ClusterError
 
@@ -107,7 +107,7 @@ def test_partial_or_contradictory_input_is_refused(change: dict[str, str], messa
     ],
 )
 def test_compressed_lists_of_nodes(listed: str, names: list[str]) -> None:
-    assert list(expand_nodes(Reading(listed, "here"))) == names
+    assert list(expand_nodes(EnvValue(listed, "here"))) == names
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
@@ -119,4 +119,4 @@ def test_any_number_of_tasks_on_each_node(counts: list[int]) -> None:
         else:
             runs.append([count, 1])
     compressed = ",".join(str(count) if times == 1 else f"{count}(x{times})" for count, times in runs)
-    assert list(expand_tasks(Reading(compressed, "here"))) == counts
+    assert list(expand_tasks(EnvValue(compressed, "here"))) == counts

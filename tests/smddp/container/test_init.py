@@ -21,8 +21,8 @@ while not stop:
 time.sleep(0.3)
 sys.stdout.write("saved\\n")
 if "silent" not in sys.argv:
-    from smddp.container.endings import leave_word
-    leave_word(75, os.environ)
+    from smddp.process.exit_codes import write_exit_code
+    write_exit_code(75, os.environ)
 sys.exit(75)
 """
 
@@ -155,7 +155,7 @@ def test_ranks_that_never_learn_to_hear_are_told_in_the_end(container):
 def test_a_script_that_names_itself_a_rank_is_told_and_not_what_it_runs(container):
     rank = RANK.replace("stop = []", "import subprocess; os.environ['RANK'] = '0'; stop = []")
     rank = rank.replace("sys.stdout.write", "helper = subprocess.Popen(['sleep', '60']); sys.stdout.write", 1)
-    rank = rank.replace("leave_word(75", "leave_word(75 if helper.poll() is None else 1") + "\n"
+    rank = rank.replace("write_exit_code(75", "write_exit_code(75 if helper.poll() is None else 1") + "\n"
     first = container.start(
         sys.executable, container.program("toolkit.py", TOOLKIT), container.program("rank.py", rank)
     )
@@ -199,7 +199,7 @@ def test_a_stop_during_a_shell_s_earlier_step_reaches_the_later_one(container):
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_without_a_stop_the_program_s_own_end_stands(container, code):
-    resumable = "import os; from smddp.container.endings import leave_word; leave_word(75, os.environ)"
+    resumable = "import os; from smddp.process.exit_codes import write_exit_code; write_exit_code(75, os.environ)"
     toolkit = TOOLKIT.replace("sys.exit(1)", f"sys.exit({code})")
     program = container.program("rank.py", resumable)
     first = container.start(sys.executable, container.program("toolkit.py", toolkit), program)
@@ -218,7 +218,7 @@ def test_a_program_that_empties_the_temporary_directory_keeps_its_own_end(contai
 
 
 def test_without_a_place_for_words_the_program_runs(container):
-    nowhere = "import smddp.container.endings as endings; endings._PLACES = ()\n"
+    nowhere = "import smddp.process.exit_codes as endings; endings._PLACES = ()\n"
     nowhere += "import smddp.container.init as init, sys; sys.exit(init.main(sys.argv[1:]))"
     first = container.start(sys.executable, "-c", "raise SystemExit(7)", words=("-c", nowhere), TMPDIR="/nowhere")
     assert first.wait(timeout=20) == 7

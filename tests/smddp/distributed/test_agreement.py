@@ -8,7 +8,7 @@ import torch
 import smddp.distributed.agreement
 from smddp.cluster import Cluster
 from smddp.distributed import Agreement, Membership
-from smddp.stopping import StopSignal
+from smddp.process.preemption import StopSignal
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ TWO_RANKS = """
 import sys, time
 import smddp
 from smddp.distributed import Agreement
-from smddp.stopping import StopSignal
+from smddp.process.preemption import StopSignal
 
 membership = smddp.join()
 rank = membership.cluster.rank

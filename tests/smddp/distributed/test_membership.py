@@ -73,7 +73,7 @@ from torch import nn
 import smddp
 from smddp.distributed import Agreement, Replica, on_each_rank, share_outcome, sum_over_ranks
 from smddp.errors import SmddpError
-from smddp.stopping import StopSignal
+from smddp.process.preemption import StopSignal
 
 membership = smddp.join()
 rank = membership.cluster.rank

@@ -1,4 +1,4 @@
-"""Rounds of ranks: real agents on this machine, whose scripts leave torch alone, and one job that trains."""
+"""NodeRendezvous of ranks: real agents on this machine, whose scripts leave torch alone, and one job that trains."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from smddp.container.endings import announce_stop
 from smddp.launch.torchrun import free_port
+from smddp.process.exit_codes import announce_stop
 
 ROUND = "round = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
 
@@ -133,9 +133,9 @@ def test_the_report_of_an_earlier_round_is_not_the_reason_of_the_last_one_s_end(
 def test_a_failure_after_a_stop_that_the_container_s_first_process_told_is_not_restarted(
     start, script, tmp_path, monkeypatch
 ):
-    (tmp_path / "endings").mkdir()
-    monkeypatch.setenv("SMDDP_ENDINGS", str(tmp_path / "endings"))
-    announce_stop(str(tmp_path / "endings"))
+    (tmp_path / "exits").mkdir()
+    monkeypatch.setenv("SMDDP_ENDINGS", str(tmp_path / "exits"))
+    announce_stop(str(tmp_path / "exits"))
     agent = start("-m", "smddp.launch.torchrun", "--max-restarts", "3", script(ROUND + "say(f'{round}'); sys.exit(9)"))
     out, log = agent.communicate(timeout=60)
     assert (agent.returncode, out) == (9, "0\n"), log

@@ -1,4 +1,4 @@
-"""A network, and the containers in it. A remover process ends both, however this process ends: see ``remover.py``."""
+"""A network, and the containers in it. ``container_reaper.py`` ends both, however this process ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
+from estimators.docker import cli
 from estimators.docker.cli import DockerError, docker
 from estimators.docker.mount import bind
-from estimators.local.executors.docker import patience
 from estimators.local.executors.docker.container import Container, create, not_started
-from estimators.local.executors.docker.remover import LABEL
-from estimators.local.executors.docker.remover_process import RemoverProcess
+from estimators.local.executors.docker.container_reaper import LABEL
+from estimators.local.executors.docker.container_reaper_process import ContainerReaperProcess
 from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import ClusterSpec, HandOverError, HostSpec, Serve
 
@@ -26,7 +26,7 @@ _CUT_OFF = ("--internal", "--opt", "com.docker.network.bridge.inhibit_ipv4=true"
 
 
 class DockerCluster:
-    """A `Cluster` of containers.
+    """A `HostCluster` of containers.
 
     Args:
         spec: The hosts.
@@ -77,14 +77,14 @@ class DockerCluster:
         environment = {"OMP_NUM_THREADS": str(self._threads()), **host.environment}
         try:
             self._network.result()
-            create(name, (*options, self._spec.image, *words), environment, keep=self._remover.alive)
+            create(name, (*options, self._spec.image, *words), environment, keep=self._reaper.alive)
         except DockerError as error:
             self._unsure = True
             raise not_started(f"{host.name}: its container could not be made: {error}") from error
         return Container(name, host.name, self._settings)
 
     def __enter__(self) -> DockerCluster:
-        self._remover = RemoverProcess(self._name, self._directory, self._spec.image, self._roots.values())
+        self._reaper = ContainerReaperProcess(self._name, self._directory, self._spec.image, self._roots.values())
         self._maker = ThreadPoolExecutor(1)  # it takes as long as bringing the input: both at once
         self._network = self._maker.submit(self._make_network)
         return self
@@ -98,9 +98,9 @@ class DockerCluster:
             HandOverError: The files are not, and no other error is on its way.
         """
         self._maker.shutdown()
-        self._remover.begin(unsure=self._unsure or self._network.exception() is not None)
+        self._reaper.begin(unsure=self._unsure or self._network.exception() is not None)
         try:
-            self._remover.await_end()
+            self._reaper.await_end()
         except HandOverError as problem:
             if error is None:
                 raise
@@ -109,7 +109,7 @@ class DockerCluster:
     def _make_network(self) -> None:
         isolation = _CUT_OFF if self._spec.network_isolation else ()
         command = ("network", "create", *isolation, *self._labels, self._name)
-        docker(*command, timeout=patience.SECONDS, keep=[self._remover.alive])
+        docker(*command, timeout=cli.COMMAND_SECONDS, keep=[self._reaper.alive])
 
     def _limits(self) -> list[str]:
         settings = self._settings

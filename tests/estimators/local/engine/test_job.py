@@ -10,11 +10,11 @@ import pytest
 
 from estimators.hosts.exit import Exit
 from estimators.local.engine import ApiError
-from estimators.local.engine.job import Ending, StoppedError, TrainingJob
+from estimators.local.engine.job import Ending, JobRecord, StoppedError
 from estimators.local.engine.request import TrainingRequest
 
 
-def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) -> TrainingJob:
+def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) -> JobRecord:
     wait = {"MaxWaitTimeInSeconds": max_wait} if spot else {}
     request = TrainingRequest.parse(
         {
@@ -27,17 +27,17 @@ def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) 
             "EnableManagedSpotTraining": spot,
         }
     )
-    return TrainingJob(request, "arn")
+    return JobRecord(request, "arn")
 
 
-def training(**parameters: Any) -> TrainingJob:
+def training(**parameters: Any) -> JobRecord:
     job = new_job(**parameters)
     job.enter("Downloading")
     job.begin_training(hosts=2)
     return job
 
 
-def finish(job: TrainingJob) -> tuple[str, str]:
+def finish(job: JobRecord) -> tuple[str, str]:
     job.upload()
     job.finish(failure_reason="why" if job.end_training()[0] is Ending.FAILED else None)
     described = job.describe()

@@ -7,14 +7,14 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from estimators.local.engine import states
-from estimators.local.engine.states import Progress
+from estimators.local.engine.states import JobProgress
 from estimators.local.engine.validation import service_model
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
-def go(*path: str) -> Progress:
-    progress = Progress.begin(START)
+def go(*path: str) -> JobProgress:
+    progress = JobProgress.begin(START)
     for minute, status in enumerate(path, start=1):
         progress = progress.enter(status, START + timedelta(minutes=minute))
     return progress

@@ -22,7 +22,7 @@ from estimators.local.executors import (
     HostSpec,
     HostStartError,
     ProcessExecutor,
-    kept_process,
+    supervised_process,
 )
 from estimators.local.executors.inherited import INHERITED
 from estimators.local.executors.process import ProcessCluster
@@ -74,7 +74,7 @@ def await_line(host: HostProcess) -> str:
 
 
 def alive(token: str) -> list[str]:
-    """Processes of this machine that have ``token`` among their arguments."""
+    """ChildProcesses of this machine that have ``token`` among their arguments."""
     running = [process for process in Path("/proc").iterdir() if process.name.isdigit()]
     return [process.name for process in running if token.encode() in arguments(process)]
 
@@ -276,8 +276,8 @@ def test_a_host_dies_with_its_keeper(start: Start, isolated: bool) -> None:
     host = start(*python("print('up'); import time; time.sleep(60)"), token)
     await_line(host)
     status = Path(f"/proc/{host.pid}/status").read_text()
-    keeper = int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
-    os.kill(keeper, signal.SIGKILL)
+    supervisor = int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
+    os.kill(supervisor, signal.SIGKILL)
     said(host)
     assert exit_code(host) == 128 + signal.SIGKILL
     await_none_alive(token)
@@ -336,9 +336,9 @@ def test_without_namespaces_nothing_can_be_mounted() -> None:
 def test_a_device_that_is_barred_is_why_nothing_can_be_mounted(
     isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = tmp_path / "keeper.py"
-    keeper.write_text(Path(kept_process._KEEPER).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
-    monkeypatch.setattr(kept_process, "_KEEPER", str(keeper))
+    supervisor = tmp_path / "host_supervisor.py"
+    supervisor.write_text(Path(supervised_process._SUPERVISOR).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
+    monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(supervisor))
     assert ProcessExecutor(isolated=True).cannot_mount == "/dev/no-fuse: No such file or directory"
 
 
@@ -371,8 +371,8 @@ def test_a_host_that_hangs_while_it_starts_is_given_up(
 ) -> None:
     token = f"token-{uuid.uuid4().hex}.py"
     (tmp_path / token).write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(kept_process, "_KEEPER", str(tmp_path / token))
-    monkeypatch.setattr(kept_process, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(tmp_path / token))
+    monkeypatch.setattr(supervised_process, "_START_SECONDS", 0.2)
     with pytest.raises(HostStartError, match=r"algo-1: true could not be started: it did not run within 0\.2 seconds"):
         start("true")
     await_none_alive(str(tmp_path / token))

@@ -8,7 +8,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from estimators.local.signature import KeyPair, Request, SignatureError, verify
+from estimators.local.api.signature import KeyPair, Request, SignatureError, verify
 from estimators.local.storage import Gateway
 
 KEYS = KeyPair.random()

@@ -14,8 +14,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
-from estimators.local.signature import KeyPair
 from estimators.local.storage import SeaweedFS
 
 pytestmark = pytest.mark.seaweedfs
@@ -120,7 +120,7 @@ def test_refuses_a_directory_that_is_in_use(tmp_path):
 PARENT = """if True:
     import os, sys, time
     from pathlib import Path
-    from estimators.local.signature import KeyPair
+    from estimators.local.api.signature import KeyPair
     from estimators.local.storage import SeaweedFS
     directory = Path(sys.argv[1])
     (directory / "first").mkdir()

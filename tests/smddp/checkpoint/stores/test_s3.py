@@ -17,8 +17,9 @@ import moto
 import pytest
 from botocore.exceptions import ClientError
 
+from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.s3 import S3Store
-from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError, open_store
+from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError
 from smddp.errors import CheckpointError
 from tests.torture.fault_proxy import Fault, FaultProxy
 from tests.torture.s3_server import Server

@@ -16,7 +16,7 @@ from botocore.exceptions import (
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.s3_errors import store_error
 from smddp.checkpoint.stores.store import StoreError
-from smddp.s3.client import connect
+from smddp.storage.s3_client import connect
 
 
 def answered(code: str, status: int, message: str = "it says") -> ClientError:

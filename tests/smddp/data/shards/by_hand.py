@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from smddp.data.shards import Blob, RawRecord
+from smddp.data.shards import RawRecord
+from smddp.data.source import Blob
 
 
 def tar_bytes(members: Iterable[tuple[str, bytes]], *, style: int = tarfile.USTAR_FORMAT) -> bytes:

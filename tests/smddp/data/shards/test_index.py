@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from smddp.data.shards import Blob, DirectorySource, ShardIndex
+from smddp.data.shards import ShardIndex
 from smddp.data.shards.index import MARK_EVERY
 from smddp.data.shards.opening import open_reader
+from smddp.data.source import Blob, DirectorySource
 from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import MemorySource, fill, number_of, numbered, tar_bytes
 

@@ -24,7 +24,7 @@ from estimators.local.executors import (
     HostSpec,
     HostStartError,
 )
-from estimators.local.executors.docker import Docker, bridge_address, patience, remover_process
+from estimators.local.executors.docker import Docker, bridge_address, container_reaper_process
 from estimators.local.executors.docker.cluster import DockerCluster
 
 Enter = Callable[..., DockerCluster]
@@ -360,8 +360,8 @@ def test_files_that_can_not_be_handed_over_are_an_error_that_says_why(
 ) -> None:
     fake_docker(tmp_path / "bin", f'[ "$1" = run ] && echo no room >&2 && exit 1; exec {shutil.which("docker")} "$@"')
     then = (
-        "from estimators.local.executors.docker import remover_process",
-        f"remover_process.program = lambda: {str(tmp_path / 'bin' / 'docker')!r}",
+        "from estimators.local.executors.docker import container_reaper_process",
+        f"container_reaper_process.program = lambda: {str(tmp_path / 'bin' / 'docker')!r}",
         "try: run()",
         "except HandOverError as error: print('told:', error)",
     )
@@ -400,7 +400,7 @@ def test_a_docker_that_hangs_or_is_away_is_said_to_be(
     prepare: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     fake_docker(tmp_path / "bin", script)
-    monkeypatch.setattr(patience, "SECONDS", 0.3)
+    monkeypatch.setattr(cli, "COMMAND_SECONDS", 0.3)
     monkeypatch.setattr(cli, "program", lambda: str(tmp_path / "bin" / "docker"))
     began = time.monotonic()
     with pytest.raises(ExecutorError, match=r"did not end within|Cannot connect"), prepare() as hosts:
@@ -408,14 +408,14 @@ def test_a_docker_that_hangs_or_is_away_is_said_to_be(
     assert time.monotonic() - began < 10
 
 
-def test_a_remover_whose_docker_hangs_is_not_waited_for(
+def test_a_reaper_whose_docker_hangs_is_not_waited_for(
     prepare: Enter, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     flag = tmp_path / "hangs"
     hangs = f'[ "$1" = rm ] && [ -e {flag} ] && exec sleep 3; exec {shutil.which("docker")} "$@"'
     fake_docker(tmp_path / "bin", hangs)
-    monkeypatch.setattr(remover_process, "program", lambda: str(tmp_path / "bin" / "docker"))
-    monkeypatch.setattr(remover_process, "REMOVED_SECONDS", 0.3)
+    monkeypatch.setattr(container_reaper_process, "program", lambda: str(tmp_path / "bin" / "docker"))
+    monkeypatch.setattr(container_reaper_process, "REMOVED_SECONDS", 0.3)
     began = time.monotonic()
     with prepare() as hosts:
         start(hosts, "sleep", "60")
@@ -432,7 +432,7 @@ def test_a_docker_that_hangs_does_not_hang_the_platform(
 ) -> None:
     host = start(enter(), "sleep", "600")
     path = fake_docker(tmp_path / "bin", "exec sleep 600")
-    monkeypatch.setattr(patience, "SECONDS", 0.3)
+    monkeypatch.setattr(cli, "COMMAND_SECONDS", 0.3)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", path)
         host.kill()

@@ -1,0 +1,179 @@
+"""What is wrong with a job, parameter by parameter: the rules that no single other file owns.
+
+Each function looks at one matter and yields what it found. The API's own limits are in ``limits``, the rules of the
+distribution in ``distribution``, of the code in ``source``, of places on S3 in ``channels``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from estimators.checks import limits
+from estimators.distribution import uses_data_parallel_library
+from estimators.problem import Problem, error, warning
+
+Arguments = Mapping[str, Any]
+
+LONGEST_RUN = 28 * 24 * 60 * 60
+"""Seconds. https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html; not in the model."""
+
+
+def is_local_mode(arguments: Arguments) -> bool:
+    """Whether the SDK's Local Mode runs the job, in Docker containers on this machine."""
+    return arguments.get("instance_type") in ("local", "local_gpu")
+
+
+def check_limits(arguments: Arguments) -> Iterator[Problem]:
+    """The API's limits on every parameter that goes into the request as it is."""
+    elsewhere = {"hyperparameters"}
+    if "/" not in str(arguments.get("role")):
+        elsewhere.add("role")  # a name: the SDK asks IAM for its ARN
+    if is_local_mode(arguments):
+        elsewhere |= {"instance_type", "output_path"}
+    if not str(arguments.get("checkpoint_s3_uri")).startswith("s3://"):
+        elsewhere.add("checkpoint_s3_uri")
+    for parameter in limits.FIELDS:
+        if parameter not in elsewhere and arguments.get(parameter) is not None:
+            yield from limits.check(parameter, arguments[parameter])
+
+
+def check_instances(arguments: Arguments) -> Iterator[Problem]:
+    """How many hosts of which type."""
+    groups, instance_type = arguments.get("instance_groups"), arguments.get("instance_type")
+    if groups and (instance_type or arguments.get("instance_count")):
+        yield error("instance_groups", "given together with instance_type or instance_count", "Give one or the other.")
+    if not groups and not instance_type:
+        yield error("instance_type", "missing", "Give one, such as 'ml.g5.xlarge', or instance_groups.")
+    if isinstance(instance_type, str) and not instance_type.startswith(("ml.", "local")):
+        yield error("instance_type", f"{instance_type!r} is no type of SageMaker's", f"Try 'ml.{instance_type}'.")
+    count = arguments.get("instance_count")
+    if isinstance(count, int) and count < 1:
+        yield error("instance_count", f"it is {count}", "Give at least 1.")
+    if arguments.get("keep_alive_period_in_seconds") and not is_local_mode(arguments):
+        if arguments.get("use_spot_instances") is True:
+            yield error(
+                "keep_alive_period_in_seconds",
+                "spot instances can't be kept in a warm pool",
+                "Leave out this one or use_spot_instances.",
+            )
+        if groups:
+            yield error(
+                "keep_alive_period_in_seconds",
+                "instance groups can't be kept in a warm pool",
+                "Leave it out, or use one instance_type.",
+            )
+
+
+def check_time(arguments: Arguments) -> Iterator[Problem]:
+    """How long the job may run, and wait for spot instances."""
+    max_run, max_wait = arguments.get("max_run"), arguments.get("max_wait")
+    spot = arguments.get("use_spot_instances")
+    if isinstance(max_run, int) and max_run > LONGEST_RUN:
+        yield error("max_run", f"it is {max_run} s", f"SageMaker runs a job for at most {LONGEST_RUN} s (28 days).")
+    if spot is True and max_wait is None:
+        yield error(
+            "max_wait",
+            "missing: a spot job must say how long it may take, waiting included",
+            f"Give at least max_run ({max_run} s), with time to wait for instances.",
+        )
+    if not spot and max_wait is not None:
+        yield error(
+            "max_wait",
+            "only spot jobs wait",
+            "Set use_spot_instances=True, or leave max_wait out.",
+        )
+    if isinstance(max_run, int) and isinstance(max_wait, int) and spot and max_wait < max_run:
+        yield error(
+            "max_wait",
+            f"it is {max_wait} s, less than max_run ({max_run} s), which it includes",
+            f"Give at least {max_run}.",
+        )
+    if spot is True and not arguments.get("checkpoint_s3_uri"):
+        yield warning(
+            "checkpoint_s3_uri",
+            "missing: after an interruption the spot job starts from the beginning",
+            "Give an S3 prefix; what the script writes to /opt/ml/checkpoints is kept there.",
+        )
+
+
+def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Problem]:
+    """The role that the job runs as; Local Mode assumes none."""
+    if is_local_mode(arguments):
+        return
+    if not arguments.get("role") and not configured_role:
+        yield error(
+            "role",
+            "missing",
+            "Give the ARN, or the name, of an IAM role that SageMaker may assume and that may read your data "
+            "(in SageMaker Studio: sagemaker.get_execution_role()).",
+        )
+
+
+def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]) -> Iterator[Problem]:
+    """SMDDP on instances that have it."""
+    distribution: Mapping[str, Any] = arguments.get("distribution") or {}
+    if not uses_data_parallel_library(distribution):
+        return
+    if is_local_mode(arguments):
+        yield warning(
+            "distribution",
+            "SMDDP is only in AWS's images for P4d and P4de",
+            "With any other the ranks say that it is missing, and reduce over NCCL (GPUs) or gloo (CPUs).",
+        )
+        return
+    groups = distribution.get("instance_groups") or arguments.get("instance_groups") or ()
+    types = {arguments.get("instance_type"), *(getattr(group, "instance_type", None) for group in groups)}
+    for instance_type in sorted(name for name in types if isinstance(name, str) and name not in supported):
+        yield error(
+            "distribution",
+            f"SMDDP does not run on {instance_type}",
+            f"It runs on {', '.join(supported)}. Use 'torchrun' (NCCL) on any other.",
+        )
+
+
+def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | None]) -> Iterator[Problem]:
+    """Hyperparameters, which travel as text.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+        text_of: The text that the SDK sends for a value; None if it is not known yet.
+    """
+    texts: dict[str, str] = {}
+    for name, value in arguments.get("hyperparameters", {}).items():
+        if fault := _fault_in(value, text_of):
+            remedy = "Give what JSON can hold: text, numbers, booleans, None, lists and dicts of them."
+            yield error("hyperparameters", f"{name!r} can't be sent: {fault}", remedy)
+        else:
+            texts[str(name)] = text_of(value) or ""
+    yield from limits.check("hyperparameters", texts)
+
+
+def _fault_in(value: Any, text_of: Callable[[Any], str | None]) -> str | None:
+    try:
+        text_of(value)
+    except (TypeError, ValueError) as fault:
+        return str(fault)
+    return None
+
+
+def check_metrics(arguments: Arguments) -> Iterator[Problem]:
+    """Expressions that find metrics in the log."""
+    definitions = arguments.get("metric_definitions")
+    for definition in definitions if isinstance(definitions, (list, tuple)) else ():
+        if isinstance(definition, Mapping) and isinstance(
+            definition.get("Regex"), str
+        ):  # if not, the API's limits report it
+            yield from _check_metric(definition.get("Name"), definition["Regex"])
+
+
+def _check_metric(name: Any, regex: str) -> Iterator[Problem]:
+    try:
+        compiled = limits.compile_pattern(regex)
+    except re.error as fault:
+        yield error("metric_definitions", f"{name}: {regex!r} is no regular expression: {fault}", "Correct it.")
+        return
+    if compiled is not None and compiled.groups == 0:
+        remedy = "Put parentheses around the number, as in 'loss=([0-9.]+)'."
+        yield warning("metric_definitions", f"{name}: {regex!r} captures nothing", remedy)

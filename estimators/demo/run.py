@@ -1,0 +1,198 @@
+"""The demo, told from first to last line: platform, data, job, interruption, resume, result."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from estimators import Estimator
+from estimators.demo.digits import write_digits
+from estimators.demo.loss_curve import Point, save_loss_curve
+from estimators.local import LocalSageMaker
+from estimators.log_reader import LogLine
+from estimators.training_job import TrainingJob
+
+BATCH_SIZE = 16  # so small that an epoch takes a second, and the interruption falls into its middle
+TARGET_ACCURACY = 0.97
+_METRICS = re.compile(r"\bstep=(?P<step>\d+) epoch=(?P<epoch>\d+) (?P<values>.*)")
+_VALUE = re.compile(r"(\w+)=([-+0-9.eE]+|nan|inf)")
+_EVENT = re.compile(r"(stopped|resumed) at step \d+, in epoch \d+")
+
+
+@dataclass
+class DemoState:
+    """What was seen of the job so far: the points of the curve, and the last accuracy."""
+
+    submitted: float = field(default_factory=time.time)
+    points: list[Point] = field(default_factory=list)
+    accuracy: float = 0.0
+    life: int = 1
+
+    def read(self, line: LogLine) -> bool:
+        """Take in one line of the log; True if it held a new point of the curve."""
+        found = _METRICS.search(line.message)
+        if not found:
+            return False
+        values = {name: float(value) for name, value in _VALUE.findall(found["values"])}
+        self.accuracy = values.get("accuracy", self.accuracy)
+        if "loss" not in values:
+            return False
+        seconds = line.timestamp / 1000 - self.submitted
+        self.points.append(Point(life=self.life, step=int(found["step"]), seconds=seconds, loss=values["loss"]))
+        return True
+
+    def lost(self) -> tuple[float, int]:
+        """Seconds from the last step seen of life 1 to the first new one of life 2, and steps that were done twice."""
+        last = [point for point in self.points if point.life == 1][-1]
+        second_life = [point for point in self.points if point.life == 2]
+        first_new = next(point for point in second_life if point.step > last.step)
+        return first_new.seconds - last.seconds, max(0, last.step + 1 - second_life[0].step)
+
+
+def tell(output: Path, *, epochs: int) -> None:
+    """Run the demo and leave the model, the checkpoints and the loss curve in ``output``.
+
+    Raises:
+        SystemExit: With code 1 if the accuracy stays below ``TARGET_ACCURACY``.
+    """
+    console = Console(highlight=False)
+    for chatty in ("sagemaker", "estimators"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    output.mkdir(parents=True, exist_ok=True)
+    console.print("[bold]smddp demo[/bold]  two hosts, spot, no AWS, no Docker\n")
+    began = time.monotonic()
+    with LocalSageMaker() as sagemaker:
+        _say(console, began, f"an embedded SageMaker answers at {sagemaker.endpoint_url}")
+        s3 = sagemaker.boto_session.client("s3")
+        prefix = f"s3://{sagemaker.default_bucket}/digits"
+        file = output / "digits.npz"
+        images = write_digits(file)
+        s3.upload_file(str(file), sagemaker.default_bucket, "digits/digits.npz")
+        _say(console, began, f"{images:,} digits uploaded to {prefix}")
+
+        checkpoints = f"s3://{sagemaker.default_bucket}/checkpoints"
+        estimator = Estimator(
+            entry_point="image_classification.py",
+            source_dir=str(entrypoints_directory()),
+            role=sagemaker.role,
+            instance_type="ml.g5.xlarge",
+            instance_count=2,
+            distribution="torchrun",
+            use_spot_instances=True,
+            max_run=600,
+            max_wait=1200,
+            checkpoint_s3_uri=checkpoints,
+            base_job_name="smddp-demo",
+            hyperparameters={"epochs": epochs, "batch_size": BATCH_SIZE, "lr": 0.02, "log_every": 5},
+            sagemaker_session=sagemaker.session,
+        )
+        state = DemoState()
+        job = estimator.fit({"training": prefix}, wait=False)
+        _say(console, began, f"job {job.name} submitted: 2 × ml.g5.xlarge, spot, torchrun")
+        _follow(console, began, sagemaker, job, state, epochs=epochs, images=images)
+        _fetch(sagemaker, job.model_data, output / "model.tar.gz")
+        newest = _fetch_prefix(sagemaker, checkpoints, output / "checkpoints")
+
+    curve = output / "loss.png"
+    save_loss_curve(state.points, curve)
+    file.unlink()
+    seconds, again = state.lost()
+    console.print()
+    for name, value in (
+        ("test accuracy", f"[bold]{state.accuracy:.4f}[/bold] (at least {TARGET_ACCURACY} expected)"),
+        ("lost to the interruption", f"{seconds:.1f} s, {again} steps done twice"),
+        ("model", str(output / "model.tar.gz")),
+        ("checkpoints", f"{output / 'checkpoints'} ({newest} files)"),
+        ("loss curve", str(curve)),
+        ("in all", f"{time.monotonic() - began:.0f} s"),
+    ):
+        console.print(f"  {name:<26}{value}", soft_wrap=True)
+    if state.accuracy < TARGET_ACCURACY:
+        raise SystemExit(1)
+
+
+def entrypoints_directory() -> Path:
+    """The directory of training scripts: inside the installed package, or at the top of a checkout."""
+    installed = Path(__file__).parents[1] / "entrypoints"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "entrypoints"
+
+
+def _follow(
+    console: Console,
+    began: float,
+    sagemaker: LocalSageMaker,
+    job: TrainingJob,
+    state: DemoState,
+    *,
+    epochs: int,
+    images: int,
+) -> None:
+    """Read the job's log to its end; interrupt it once, in mid-epoch, after a third of the run."""
+    steps_an_epoch = round(images * 0.8) // BATCH_SIZE
+    # A line is half a second old when it is read here: early in an epoch is its middle by the time SIGTERM arrives.
+    interrupt_at = (epochs // 3) * steps_an_epoch + steps_an_epoch // 10
+    interrupted = False
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task("starting two hosts", total=epochs * steps_an_epoch)
+        for line in job.lines():
+            if event := _EVENT.search(line.message):
+                _say(console, began, event[0])
+                state.life = 2 if event[0].startswith("resumed") else state.life
+            if not state.read(line):
+                continue
+            point = state.points[-1]
+            going = interrupted and point.life == 1
+            doing = (
+                "interrupted: a checkpoint, then new hosts" if going else f"life {point.life}, loss {point.loss:.4f}"
+            )
+            progress.update(bar, completed=point.step, description=doing)
+            if not interrupted and point.step >= interrupt_at:
+                interrupted = True
+                _say(console, began, f"spot interruption: both hosts are told to go, after step {point.step}")
+                sagemaker.interrupt(job.name)
+    job.wait(logs=False)
+    _say(console, began, f"job {job.status}")
+
+
+def _say(console: Console, began: float, text: str) -> None:
+    console.print(f"  [dim]{time.monotonic() - began:5.1f} s[/dim]  {text}", soft_wrap=True)
+
+
+def _fetch(sagemaker: LocalSageMaker, uri: str, path: Path) -> None:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    sagemaker.boto_session.client("s3").download_file(bucket, key, str(path))
+
+
+def _fetch_prefix(sagemaker: LocalSageMaker, uri: str, directory: Path) -> int:
+    """Download every object below ``uri``; how many there were."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    client, count = sagemaker.boto_session.client("s3"), 0
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
+        for item in page.get("Contents", []):
+            path = directory / item["Key"].removeprefix(f"{prefix}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            client.download_file(bucket, item["Key"], str(path))
+            count += 1
+    return count

@@ -1,0 +1,29 @@
+"""How often in a row a spot job may lose a host with nothing to show for it.
+
+A machine that is lost takes the program along by no fault of its own, and the job begins again. A program that ends
+itself in a way that looks the same would begin again for ever.
+"""
+
+from __future__ import annotations
+
+from estimators.local.engine.job import Ending
+
+MOST_LOSSES = 3
+IN_VAIN = f"These are {MOST_LOSSES} losses in a row without a new checkpoint: the job does not begin again."
+
+
+class HostLossLimit:
+    """Counts the lives of one job that ended by a loss."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def too_many(self, ending: Ending, *, progressed: bool) -> bool:
+        """Count the end of a life; whether the job is to fail now.
+
+        Args:
+            ending: How the life ended.
+            progressed: Whether it has brought a checkpoint to S3.
+        """
+        self._in_a_row = self._in_a_row + 1 if ending is Ending.LOST and not progressed else 0
+        return self._in_a_row >= MOST_LOSSES

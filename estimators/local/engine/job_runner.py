@@ -1,0 +1,198 @@
+"""The way of one job, in a thread of its own, from Starting to its end, and over again after an interruption.
+
+What is decided on the way is `JobRecord`'s; here things are done: directories and transfers. `Training`
+runs the hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from estimators.hosts.exit import Exit
+from estimators.hosts.failure import algorithm_error, loss_of_hosts, within_limit
+from estimators.hosts.tree import HostTree
+from estimators.local.engine import states
+from estimators.local.engine.artifacts import upload_model, upload_output
+from estimators.local.engine.checkpoints import CheckpointSync
+from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.host_loss_limit import IN_VAIN, HostLossLimit
+from estimators.local.engine.hosts import Host, name_hosts
+from estimators.local.engine.inputs import HostInputs
+from estimators.local.engine.job import Ending, JobRecord, StoppedError
+from estimators.local.engine.logs import HostLog
+from estimators.local.engine.objects import CancelledError, require_bucket
+from estimators.local.engine.opt_ml import lay_out, remove_tree
+from estimators.local.engine.platform import Platform
+from estimators.local.engine.training import Training
+from estimators.local.executors import (
+    ClusterSpec,
+    ExecutorError,
+    HandOverError,
+    HostCluster,
+    HostStartError,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class JobRunner:
+    """Runs a job from its creation to its end.
+
+    Args:
+        job: The job.
+        image: What its hosts run, in the executor's terms.
+        platform: What it stands on.
+    """
+
+    def __init__(self, job: JobRecord, image: str, platform: Platform) -> None:
+        self._job = job
+        self._image = image
+        self._request = job.request
+        self._platform = platform
+        self._directory = platform.directory / job.name
+        self._loss_limit = HostLossLimit()
+        self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin, and return at once."""
+        self._thread.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the job has ended and its directory is gone."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            try:
+                while not self._live():
+                    self._job.begin_again()
+            except StoppedError:
+                self._job.finish()
+            except FailedJobError as error:
+                self._job.finish(failure_reason=within_limit(str(error)))
+            finally:
+                remove_tree(self._directory)
+        except Exception as error:
+            logger.exception("job %s ended by a defect of the platform", self._job.name)
+            if not self._job.ended:
+                self._job.finish(failure_reason=within_limit(f"InternalServerError: {type(error).__name__}: {error}"))
+
+    def _live(self) -> bool:
+        """One life, from new hosts to their end; whether the job is finished, and no other life follows."""
+        remove_tree(self._directory)
+        hosts = name_hosts(self._request.groups)
+        roots = {host.name: self._directory / host.name for host in hosts}
+        self._job.enter(states.DOWNLOADING)
+        logs = {host.name: self._log(host) for host in hosts}
+        cluster = self._platform.executor.cluster(
+            ClusterSpec(
+                name=self._job.name,
+                image=self._image,
+                roots=roots,
+                network_isolation=self._request.network_isolation,
+            )
+        )
+        trees = {
+            name: HostTree(root, seen_as=cluster.ml_root(name), say=logs[name].say) for name, root in roots.items()
+        }
+        inputs = HostInputs(
+            self._platform.s3,
+            self._request.channels,
+            hosts,
+            trees,
+            cannot_mount=lambda: self._platform.executor.cannot_mount,
+            failed=self._job.input_failed,
+            say=lambda host, line: logs[host].say(line),
+        )
+        try:
+            with cluster, inputs:
+                checkpoints = self._prepare(hosts, trees, cluster, inputs)
+                for log in logs.values():
+                    log.open()
+                ending, exits = Training(self._job, self._platform).run(trees, logs, cluster, checkpoints, inputs)
+        except (FailedJobError, HostStartError, CancelledError) as error:
+            if self._job.must_end():  # the stop came first
+                raise StoppedError from None
+            if isinstance(error, HostStartError):
+                kind = "InternalServerError" if isinstance(error, ExecutorError) else "ClientError"
+                raise FailedJobError(f"{kind}: {error}") from error
+            raise
+        except HandOverError as error:
+            raise FailedJobError(f"InternalServerError: {error}. All files are kept in {self._rescue()}.") from error
+        if ending is Ending.CLOSE:
+            raise StoppedError
+        if ending.goes_on:
+            if checkpoints is not None:
+                checkpoints.finish()
+            if not self._loss_limit.too_many(ending, progressed=checkpoints is not None and checkpoints.progressed):
+                return False
+        self._job.upload()
+        failure = None
+        if ending in (Ending.FAILED, Ending.LOST):
+            failure = self._explain(exits, trees, logs, inputs)
+        self._save(trees, checkpoints, failure)
+        return True
+
+    def _rescue(self) -> Path:
+        """Move the job's directory to where it stays."""
+        kept = Path(tempfile.mkdtemp(prefix=f"{self._job.name}-", dir=self._platform.rescue))
+        self._directory.rename(kept)
+        return kept
+
+    def _explain(
+        self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: HostInputs
+    ) -> str:
+        if sending := self._job.input_failure:
+            return within_limit(sending)
+        if lost := loss_of_hosts(exits):
+            spot = f" {IN_VAIN}" if self._request.spot else ""
+            return within_limit(lost, spot)
+        codes = {name: end.code for name, end in exits.items()}
+        tails = {name: log.tail for name, log in logs.items()}
+        remarks = [inputs.read_failure, *(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)]
+        return algorithm_error(codes, trees, tails, "; ".join(filter(None, remarks)))
+
+    def _prepare(
+        self, hosts: tuple[Host, ...], trees: Mapping[str, HostTree], cluster: HostCluster, inputs: HostInputs
+    ) -> CheckpointSync | None:
+        """Lay out every host's /opt/ml and bring its input."""
+        request, s3, cancelled = self._request, self._platform.s3, self._job.must_end
+        for host in hosts:
+            lay_out(request, hosts, host, trees[host.name].root, cluster)
+        require_bucket(s3, request.output, "S3OutputPath")  # now, and not when the training is done
+        inputs.bring(cancelled=cancelled)
+        if request.checkpoints is None:
+            return None
+        checkpoints = CheckpointSync(
+            s3,
+            request.checkpoints.uri,
+            trees,
+            request.checkpoints.path,
+            snapshot=self._directory / "checkpoint",
+            seconds=self._platform.sync_seconds,
+        )
+        checkpoints.download(cancelled=cancelled)
+        return checkpoints
+
+    def _log(self, host: Host) -> HostLog:
+        return HostLog(self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read)
+
+    def _save(self, trees: Mapping[str, HostTree], checkpoints: CheckpointSync | None, failure: str | None) -> None:
+        """Bring what the hosts leave to S3, and finish. A failed job's own reason comes before one met here."""
+        s3, request, written = self._platform.s3, self._request, list(trees.values())
+        model = None
+        try:
+            if checkpoints is not None:
+                checkpoints.finish()
+            if failure is None:
+                model = upload_model(s3, written, request.output, self._directory, compressed=request.compressed)
+            upload_output(s3, written, request.output, self._directory, compressed=request.compressed)
+        except FailedJobError as error:
+            if failure is None:
+                raise
+            logger.warning("job %s: %s", self._job.name, error)
+        self._job.finish(failure_reason=failure, model_artifacts=model)

@@ -1,0 +1,126 @@
+"""The process that stands beside a cluster of containers, and removes them when nobody can start any more.
+
+It is a program of its own, ``python -I -S container_reaper.py DOCKER CLUSTER DIRECTORY [OWNER IMAGE MOUNT…]``, that
+imports nothing of this project. Standard input is a pipe whose other end is open in the process that has the cluster,
+and in every docker command by which that makes something. Its end means that all of those are gone, in order or by
+SIGKILL. Any byte before it means that Docker may still be making something that it was asked for.
+
+Then the containers with the cluster's label go, and a line on standard output says so. What they wrote to the MOUNTs,
+all of them below `ROOTS`, as other users becomes OWNER's, which a container of IMAGE sees to, as only Docker is root; a
+line says that, or why it could not be done. Last the network goes. If nobody is there to read the lines, DIRECTORY
+goes, too: it was theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LABEL = "smddp.cluster"
+ROOTS = "/roots"
+REMOVED, HANDED_OVER = "removed", "handed over"
+_LONGEST_SECONDS = 600.0
+"""How long Docker may be away."""
+_LATE_SECONDS = 10.0
+"""How long Docker may go on with what it was asked for by a program that has ended since."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 20.0
+_COMMAND_SECONDS = 60.0
+_HAND_OVER_SECONDS = 3600.0
+"""As long as a tree of very many files takes."""
+
+
+def main(docker: str, cluster: str, directory: str, owner: str = "", image: str = "", *mounts: str) -> None:
+    """Wait for the end, and remove."""
+    unsure = bool(sys.stdin.buffer.read())
+    label = f"label={LABEL}={cluster}"
+    containers = [docker, "ps", "--all", "--quiet", "--filter", label], [docker, "rm", "--force", "--volumes"]
+    networks = [docker, "network", "ls", "--quiet", "--filter", label], [docker, "network", "rm"]
+    if not _remove(*containers):
+        _say(f"Docker has not removed the containers of {cluster} within {_LONGEST_SECONDS:g} seconds")
+        return
+    heard = _say(REMOVED)
+    if owner:
+        alone = ("--rm", "--network", "none", "--user", "0", "--log-driver", "none", "--label", f"{LABEL}={cluster}")
+        chown = [docker, "run", *alone, *(f"--mount={mount}" for mount in mounts)]
+        chown += ["--entrypoint", "chown", image, "-R", "-h", owner, ROOTS]
+        _, problem = _run(chown, _HAND_OVER_SECONDS)
+        heard = _say(f"{problem}" if problem else HANDED_OVER)
+    if not heard:
+        _remove_tree(directory)
+    late = time.monotonic() + _LATE_SECONDS
+    while _remove(*containers) and _remove(*networks) and (unsure or not heard) and time.monotonic() < late:
+        time.sleep(_FIRST_PAUSE_SECONDS)
+    if heard and not _say("ended"):
+        _remove_tree(directory)
+
+
+def _remove(listing: list[str], removing: list[str]) -> bool:
+    """Remove what is listed, until nothing is; if Docker can't now, try again. Whether it came to that."""
+    for pause in _pauses():
+        left, problem = _run(listing, _COMMAND_SECONDS)
+        if not left and not problem:
+            return True
+        if left:
+            _, problem = _run([*removing, *left], _COMMAND_SECONDS)
+        time.sleep(pause if problem else 0)
+    return False
+
+
+def _pauses() -> Iterator[float]:
+    """Growing pauses, for as long as Docker may be away."""
+    deadline, pause = time.monotonic() + _LONGEST_SECONDS, _FIRST_PAUSE_SECONDS
+    while time.monotonic() < deadline:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _run(command: list[str], seconds: float) -> tuple[list[str], str]:
+    """The words that a command wrote, and what went wrong, which goes to the platform's log, too."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    else:
+        if done.returncode == 0:
+            return done.stdout.split(), ""
+        problem = " ".join(done.stderr.split()) or f"{command[1]} ended with {done.returncode}"
+    sys.stderr.write(f"{problem}\n")
+    return [], problem
+
+
+def _say(line: str) -> bool:
+    """Whether somebody is there to hear it."""
+    try:
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _remove_tree(directory: str) -> None:
+    """Remove what is ours by now, also from directories that a program has closed to their owner."""
+    if not directory:
+        return
+    for parent, folders, _ in os.walk(directory):
+        for folder in (Path(parent, name) for name in folders):
+            if not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
+                folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

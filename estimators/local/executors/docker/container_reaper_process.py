@@ -1,0 +1,104 @@
+"""The handle on the process that removes a cluster's containers: see ``container_reaper.py``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from estimators.docker.cli import program
+from estimators.docker.mount import bind
+from estimators.local.executors.docker.container_reaper import HANDED_OVER, REMOVED, ROOTS
+from estimators.local.executors.executor import HandOverError
+
+logger = logging.getLogger(__name__)
+
+REMOVED_SECONDS = 30.0
+HANDED_OVER_SECONDS = 900.0
+"""Nothing that a job has saved may be given up only because Docker is busy."""
+_PROGRAM = str(Path(__file__).with_name("container_reaper.py"))
+
+
+class ContainerReaperProcess:
+    """A process that begins to remove when it is told, or when this process is gone.
+
+    Args:
+        cluster: The label of what it removes.
+        directory: What it removes when this process is gone, too; None: nothing.
+        image: An image of which a container can be made to hand over files.
+        roots: Directories that belong to this process's user in the end.
+    """
+
+    def __init__(self, cluster: str, directory: Path | None, image: str, roots: Iterable[str]) -> None:
+        self._cluster = cluster
+        self._hands_over = os.geteuid() != 0  # root may read what anyone wrote
+        owner = [f"{os.geteuid()}:{os.getegid()}", image, *_mounts(roots)] if self._hands_over else []
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _PROGRAM, program(), cluster, str(directory or ""), *owner],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that it outlives whatever ends this process
+            cwd="/",
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        self._alive = self._process.stdin
+        self._said: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._listen, name=f"reaper of {cluster}", daemon=True).start()
+
+    @property
+    def alive(self) -> int:
+        """The descriptor that must stay open in whatever makes something that is to be removed."""
+        return self._alive.fileno()
+
+    def begin(self, *, unsure: bool) -> None:
+        """Remove everything now.
+
+        Args:
+            unsure: Docker may still be making what it was asked for.
+        """
+        with suppress(BrokenPipeError), self._alive:
+            self._alive.write(b"?" if unsure else b"")
+
+    def await_end(self) -> None:
+        """Return when the containers are removed, or Docker does not do it, and what they wrote is handed over.
+
+        Raises:
+            HandOverError: It is not, with the reason.
+        """
+        if self._hear(REMOVED_SECONDS) != REMOVED:
+            logger.warning("Docker has not removed the containers of %s yet", self._cluster)
+            if self._hands_over:
+                self._hear(HANDED_OVER_SECONDS)
+        if self._hands_over and (said := self._hear(HANDED_OVER_SECONDS)) != HANDED_OVER:
+            raise HandOverError(
+                "what the hosts wrote as other users could not be given to the user who runs the platform: "
+                + (said or f"Docker has not done it within {HANDED_OVER_SECONDS:g} seconds")
+            )
+
+    def _hear(self, seconds: float) -> str:
+        """The next line; empty if none comes."""
+        try:
+            return self._said.get(timeout=seconds)
+        except queue.Empty:
+            return ""
+
+    def _listen(self) -> None:
+        """Hear all of it: a pipe that is closed tells the reaper that this process is gone."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._said.put(line.decode(errors="replace").rstrip("\n"))
+        self._process.wait()
+        for _ in range(3):  # whoever still waits for a line
+            self._said.put("")
+
+
+def _mounts(roots: Iterable[str]) -> list[str]:
+    return [bind(root, f"{ROOTS}/{number}") for number, root in enumerate(roots)]

@@ -1,0 +1,271 @@
+"""The process that stands beside one host: it makes the host's view of the machine, starts its program, and ends it.
+
+It is a program of its own, ``python -I -S host_supervisor.py STATUS_FD``, that imports nothing of this project.
+Standard input brings one line of JSON (what to start), then one byte for each signal to deliver. Its end means that
+whoever started the host is gone: the host dies with it. The status descriptor is a socket that keeps messages apart.
+Back over it comes JSON: if there are mounts, a message with a descriptor of /dev/fuse for each, as soon as they are
+mounted, for the search for the program may already go through one; then the program's process ID, or why it could not
+be started. The supervisor's exit code is the program's; it is killed itself if the program was.
+
+With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
+directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
+machine. Without, the supervisor collects the program's orphans and kills them at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x04000000, 0x10000000, 0x20000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+OPT, ML, HOSTS, ENVIRONMENT, FUSE = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment", "/dev/fuse"
+
+
+class _NotStarted(Exception):  # noqa: N818  # it is told to the other side, never to a person as an error of ours
+    """The forked child could not become the program."""
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(descriptor: int) -> int:
+    """Keep one host from its start to its end; the exit code of its program."""
+    os.set_inheritable(descriptor, False)
+    status = socket.socket(fileno=descriptor)
+    spec = json.loads(_read_line(0))
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        if spec["isolated"]:
+            _enter_namespaces(spec)
+        if spec["mounts"]:
+            _hand_over(status, [_mount_served(f"{ML}/{path}") for path in spec["mounts"]])
+        program = _start(spec)
+    except (OSError, _NotStarted) as error:
+        status.send(json.dumps({"error": _describe(error)}).encode())
+        return 127
+    status.send(json.dumps({"pid": program}).encode())
+    status.close()
+    code = _wait(program, woken)
+    _kill_children()
+    if code == -signal.SIGKILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 128 - code if code < 0 else code
+
+
+def _enter_namespaces(spec: dict[str, Any]) -> None:
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    _mount_opt_ml(spec["ml_root"])
+    _mount_hosts(spec["hosts"])
+    _mount_environment()
+    name = spec["name"].encode()
+    _call("sethostname", name, len(name))
+
+
+def _mount_opt_ml(ml_root: str) -> None:
+    """Put ``ml_root`` at /opt/ml, which need not exist: /opt becomes a private directory with all that was in it."""
+    # Open both first: mounting hides them, and ml_root may lie below /opt. A mount's source goes by its descriptor.
+    opt, root = os.open(OPT, os.O_PATH | os.O_DIRECTORY), os.open(ml_root, os.O_PATH | os.O_DIRECTORY)
+    entries = list(os.scandir(f"/proc/self/fd/{opt}"))
+    _mount("tmpfs", OPT, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    for entry in entries:
+        target = f"{OPT}/{entry.name}"
+        if target == ML:
+            continue
+        if entry.is_symlink():
+            Path(target).symlink_to(Path(entry.path).readlink())
+            continue
+        if entry.is_dir():
+            Path(target).mkdir()
+        else:
+            Path(target).touch()
+        _mount(entry.path, target, "", MS_BIND | MS_REC)
+    Path(ML).mkdir()
+    _mount(f"/proc/self/fd/{root}", ML, "", MS_BIND | MS_REC)
+    os.close(opt)
+    os.close(root)
+
+
+def _mount_served(target: str) -> int:
+    """Mount what another process serves; the descriptor of /dev/fuse to serve it at.
+
+    The device must be opened in the user namespace that mounts it. The mount is nobody else's, and needs no clean-up:
+    it ends with this namespace, or with the last who has the descriptor.
+    """
+    device = os.open(FUSE, os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+    _mount("smddp", target, "fuse", MS_RDONLY | MS_NOSUID | MS_NODEV, options)
+    return device
+
+
+def _mount_hosts(hosts: dict[str, str]) -> None:
+    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address} {host}" for host, address in hosts.items())]
+    _mount_file(HOSTS, ("\n".join(lines) + "\n").encode())
+
+
+def _mount_environment() -> None:
+    """Let a root user's program add to what logins find: it may believe that a container is all that it changes."""
+    if Path(ENVIRONMENT).exists():
+        _mount_file(ENVIRONMENT, Path(ENVIRONMENT).read_bytes())
+
+
+def _mount_file(target: str, content: bytes) -> None:
+    """Put other content in a file's place, for this host alone."""
+    file = Path(OPT, ".mounted")  # on the private /opt, and gone from there as soon as it is mounted
+    file.write_bytes(content)
+    _mount(str(file), target, "", MS_BIND)
+    file.unlink()
+
+
+def _start(spec: dict[str, Any]) -> int:
+    """Fork and execute the program; its process ID once it runs."""
+    failed, failing = os.pipe2(os.O_CLOEXEC)
+    program = os.fork()
+    if program == 0:
+        os.close(failed)
+        _become(spec, failing)
+    os.close(failing)
+    with os.fdopen(failed, "rb") as report:
+        reason = report.read()
+    if reason:
+        os.waitpid(program, 0)
+        raise _NotStarted(reason.decode())
+    return program
+
+
+def _become(spec: dict[str, Any], failing: int) -> NoReturn:
+    try:
+        _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setsid()
+        if spec["isolated"]:
+            _mount_proc()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(spec["directory"])
+        _execute(spec["argv"], spec["environment"])
+    except (OSError, ValueError) as error:
+        os.write(failing, _describe(error).encode())
+    finally:
+        os._exit(127)
+
+
+def _execute(argv: list[str], environment: dict[str, str]) -> NoReturn:
+    try:
+        os.execvpe(argv[0], argv, environment)  # noqa: S606
+    except FileNotFoundError:
+        searched = "" if "/" in argv[0] else f" in PATH ({environment.get('PATH', os.defpath)})"
+        raise ValueError(f"no such program{searched}") from None
+
+
+def _mount_proc() -> None:
+    try:
+        _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    except PermissionError:
+        # Inside a container whose own /proc is partly masked. The outer /proc stays: /proc/self is right in it.
+        return
+
+
+def _wait(program: int, woken: int) -> int:
+    """Deliver signals until the program has ended; kill it when standard input ends.
+
+    Its exit code, or, if a signal ended it, the signal's negative number.
+    """
+    control = [0]
+    while True:
+        ended, result = os.waitpid(-1, os.WNOHANG)
+        if ended == program:
+            return os.waitstatus_to_exitcode(result)
+        if ended:  # an orphan that the subreaper was given
+            continue
+        ready, _, _ = select.select([*control, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+        if 0 in ready:
+            signals = os.read(0, 64)
+            for number in signals or [signal.SIGKILL]:
+                os.kill(program, number)
+            control = control if signals else []
+
+
+def _kill_children() -> None:
+    """Kill what is left, generation by generation: orphans become our children."""
+    while True:
+        for child in _children():
+            os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    children = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            after_name = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(after_name[1]) == os.getpid():
+            children.append(int(process.name))
+    return children
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    try:
+        _call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, target) from None
+
+
+def _call(name: str, *arguments: int | bytes) -> None:
+    values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
+    if getattr(_libc, name)(*values) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
+
+
+def _read_line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        character = os.read(descriptor, 65536)
+        if not character:
+            sys.exit(127)
+        line += character
+    return line
+
+
+def _hand_over(status: socket.socket, devices: list[int]) -> None:
+    """Give the devices away: a mount would not end with whoever serves it if they stayed open here."""
+    socket.send_fds(status, [b"{}"], devices)
+    for device in devices:
+        os.close(device)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,211 @@
+"""What a path or a URI names that a state can be read from: checkpoints, files of weights, or what DCP saved."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
+from smddp.checkpoint.convert.parts import is_name_of, parts_of
+from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES, read_weights_file
+from smddp.checkpoint.format.names import MANIFEST_NAME
+from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
+from smddp.checkpoint.stores import Store, StoreError, open_store
+from smddp.checkpoint.stores.store import step_of
+from smddp.errors import CheckpointError
+
+_FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz")
+"""In S3, where there are no directories: what ends so is one object."""
+
+_CHECKPOINTS = "checkpoints"
+"""What a run's directory calls the one with its checkpoints."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class StateSource:
+    """Something that a state can be read from."""
+
+    kind: Literal["checkpoint", "file", "object", "dcp"]
+    location: str
+    """The path or URI; of a checkpoint that of its store."""
+    step: int | None = None
+    """Of a checkpoint; None is the newest valid one."""
+
+    def __str__(self) -> str:
+        return self.location if self.step is None else open_store(self.location).path(self.step)
+
+    def read_part(self, part: str) -> tuple[Mapping[str, Any], str]:
+        """Read one part of the state, and of a checkpoint or DCP's directory no more than that.
+
+        Returns:
+            It, and where it was read, for people: the newest of several checkpoints for instance.
+
+        Raises:
+            CheckpointError: it has no such part, cannot be read, or is damaged.
+            OSError: it cannot be read.
+        """
+        if self.kind == "checkpoint":
+            loaded = self.read_checkpoint([part])
+            return loaded.unflatten(part), open_store(self.location).path(loaded.manifest.step)
+        parts, _ = parts_of(self._read_foreign(part), str(self))
+        if part not in parts:
+            raise CheckpointError(f"{self} has no {part!r}, only {', '.join(sorted(parts))}")
+        return parts[part], str(self)
+
+    def read_foreign(self) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+        """Read all of what others saved, in parts, and the names of what is no part.
+
+        Raises:
+            CheckpointError: it cannot be read, or is damaged.
+            OSError: it cannot be read.
+        """
+        assert self.kind != "checkpoint"
+        return parts_of(self._read_foreign(None), str(self))
+
+    def read_checkpoint(self, parts: list[str]) -> Loaded:
+        """Read some parts of a checkpoint, verified.
+
+        Raises:
+            CheckpointError: it has not all of them, cannot be read, or is damaged.
+            OSError: it cannot be read.
+        """
+        assert self.kind == "checkpoint"
+        store = open_store(self.location)
+        loaded = read_newest(store, parts) if self.step is None else read_checkpoint(store, self.step, parts)
+        if loaded is None:
+            raise no_checkpoint_in(store)
+        if missing := sorted(set(parts) - set(loaded.skeletons)):
+            raise CheckpointError(
+                f"{store.path(loaded.manifest.step)} has no {', '.join(missing)}, only "
+                f"{', '.join(sorted(loaded.skeletons))}"
+            )
+        return loaded
+
+    def _read_foreign(self, part: str | None) -> Any:
+        if self.kind == "dcp":
+            return read_dcp(Path(self.location), lambda name: part is None or is_name_of(name, part))
+        if self.kind == "file":
+            return read_weights_file(Path(self.location), self.location)
+        with tempfile.TemporaryDirectory(prefix="smddp-") as directory:
+            path = Path(directory) / posixpath.basename(self.location)
+            _download(self.location, path)
+            return read_weights_file(path, self.location)
+
+
+def find_source(location: str | os.PathLike[str]) -> StateSource:
+    """See what a location names.
+
+    Args:
+        location: a place with checkpoints (the newest valid one is meant) or one checkpoint in it, each a directory or
+            ``s3://…``; a file that torch.save or safetensors wrote, a SageMaker ``model.tar.gz``, or one of these in
+            S3; a directory, or in S3 a prefix, with a model; a directory that DCP saved.
+
+    Raises:
+        CheckpointError: there is nothing of the kind, or S3 does not say.
+        ValueError: it is neither a path nor a URI of S3.
+    """
+    text = os.fspath(location)
+    if text.startswith("s3://") and text.endswith(_FILE_SUFFIXES):
+        return StateSource(kind="object", location=text)
+    place, step = place_and_step(text)
+    if step is None and text.startswith("s3://") and next(open_store(text).newest_first(), None) is None:
+        for name in WEIGHTS_NAMES:
+            if _is_object(uri := f"{text.rstrip('/')}/{name}"):
+                return StateSource(kind="object", location=uri)
+    if step is not None or text.startswith("s3://"):
+        return StateSource(kind="checkpoint", location=place, step=step)
+    path = Path(text)
+    if not path.exists():
+        raise CheckpointError(f"there is nothing at {text}")
+    if not path.is_dir():
+        return StateSource(kind="file", location=text)
+    if (path / METADATA_NAME).is_file():
+        return StateSource(kind="dcp", location=text)
+    if not open_store(text).steps():
+        for name in WEIGHTS_NAMES:
+            if (path / name).is_file():
+                return StateSource(kind="file", location=str(path / name))
+    return StateSource(kind="checkpoint", location=text)
+
+
+def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
+    """Take the location of one checkpoint apart; that of a place with checkpoints has no step.
+
+    Raises:
+        CheckpointError: it is a local directory of a checkpoint's name that is not there.
+    """
+    text = os.fspath(location)
+    if text.startswith("s3://"):
+        place, _, name = text.rstrip("/").rpartition("/")
+        step = step_of(name)
+        return (text, None) if step is None else (place, step)
+    absolute = os.path.abspath(text)  # noqa: PTH100 - Path.resolve would follow links
+    step = step_of(os.path.basename(absolute))  # noqa: PTH119
+    if step is None or not text:
+        return text, None
+    if not Path(absolute).exists():
+        raise CheckpointError(f"there is nothing at {text}")
+    return os.path.dirname(absolute), step  # noqa: PTH120
+
+
+def no_checkpoint_in(store: Store) -> CheckpointError:
+    """Say that a place has no checkpoint, and where there may be some."""
+    text = str(store)
+    advice = f"a checkpoint is a directory step-… with a {MANIFEST_NAME}"
+    if not text.startswith("s3://"):
+        path = Path(text)
+        if not path.exists():
+            return CheckpointError(f"there is no directory {text}")
+        if not path.is_dir():
+            return CheckpointError(f"{text} is a file: give the directory that the checkpoints lie in")
+        if (path / _CHECKPOINTS).is_dir():
+            advice = f"did you mean {path / _CHECKPOINTS}?"
+    return CheckpointError(f"there is no checkpoint in {text}; {advice}")
+
+
+def _is_object(uri: str) -> bool:
+    """Whether there is an object in S3."""
+    from smddp.checkpoint.stores.s3_errors import s3_errors
+    from smddp.checkpoint.stores.s3_location import S3Location
+    from smddp.storage.s3_client import connect
+    from smddp.storage.s3_errors import is_missing
+
+    place = S3Location.parse(uri)
+    try:
+        with s3_errors(f"could not look for {uri}"):
+            connect().head_object(Bucket=place.bucket, Key=place.prefix)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, Exception) and is_missing(error.__cause__):
+            return False
+        raise
+    return True
+
+
+def _download(uri: str, path: Path) -> None:
+    """Copy one object of S3 to a file."""
+    from boto3.exceptions import Boto3Error
+
+    from smddp.checkpoint.stores.s3_errors import s3_errors
+    from smddp.checkpoint.stores.s3_location import S3Location
+    from smddp.storage.s3_client import connect  # only who reads there needs boto3
+    from smddp.storage.s3_errors import is_missing
+
+    place = S3Location.parse(uri)
+    try:
+        with s3_errors(f"could not read {uri}"):
+            connect().download_file(place.bucket, place.prefix, str(path))
+    except CheckpointError as error:
+        if isinstance(error.__cause__, Exception) and is_missing(error.__cause__):
+            raise CheckpointError(f"there is no {uri}") from error
+        raise
+    except Boto3Error as error:  # the connection broke each time while the object came
+        raise StoreError(
+            f"could not read {uri}: {error}; check the network, the VPC's endpoint for S3, and AWS_ENDPOINT_URL_S3 if "
+            "it is set",
+            transient=True,
+        ) from error

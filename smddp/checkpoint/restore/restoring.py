@@ -1,0 +1,164 @@
+"""From a checkpoint in memory to a run that goes on: each part of it gets its state back, or none does.
+
+What can be seen beforehand, a part that is not there or a module of another model, is seen before anything is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from smddp.checkpoint.format.names import is_part_name
+from smddp.checkpoint.restore import rng
+from smddp.checkpoint.restore.reader import Loaded
+from smddp.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+RANKS = "ranks"
+"""The part that each rank has its own of: a list of dicts, in the order of the ranks."""
+
+RNG = "rng"
+"""The random numbers: in that list a key of each dict, in format 1 a part and such a list itself."""
+
+_SHOWN = 5
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that gives its state and takes it back: a module, an optimizer, a scheduler, a scaler, a sampler."""
+
+    def state_dict(self) -> Any:
+        """Give dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Go back to what `state_dict` gave."""
+
+
+def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
+    """See that parts can be saved under their names.
+
+    Raises:
+        ValueError: a name is not possible, or there twice.
+        TypeError: a part has no state_dict and load_state_dict.
+    """
+    for name, part in [*state.items(), *per_rank.items()]:
+        if name in (RNG, RANKS) or not is_part_name(name):
+            raise ValueError(
+                f"{name!r} cannot name a part of the state: 1 to 64 letters, digits, '-' and '_' can, but for "
+                f"{RNG!r} and {RANKS!r}, where the ranks' own states are, and names like 'model-00001-of-00002'"
+            )
+        if not isinstance(part, Stateful):
+            raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
+    if both := sorted(set(state) & set(per_rank)):
+        raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
+
+
+class Restoration:
+    """A checkpoint about to be given to the parts of a run, on one rank."""
+
+    def __init__(
+        self, loaded: Loaded, *, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], rank: int
+    ) -> None:
+        """Look at both; nothing is changed yet.
+
+        Args:
+            loaded: the checkpoint.
+            state: the parts that are the same on all ranks, by name.
+            per_rank: the parts that each rank has its own of.
+            rank: this one.
+        """
+        self._loaded = loaded
+        self._state = state
+        self._per_rank = per_rank
+        self._rank = rank
+        self._what = f"the checkpoint of step {loaded.manifest.step}"
+        skeletons = loaded.skeletons
+        self._ranks: list[dict[str, Any]] = (
+            loaded.unflatten(RANKS)
+            if RANKS in skeletons
+            else [{RNG: random} for random in loaded.unflatten(RNG)]  # format 1
+        )
+
+    def check(self) -> None:
+        """See that the checkpoint fits.
+
+        Raises:
+            CheckpointError: a part is not in it, or it is one of another model.
+        """
+        saved = set(self._loaded.skeletons) - {RANKS, RNG}
+        own = set(self._ranks[0]) - {RNG}
+        missing = sorted((set(self._state) - saved) | (set(self._per_rank) - own - saved))
+        if missing:
+            raise CheckpointError(
+                f"{self._what} has no {', '.join(missing)}, only {', '.join(sorted(saved | own))}; resume with the "
+                "same parts, or start anew in another directory"
+            )
+        for name, part in self._state.items():
+            if isinstance(part, torch.nn.Module):
+                self._check_module(name, part, self._loaded.unflatten(name))
+        unused = sorted((saved | own) - set(self._state) - set(self._per_rank))
+        if unused and self._rank == 0:
+            logger.warning("%s also has %s: not used", self._what, ", ".join(unused))
+
+    def apply(self) -> None:
+        """Give each part its state.
+
+        Raises:
+            CheckpointError: a part does not take it.
+        """
+        for name, part in self._state.items():
+            self._give(name, part, self._loaded.unflatten(name))
+        is_new = self._rank >= len(self._ranks)
+        own = {} if is_new else self._ranks[self._rank]
+        for name, part in self._per_rank.items():
+            if name in own:
+                self._give(name, part, own[name])
+            elif name not in self._ranks[0]:  # it was saved once for all ranks
+                self._give(name, part, self._loaded.unflatten(name))
+        if is_new and self._per_rank:
+            logger.warning(
+                "rank %d has no %s in a checkpoint of %d ranks: it begins with its own, as for a new run",
+                *(self._rank, ", ".join(self._per_rank), len(self._ranks)),
+            )
+        rng.restore([each[RNG] for each in self._ranks], rank=self._rank)
+
+    def _give(self, name: str, part: Stateful, state: Any) -> None:
+        try:
+            part.load_state_dict(state)
+        except Exception as error:
+            raise CheckpointError(
+                f"{self._what} does not fit this run's {name}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _check_module(self, name: str, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+        present = module.state_dict()
+        misshapen = [
+            f"{key} ({_shape(saved[key])} instead of {_shape(present[key])})"
+            for key in present
+            if key in saved and _shape(saved[key]) != _shape(present[key]) and not is_lazy(present[key])
+        ]
+        problems = {
+            "missing": [key for key in present if key not in saved],
+            "unexpected": [key for key in saved if key not in present],
+            "misshapen": misshapen,
+        }
+        found = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
+        if found:
+            raise CheckpointError(
+                f"{self._what} is of another model than this run's {name}: {'; '.join(found)}. Nothing was loaded; "
+                "resume with the model that it was saved of, or start anew in another directory"
+            )
+
+
+def _shape(value: Any) -> list[int] | None:
+    return list(value.shape) if isinstance(value, torch.Tensor) and not is_lazy(value) else None
+
+
+def _some(keys: list[str]) -> str:
+    more = len(keys) - _SHOWN
+    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

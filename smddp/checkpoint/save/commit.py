@@ -1,0 +1,218 @@
+"""What rank 0 does for all: from files that the ranks have written to a checkpoint that exists.
+
+It completes the files by those that belong to the whole, and puts the manifest: the one act by which the checkpoint
+is there. Only then what it replaces, and what is old enough, is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, Protocol
+
+import torch
+from xxhash import xxh3_128_hexdigest
+
+from smddp._version import __version__
+from smddp.checkpoint.format import digests
+from smddp.checkpoint.format.manifest import FileRecord, Manifest, NewerFormatError
+from smddp.checkpoint.format.memory import tensor_at
+from smddp.checkpoint.format.names import DIGESTS_NAME, STATE_NAME, TENSORS_SUFFIX
+from smddp.checkpoint.format.tensors import Layout, header_size
+from smddp.checkpoint.restore.reader import inspect
+from smddp.checkpoint.restore.restoring import RANKS
+from smddp.checkpoint.retention import Pruner, Retention
+from smddp.checkpoint.save.rank_results import RankResult
+from smddp.checkpoint.save.save_request import SaveRequest
+from smddp.checkpoint.save.staging import Staging
+from smddp.checkpoint.save.writer import write
+from smddp.checkpoint.stores.store import Store, StoreError
+from smddp.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+class CommitListener(Protocol):
+    """Whoever wants to know of each checkpoint that is durable: what watches its way to S3, for instance."""
+
+    def expect(self, step: int, manifest: bytes, /) -> object:
+        """Take note of a checkpoint."""
+
+
+class Committer:
+    """Makes the attempts of one run checkpoints, one after the other, in a background thread of rank 0.
+
+    Attributes:
+        loaded: The checkpoint that the run goes on from, if there is one: it may be replaced, another run's may not.
+    """
+
+    def __init__(
+        self, store: Store, *, keep: Retention, hyperparameters: Mapping[str, Any], listener: CommitListener | None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: where to save.
+            keep: which checkpoints stay.
+            hyperparameters: to be kept in each manifest; JSON values.
+            listener: told of each checkpoint.
+        """
+        self._store = store
+        self._hyperparameters = hyperparameters
+        self.loaded: Manifest | None = None
+        self._listener = listener
+        self._pruner = Pruner(store, keep)
+        self._replaced: bytes | None = None
+        self._commit_unconfirmed: str | None = None
+
+    def existing_manifest(self, request: SaveRequest) -> bytes | None:
+        """Return the manifest already committed at this step, or None.
+
+        It is one of this run, or the one it goes on from, or damaged.
+
+        Raises:
+            CheckpointError: it may not be replaced.
+        """
+        path, content = self._store.path(request.step), self._store.read_manifest(request.step)
+        if content is None:
+            return None
+        try:
+            manifest = Manifest.from_json(content)
+        except NewerFormatError as error:
+            raise CheckpointError(f"will not replace the checkpoint {path}: {error}") from error
+        except CheckpointError as error:
+            logger.warning("replacing the checkpoint %s: %s", path, error)
+            return content
+        is_loaded = self.loaded is not None and manifest.files == self.loaded.files
+        if manifest.run != request.run and not is_loaded:
+            found = inspect(self._store, request.step)
+            if found.valid:
+                raise CheckpointError(
+                    f"will not replace the checkpoint {path}, which another run saved at {manifest.saved_at:%F %T %Z}, "
+                    "and which this run did not load: two runs share the place; give each its own"
+                )
+            logger.warning("replacing the checkpoint %s: %s", path, found.reason)
+        return content
+
+    def commit(self, request: SaveRequest, results: Sequence[RankResult], *, replacing: bytes | None) -> int:
+        """Make the attempt a checkpoint; it is durable when this returns.
+
+        Args:
+            request: what is saved, as rank 0 has it.
+            results: how the ranks did their parts, in their order; all did.
+            replacing: what `existing_manifest` gave.
+
+        Returns:
+            The checkpoint's size in bytes.
+
+        Raises:
+            CheckpointError: what the ranks wrote does not fit together, or another run was faster.
+            OSError, StoreError: it could not be written.
+        """
+        step, directory = request.step, request.directory
+        written = {name: file for result in results for name, file in result.files.items()}
+        assert request.snapshot is not None
+        _check_same(results)
+        self._check_visible(request, results)
+        skeletons = [result.skeleton for result in results]
+        tensors = _tensors_of(results)
+        written |= write(self._store, step, directory, Staging().copy({RANKS + TENSORS_SUFFIX: tensors}))
+        small = {
+            STATE_NAME: _json({**request.snapshot.skeletons, RANKS: skeletons}),
+            DIGESTS_NAME: digests.to_json({name: file.digests for name, file in written.items()}),
+        }
+        for name, content in small.items():
+            self._store.write(step, directory, name, [memoryview(content)])
+        manifest = Manifest(
+            run=request.run,
+            directory=directory,
+            step=step,
+            epoch=request.epoch,
+            position=request.position,
+            world_size=len(results),
+            saved_at=datetime.now(timezone.utc),
+            smddp_version=__version__,
+            torch_version=str(torch.__version__),
+            metrics=request.metrics,
+            hyperparameters=self._hyperparameters,
+            files={name: FileRecord(size=file.size, xxh3_128=file.digests.xxh3_128) for name, file in written.items()}
+            | {
+                name: FileRecord(size=len(content), xxh3_128=xxh3_128_hexdigest(content))
+                for name, content in small.items()
+            },
+        )
+        data = manifest.to_json()
+        try:
+            self._store.commit(step, directory, data, replacing=replacing)
+        except StoreError as error:
+            self._commit_unconfirmed = directory if error.transient else None
+            raise
+        self._replaced = replacing
+        if self._listener is not None:
+            self._listener.expect(step, data)
+        return manifest.size
+
+    def prune(self, request: SaveRequest) -> None:
+        """Remove what need not stay once an attempt is a checkpoint; what cannot be removed now is tried again."""
+        if self._replaced is not None:
+            try:
+                self._store.discard(request.step, Manifest.from_json(self._replaced).directory)
+            except (CheckpointError, OSError) as error:
+                logger.info("some files of the former %s stay for now: %s", self._store.path(request.step), error)
+        try:
+            self._pruner.prune(request.step)
+        except (CheckpointError, OSError) as error:
+            logger.warning("could not look for checkpoints to remove: %s; trying again after the next save", error)
+
+    def discard(self, request: SaveRequest) -> None:
+        """Remove what was written of an attempt that failed.
+
+        If the commit had no answer, it may yet be done, and its manifest names the files: then they stay until the step
+        is pruned.
+        """
+        if request.directory == self._commit_unconfirmed:
+            return
+        try:
+            self._store.discard(request.step, request.directory)
+        except (CheckpointError, OSError) as error:
+            path = self._store.path(request.step)
+            logger.warning("could not remove the unfinished checkpoint %s: %s", path, error)
+
+    def _check_visible(self, request: SaveRequest, results: Sequence[RankResult]) -> None:
+        """See that rank 0 sees what the others wrote: its manifest vouches for it."""
+        for rank, result in enumerate(results[1:], start=1):
+            for name, file in result.files.items():
+                size = self._store.size(request.step, request.directory, name)
+                if size != file.size:
+                    raise CheckpointError(
+                        f"rank {rank} wrote {name} with {file.size} bytes, and rank 0 finds "
+                        f"{'none' if size is None else f'one of {size}'} in {self._store.path(request.step)}; do all "
+                        'ranks that write see the same directory? share="node" lets only those of one node write'
+                    )
+
+
+def _check_same(results: Sequence[RankResult]) -> None:
+    """See that the ranks divided the same state: else tensors of it are missing, or there twice."""
+    for rank, result in enumerate(results):
+        if result.fingerprint not in ("", results[0].fingerprint):
+            raise CheckpointError(
+                f"the state of rank {rank} has not the same tensors as that of rank 0; what differs from rank to rank "
+                "is to be given as per_rank"
+            )
+
+
+def _tensors_of(results: Sequence[RankResult]) -> dict[str, torch.Tensor]:
+    """Give the tensors of the ranks' own states; their names begin with the rank's number."""
+    tensors = {}
+    for result in results:
+        content = memoryview(bytearray(result.tensors))
+        layout = Layout.parse(bytes(content[: header_size(result.tensors, len(content))]), len(content))
+        for entry in layout.entries:
+            tensors[entry.name] = tensor_at(content, entry.start, entry.dtype, entry.shape)
+    return tensors
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

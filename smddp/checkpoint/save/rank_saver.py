@@ -1,0 +1,184 @@
+"""One rank's part in a save, in its background thread.
+
+Each rank writes its files and reports. Rank 0 waits for all reports, commits, and tells the others. So a failure
+anywhere becomes a failure everywhere, and nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from xxhash import xxh3_128_hexdigest
+
+from smddp.checkpoint.save.commit import Committer
+from smddp.checkpoint.save.rank_results import Failure, RankResult, SaveResult
+from smddp.checkpoint.save.save_group import SaveGroup
+from smddp.checkpoint.save.save_request import SaveRequest
+from smddp.checkpoint.save.snapshot import Snapshot, Snapshotter
+from smddp.checkpoint.save.writer import write
+from smddp.checkpoint.stores.store import Store
+from smddp.distributed import PeerFailedError
+from smddp.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+class SaveFailedError(CheckpointError):
+    """A checkpoint could not be saved, on any rank; earlier ones are as they were."""
+
+    def __init__(self, message: str, *, environmental: bool) -> None:
+        """Say it.
+
+        Args:
+            message: what went wrong, and where.
+            environmental: the disk, the network or the like is the cause: the next save may succeed.
+        """
+        super().__init__(message)
+        self.environmental = environmental
+
+
+class RankSaver:
+    """This rank in the saves of a run. All but `take` and `preparation` is called in a background thread.
+
+    Attributes:
+        group: All ranks.
+        committer: What rank 0 commits with.
+    """
+
+    def __init__(self, store: Store, group: SaveGroup, committer: Committer, snapshotter: Snapshotter) -> None:
+        """Take part.
+
+        Args:
+            store: where to save.
+            group: all ranks.
+            committer: what rank 0 commits with.
+            snapshotter: what takes this rank's state.
+        """
+        self.group = group
+        self.committer = committer
+        self._store = store
+        self._rank = group.ranks.rank
+        self._snapshotter = snapshotter
+
+    def take(
+        self, number: int, *, step: int, epoch: int, position: int | None, metrics: Mapping[str, float]
+    ) -> SaveRequest:
+        """Copy the state as it is now. If that fails, the request says so: `save` tells the other ranks.
+
+        Args:
+            number: how many attempts the run has made, with this one.
+            step: see `SaveRequest`.
+            epoch: see `SaveRequest`.
+            position: see `SaveRequest`.
+            metrics: see `SaveRequest`.
+        """
+        snapshot: Snapshot | None = None
+        failure: CheckpointError | None = None
+        try:
+            snapshot = self._snapshotter.take()
+        except CheckpointError as error:
+            failure = error
+        return SaveRequest(
+            run=self.group.run,
+            number=number,
+            step=step,
+            epoch=epoch,
+            position=position,
+            metrics=metrics,
+            snapshot=snapshot,
+            failure=failure,
+        )
+
+    def preparation(self) -> Callable[[], None]:
+        """Give what takes the memory for a state like the present one."""
+        return self._snapshotter.preparation()
+
+    def save(self, request: SaveRequest, cancelled: threading.Event) -> int:
+        """Do this rank's part.
+
+        Args:
+            request: what to save.
+            cancelled: set when the process is about to end.
+
+        Returns:
+            The size of the checkpoint, in bytes, once it is durable.
+
+        Raises:
+            SaveFailedError: it failed, on every rank. On the one that has the cause it is raised from that.
+            CheckpointError: the ranks lost contact.
+        """
+        return self._lead(request, cancelled) if self._rank == 0 else self._follow(request, cancelled)
+
+    def prune(self, request: SaveRequest) -> None:
+        """Remove, on rank 0, what need not stay now that the attempt is a checkpoint."""
+        if self._rank == 0:
+            self.committer.prune(request)
+
+    def _follow(self, request: SaveRequest, cancelled: threading.Event) -> int:
+        result, cause = RankResult(), None
+        try:
+            result = self._write(request)
+        except Exception as error:  # not swallowed: rank 0 makes it everybody's
+            result, cause = RankResult(failure=Failure.of(error, rank=self._rank)), error
+        save_result = self.group.results.send(request.number, result, cancelled)
+        if save_result.failure is not None:
+            raise self._error(request, save_result.failure) from self._cause(save_result.failure, cause)
+        return save_result.size
+
+    def _lead(self, request: SaveRequest, cancelled: threading.Event) -> int:
+        size, failure, cause, existing_manifest = 0, None, None, None
+        try:
+            result = RankResult()
+            try:
+                existing_manifest = self.committer.existing_manifest(request)
+                result = self._write(request)
+            except Exception as error:  # not swallowed: the others report first, so that nobody still writes
+                result, cause = RankResult(failure=Failure.of(error, rank=0)), error
+            results = self.group.results.collect(request.number, result, cancelled)
+            failure = next((each.failure for each in results if each.failure is not None), None)
+            if failure is None:
+                size = self.committer.commit(request, results, replacing=existing_manifest)
+        except Exception as error:  # not swallowed: raised below, once the others know
+            failure, cause = Failure.of(error, rank=0), error
+        if failure is not None:
+            self.committer.discard(request)
+        self._announce(request, SaveResult(size=size, failure=failure), cancelled)
+        if failure is not None:
+            raise self._error(request, failure) from self._cause(failure, cause)
+        return size
+
+    def _write(self, request: SaveRequest) -> RankResult:
+        if request.failure is not None:
+            raise request.failure
+        assert request.snapshot is not None
+        self._snapshotter.await_copies()
+        return RankResult(
+            files=write(self._store, request.step, request.directory, request.snapshot.files),
+            fingerprint=_fingerprint(request.snapshot.sizes),
+            skeleton=request.snapshot.own_skeleton,
+            tensors=bytes(request.snapshot.own_file.content),
+        )
+
+    def _announce(self, request: SaveRequest, save_result: SaveResult, cancelled: threading.Event) -> None:
+        try:
+            self.group.results.announce(request.number, save_result, cancelled)
+        except CheckpointError as error:
+            logger.warning("the other ranks may not know what became of the checkpoint: %s", error)
+
+    def _error(self, request: SaveRequest, failure: Failure) -> SaveFailedError:
+        where = f"rank {failure.rank}: " if self.group.ranks.world_size > 1 else ""
+        return SaveFailedError(
+            f"could not save the checkpoint {self._store.path(request.step)}: {where}{failure.text}; earlier ones are "
+            "as they were",
+            environmental=failure.environmental,
+        )
+
+    def _cause(self, failure: Failure, cause: Exception | None) -> Exception | None:
+        return cause if failure.rank == self._rank else PeerFailedError(f"rank {failure.rank} failed")
+
+
+def _fingerprint(sizes: Mapping[str, Mapping[str, int]]) -> str:
+    return xxh3_128_hexdigest(json.dumps(sizes, sort_keys=True).encode()) if sizes else ""

@@ -1,0 +1,158 @@
+"""The copy of the state that training waits for: into memory that is kept from one save to the next.
+
+Each file to be written is put together in memory, byte for byte, so that writing and hashing it afterwards need nothing
+of torch and nothing of the state, which training changes meanwhile. The memory is taken and touched once: what a save
+costs training is one copy of the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from smddp.checkpoint.format.memory import allocate, tensor_at
+from smddp.checkpoint.format.tensors import Layout
+from smddp.checkpoint.save.parallel_copy import Span, copy_spans
+
+logger = logging.getLogger(__name__)
+
+_ALIGNMENT = 64  # bytes: a cache line
+_PAGE = 4096  # bytes: the smallest that a kernel hands over
+
+Signature = tuple[tuple[str, torch.dtype, torch.Size, torch.device], ...]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class StagedFile:
+    """A file as it is to be written."""
+
+    name: str
+    layout: Layout
+    content: memoryview
+    """All its bytes, valid until the next copy. What came from a GPU is there once `Staging.await_copies` returns."""
+
+
+class Staging:
+    """The memory that holds the state of one save, and is used again for the next.
+
+    It is as large as the largest state so far, and pinned where tensors come from a GPU, so that they are copied at the
+    bus's full speed while the CPU goes on.
+    """
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+        self._pinned: torch.Tensor | None = None
+        self._files: list[StagedFile] = []
+        self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, place, its address and bytes
+        self._signatures: dict[str, Signature] = {}
+        self._copied: list[torch.cuda.Event] = []
+
+    def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Take the memory for these files and touch it, so that the copy finds it ready; may run beside training."""
+        self._arrange(files)
+        if len(self._memory) > 0:  # a rank that writes nothing has none
+            np.frombuffer(self._memory, dtype=np.uint8)[::_PAGE] = 0  # lets go of the GIL
+
+    def copy(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> list[StagedFile]:
+        """Copy tensors as they are now; they may be changed as soon as this returns.
+
+        Args:
+            files: by the file's name the tensors in it by theirs, on any device, with any strides.
+
+        Returns:
+            The files in the same order.
+        """
+        self._arrange(files)
+        devices: set[torch.device] = set()
+        spans: list[Span] = []
+        for staged, views in zip(self._files, self._views, strict=True):
+            tensors = files[staged.name]
+            staged.content[: len(staged.layout.header)] = staged.layout.header
+            for name, view, address, size in views:
+                tensor = tensors[name]
+                if _is_plain(tensor):
+                    spans.append(Span(address, tensor.data_ptr(), size))
+                    continue
+                # On the stream that training uses: so the copy comes after what computed the tensor, and what training
+                # does to it next comes after the copy, without the CPU having to wait.
+                view.copy_(tensor, non_blocking=tensor.is_cuda)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+        copy_spans(spans)
+        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return list(self._files)
+
+    def await_copies(self) -> None:
+        """Return once everything has come from the GPUs."""
+        for event in self._copied:
+            with torch.cuda.device(event.device):  # a thread that never said so would open the first GPU
+                event.synchronize()
+
+    def _arrange(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Give each file its place in the memory, and each tensor its own; nothing to do if all is as the last time."""
+        signatures = {name: _signature(tensors) for name, tensors in files.items()}
+        if signatures == self._signatures and list(signatures) == list(self._signatures):
+            return
+        layouts = {name: Layout.of(tensors) for name, tensors in files.items()}
+        starts, end = [], 0
+        for layout in layouts.values():
+            starts.append(end)
+            end += -(-layout.size // _ALIGNMENT) * _ALIGNMENT
+        self._signatures, self._files, self._views = {}, [], []
+        on_gpu = (tensor.device for each in files.values() for tensor in each.values() if tensor.is_cuda)
+        self._reserve(end, gpu=next(on_gpu, None))
+        for (name, layout), start in zip(layouts.items(), starts, strict=True):
+            content = self._memory[start : start + layout.size]
+            self._files.append(StagedFile(name=name, layout=layout, content=content))
+            views = [tensor_at(content, entry.start, entry.dtype, entry.shape) for entry in layout.entries]
+            self._views.append(
+                [
+                    (entry.name, view, view.data_ptr(), entry.size)
+                    for entry, view in zip(layout.entries, views, strict=True)
+                ]
+            )
+        self._signatures = signatures
+
+    def _reserve(self, size: int, *, gpu: torch.device | None) -> None:
+        """Have at least so many bytes, pinned if a GPU copies to them."""
+        if size <= len(self._memory) and (self._pinned is not None or gpu is None):
+            return
+        logger.debug(
+            "taking %.1f MB of %s memory to save from, instead of %.1f MB",
+            *(size / 1e6, "plain" if gpu is None else "pinned", len(self._memory) / 1e6),
+        )
+        self._memory, self._pinned = memoryview(b""), None  # give back first: never more than the state at once
+        self._memory = allocate(size, shared=True)  # data loader workers are forked while training goes on
+        if gpu is not None:
+            with torch.cuda.device(gpu):
+                self._pinned = _pin(self._memory)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its values lie in the CPU's memory as they are to be written."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
+    return tuple((name, tensor.dtype, tensor.shape, tensor.device) for name, tensor in tensors.items())
+
+
+def _pin(memory: memoryview) -> torch.Tensor:
+    """Pin memory for as long as what is returned lives.
+
+    Not by torch's own allocator of pinned memory, which takes up to twice what it is asked for.
+    """
+    pinned = torch.frombuffer(memory, dtype=torch.uint8)
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(cudart.cudaHostRegister(pinned.data_ptr(), pinned.numel(), 1))  # 1: for every CUDA context
+    if code == 0:
+        unpin = weakref.finalize(pinned, cudart.cudaHostUnregister, pinned.data_ptr())
+        unpin.atexit = False  # CUDA may be gone by then
+    else:
+        logger.warning("could not pin %.1f MB (CUDA error %d): saving takes longer", pinned.numel() / 1e6, code)
+    return pinned

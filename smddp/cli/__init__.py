@@ -1,0 +1,3 @@
+"""The command line, ``smddp ...``."""
+
+from smddp.cli.app import main as main

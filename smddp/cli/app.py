@@ -1,0 +1,113 @@
+"""The command line, ``smddp ...``: a thin skin, each command a few lines over a library function.
+
+Commands of packages that smddp must not import (the local platform, the demo) come in by name, through the
+entry point group ``smddp.commands``. Nothing heavy is imported here: ``smddp --help`` should feel instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smddp.cli import checkpoints
+from smddp.errors import SmddpError
+
+app = typer.Typer(
+    name="smddp",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Managed PyTorch training, SageMaker-style: here and on AWS.",
+)
+app.add_typer(checkpoints.app, name="checkpoints")
+
+
+@app.command()
+def env() -> None:
+    """Show the cluster this process is part of, and which variable decided each field."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from smddp.cluster import Cluster
+    from smddp.job import CHECKPOINT_URI_VARIABLE, Job
+
+    cluster = Cluster.detect()
+    table = Table("field", "value", "decided by", title=f"launcher: {cluster.launcher}", title_justify="left")
+    for field, value, source in cluster.explain():
+        table.add_row(field, str(value), source)
+    job = Job.detect(cluster=cluster)
+    if job.on_sagemaker:  # elsewhere these follow from the script's name
+        for field in ("name", "code_dir", "model_dir", "output_dir", "checkpoint_dir"):
+            table.add_row(f"job.{field}", str(getattr(job, field)), "/opt/ml")
+        for channel, path in job.channels.items():
+            table.add_row(f"job.channels[{channel!r}]", str(path), "/opt/ml")
+    if job.checkpoint_s3_uri is not None:
+        decided_by = "/opt/ml" if job.checkpoints_are_copied else CHECKPOINT_URI_VARIABLE
+        table.add_row("job.checkpoint_s3_uri", job.checkpoint_s3_uri, decided_by)
+    Console().print(table)
+
+
+# Options after the script are the script's; before it, an unknown one is a mistake.
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="The training script. What follows it is passed on to it.")],
+    nodes: Annotated[int, typer.Option(help="Number of machines; simulated here unless --node-rank is given.")] = 1,
+    processes_per_node: Annotated[
+        int | None, typer.Option(help="Processes on each machine: by default one a GPU, or one.")
+    ] = None,
+    node_rank: Annotated[int | None, typer.Option(help="This machine's number, 0 to nodes - 1.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0, with --node-rank.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Port on machine 0, with --node-rank.")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(help="How often all ranks start again from the newest checkpoint after one failed.")
+    ] = 0,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Checkpoints, model and outputs; the same directory resumes.")
+    ] = None,
+    checkpoint_s3_uri: Annotated[
+        str | None, typer.Option(help="Where in S3 the checkpoints go instead: s3://bucket/prefix.")
+    ] = None,
+) -> None:
+    """Train a script in local processes, started by torchrun."""
+    from smddp.container.gpus import count_gpus, count_visible
+    from smddp.launch.local import run_local
+
+    if processes_per_node is None:
+        processes_per_node = max(count_visible(count_gpus(), os.environ), 1)
+    raise typer.Exit(
+        run_local(
+            script,
+            context.args,
+            nodes=nodes,
+            processes_per_node=processes_per_node,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            max_restarts=max_restarts,
+            run_dir=run_dir,
+            checkpoint_s3_uri=checkpoint_s3_uri,
+        )
+    )
+
+
+for _command in sorted(entry_points(group="smddp.commands"), key=lambda command: command.name):
+    _loaded = _command.load()
+    if isinstance(_loaded, typer.Typer):
+        app.add_typer(_loaded, name=_command.name)
+    else:
+        app.command(_command.name)(_loaded)
+
+
+def main() -> None:
+    """Run the command line; what a user did wrong is one line on stderr and exit code 2."""
+    try:
+        app()
+    except SmddpError as error:
+        typer.echo(f"smddp: {error}", err=True)
+        sys.exit(2)

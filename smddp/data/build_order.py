@@ -1,0 +1,211 @@
+"""The order of a dataset on one rank, whatever kind it is of: with a length, read in sequence, or through pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+from smddp.data.dataset_agreement import DatasetSummary, compare, share_index
+from smddp.data.fingerprint import fingerprint as fingerprint_of
+from smddp.data.order import DataOrder
+from smddp.data.order.host_sharding import HostShardedSampler, OnChange
+from smddp.data.order.partition import Tail
+from smddp.data.order.sampler import ElasticSampler, EvaluationSampler
+from smddp.data.pipes import PipeDataset, PipeOrder
+from smddp.data.shards import ShardedDataset, ShardEvaluation, ShardOrder
+from smddp.distributed import Membership, on_each_rank
+
+AnyDataset = Dataset[Any] | ShardedDataset | PipeDataset
+"""With a length; read in sequence; or coming through pipes."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class OrderOptions:
+    """What is asked of an order, the same on all ranks."""
+
+    global_batch: int
+    accumulate: int
+    seed: int
+    shuffle: bool
+    tail: Tail
+    fingerprint: str | None
+    """Of the data here; shards have one besides."""
+    sharded_by_host: bool
+    """Whether each host has another part of the data; else all ranks have all of it."""
+    on_host_change: OnChange
+    """What a resume does if the hosts, or their parts, are others."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Feed:
+    """What feeds one rank."""
+
+    order: DataOrder
+    fetching: Dataset[Any]
+    """What makes samples of what the order gives."""
+    seed: int
+    """Decides, with epoch and sample, what is drawn at random for a sample."""
+
+
+def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership) -> Feed:
+    """Make what feeds this rank in training; all ranks call it.
+
+    Args:
+        dataset: the data, or this host's part of them.
+        options: what is asked.
+        membership: the ranks.
+
+    Raises:
+        ValueError: the ranks have not what they must, the numbers do not fit each other, or the data cannot be read.
+        PeerFailedError: another rank could not look at its data.
+    """
+    if isinstance(dataset, PipeDataset):
+        sharded = dataset.channel.sharded_by_host
+        order: DataOrder = _pipe_order(dataset, options, membership)
+        return Feed(order=order, fetching=dataset.decoder, seed=_seed(options, membership, sharded_by_host=sharded))
+    seed = _seed(options, membership, sharded_by_host=options.sharded_by_host)
+    if isinstance(dataset, ShardedDataset):
+        share_index(dataset, membership, sharded_by_host=options.sharded_by_host)
+        own = dataset.index.fingerprint
+        named = own if options.fingerprint is None else fingerprint_of(own, options.fingerprint)
+        summary = DatasetSummary(samples=dataset.index.records, fingerprint=named)
+        summaries = compare(lambda: summary, membership, sharded_by_host=options.sharded_by_host)
+        order = ShardOrder.of(dataset, make_sampler(summaries, options, membership))
+        return Feed(order=order, fetching=dataset.decoder, seed=seed)
+    summaries = compare(
+        lambda: DatasetSummary(samples=_length(dataset), fingerprint=options.fingerprint),
+        membership,
+        sharded_by_host=options.sharded_by_host,
+    )
+    return Feed(order=make_sampler(summaries, options, membership), fetching=dataset, seed=seed)
+
+
+def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, membership: Membership) -> ElasticSampler:
+    """Make the order of this rank among samples that can be counted.
+
+    Args:
+        summaries: what each host has, or what all have.
+        options: what is asked.
+        membership: the ranks.
+
+    Raises:
+        ValueError: the numbers do not fit each other.
+    """
+    cluster = membership.cluster
+    common: dict[str, Any] = {
+        "global_batch": options.global_batch,
+        "accumulate": options.accumulate,
+        "seed": options.seed,
+        "shuffle": options.shuffle,
+        "tail": options.tail,
+    }
+    if not options.sharded_by_host:
+        (all_of_it,) = summaries
+        return ElasticSampler(
+            all_of_it.samples,
+            rank=cluster.rank,
+            world_size=cluster.world_size,
+            fingerprint=all_of_it.fingerprint,
+            **common,
+        )
+    fingerprints = [each.fingerprint for each in summaries if each.fingerprint is not None]
+    if len(fingerprints) not in (0, len(summaries)):
+        raise ValueError(
+            f"{len(fingerprints)} of {len(summaries)} hosts gave a fingerprint of their part: give one on all of them, "
+            "or on none"
+        )
+    return HostShardedSampler(
+        [each.samples for each in summaries],
+        host=cluster.node_rank,
+        local_rank=cluster.local_rank,
+        local_world_size=cluster.local_world_size,
+        fingerprints=fingerprints or None,
+        on_change=options.on_host_change,
+        **common,
+    )
+
+
+def make_evaluation(
+    dataset: AnyDataset, batch_size: int, membership: Membership, *, sharded_by_host: bool
+) -> tuple[EvaluationSampler | ShardEvaluation, Dataset[Any]]:
+    """Make the share of this rank for evaluation, and give what makes samples of what it gives; all ranks call it.
+
+    Raises:
+        ValueError: the dataset has no length or comes through pipes, the ranks have not what they must, a number is out
+            of its range, or the shards cannot be read.
+        PeerFailedError: another rank could not look at its data.
+    """
+    if isinstance(dataset, PipeDataset):
+        raise ValueError(
+            f"the channel {dataset.channel.name!r} comes through pipes, of which each can be read once: give "
+            'evaluation data as files, by input_mode="File" or "FastFile" of that channel'
+        )
+    cluster = membership.cluster
+    rank, world_size = cluster.rank, cluster.world_size
+    if sharded_by_host:
+        rank, world_size = cluster.local_rank, cluster.local_world_size
+    if isinstance(dataset, ShardedDataset):
+        share_index(dataset, membership, sharded_by_host=sharded_by_host)
+        shards = ShardEvaluation(dataset, batch_size=batch_size, rank=rank, world_size=world_size)
+        return shards, dataset.decoder
+    compare(
+        lambda: DatasetSummary(samples=_length(dataset), fingerprint=None), membership, sharded_by_host=sharded_by_host
+    )
+    return EvaluationSampler(_length(dataset), batch_size=batch_size, rank=rank, world_size=world_size), dataset
+
+
+def _seed(options: OrderOptions, membership: Membership, *, sharded_by_host: bool) -> int:
+    if not sharded_by_host:
+        return options.seed
+    # Else all hosts would draw the same for the n-th sample of their parts.
+    return options.seed * membership.cluster.node_count + membership.cluster.node_rank
+
+
+def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Membership) -> PipeOrder:
+    name = dataset.channel.name
+    cannot = {
+        f"tail is {options.tail!r}": options.tail != "drop",
+        "a fingerprint is given": options.fingerprint is not None,
+        f"on_host_change is {options.on_host_change!r}": options.on_host_change != "refuse",
+        "sharded_by_host is True": options.sharded_by_host and not dataset.channel.sharded_by_host,
+    }
+    for what, is_asked in cannot.items():
+        if is_asked:
+            raise ValueError(
+                f"{what}, but the channel {name!r} comes through pipes: as it is sent, unseen before, dealt to the "
+                "hosts as the job says; leave that option out"
+            )
+    cluster = membership.cluster
+    made: list[PipeOrder] = []
+
+    def make() -> int | None:
+        order = PipeOrder(
+            dataset,
+            global_batch=options.global_batch,
+            rank=cluster.rank,
+            world_size=cluster.world_size,
+            local_world_size=cluster.local_world_size,
+            accumulate=options.accumulate,
+        )
+        made.append(order)
+        return dataset.records
+
+    records = on_each_rank(make, membership)
+    if len(set(records)) != 1:
+        raise ValueError(
+            f"the ranks have records={records} for the channel {name!r}, and would end their epochs after different "
+            "numbers of steps: give the same number on all, that of the host with the fewest"
+        )
+    return made[0]
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"{type(dataset).__name__} has no order that could be kept: it wants __len__ and __getitem__; or give its "
+            "data as shards: smddp.ShardedDataset"
+        )
+    return len(dataset)

@@ -1,0 +1,127 @@
+"""What each rank has of the data, told to all before there is an order of it.
+
+Ranks whose data differ would wait for each other for ever, or train on something that no one asked for: so they compare
+before the first step, and an error on one is an error on all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smddp.data.shards import ShardedDataset, ShardIndex
+from smddp.data.shards.index import INDEX_NAME
+from smddp.distributed import Membership, from_rank, on_each_rank
+from smddp.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_SHARDED = 'say sharded_by_host=True if the channel is "ShardedByS3Key"'
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class DatasetSummary:
+    """What a rank has of the data."""
+
+    samples: int
+    fingerprint: str | None
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Told:
+    node_rank: int
+    summary: DatasetSummary
+
+
+def compare(
+    look: Callable[[], DatasetSummary], membership: Membership, *, sharded_by_host: bool
+) -> list[DatasetSummary]:
+    """Tell all ranks what each has; all ranks call it.
+
+    Args:
+        look: gives what this rank has; it may raise.
+        membership: the ranks.
+        sharded_by_host: whether each host has another part of the data; else all ranks must have the same.
+
+    Returns:
+        What each host has, in their order; one summary where all have the same.
+
+    Raises:
+        ValueError: the ranks have not what they must.
+        PeerFailedError: another rank's ``look`` raised.
+    """
+    cluster = membership.cluster
+    told = on_each_rank(lambda: _Told(node_rank=cluster.node_rank, summary=look()), membership)
+    if not sharded_by_host:
+        _check_same(told, range(len(told)), _SHARDED)
+        return [told[0].summary]
+    hosts = [[rank for rank, each in enumerate(told) if each.node_rank == node] for node in range(cluster.node_count)]
+    for ranks in hosts:
+        _check_same(told, ranks, "the ranks of one host must have the same part")
+    if len({len(ranks) for ranks in hosts}) != 1:
+        counts = ", ".join(str(len(ranks)) for ranks in hosts)
+        raise ValueError(
+            f"the hosts have {counts} ranks: data that is sharded by host needs as many ranks on each; give all "
+            "hosts as many, or distribute the data FullyReplicated"
+        )
+    return [told[ranks[0]].summary for ranks in hosts]
+
+
+def share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_host: bool) -> None:
+    """Let one rank go through the shards, or one of each host, and all take over what it found; all ranks call it.
+
+    Raises:
+        DataError: the shards cannot be read, or are not the same on the ranks that should have the same.
+        PeerFailedError: that is so on another rank.
+    """
+    cluster = membership.cluster
+    looks = cluster.local_rank == 0 if sharded_by_host else cluster.is_main
+    if looks:
+        logger.info("looking at the shards of %s", dataset.source)
+
+    def look() -> int | None:
+        if not looks:
+            return None
+        missing = dataset.index.missing
+        if missing and not sharded_by_host:
+            raise DataError(
+                f"{missing[0]} is not in {dataset.source}, nor are {len(missing) - 1} other shards that {INDEX_NAME} "
+                f"there knows: restore them, or remove {INDEX_NAME} if that is as it should be; {_SHARDED}"
+            )
+        return cluster.node_rank
+
+    # One index at a time goes around: together they might not fit into memory.
+    lookers = on_each_rank(look, membership)
+    found: dict[str, Any] | None = None
+    for source, node_rank in enumerate(lookers):
+        if node_rank is not None:
+            index = from_rank(source, dataset.index.to_json() if cluster.rank == source else None, membership)
+            if node_rank == cluster.node_rank or not sharded_by_host:
+                found = index
+
+    def adopt() -> None:
+        if looks or found is None:
+            return
+        try:
+            dataset.adopt(ShardIndex.from_json(found))
+        except DataError as error:
+            raise DataError(str(error) if sharded_by_host else f"{error}; {_SHARDED}") from error
+
+    on_each_rank(adopt, membership)
+
+
+def _check_same(told: Sequence[_Told], ranks: Sequence[int], advice: str) -> None:
+    first = ranks[0]
+    for rank in ranks:
+        if told[rank].summary != told[first].summary:
+            raise ValueError(
+                f"rank {first} has {_describe(told[first].summary)}, rank {rank} {_describe(told[rank].summary)}: "
+                f"they must have the same data; {advice}"
+            )
+
+
+def _describe(summary: DatasetSummary) -> str:
+    named = "" if summary.fingerprint is None else f" (fingerprint {summary.fingerprint})"
+    return f"{summary.samples} samples{named}"

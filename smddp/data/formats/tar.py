@@ -1,0 +1,187 @@
+"""Records of a tar file, by webdataset's convention: neighbouring members with the same stem are one.
+
+``images/000123.jpg`` and ``images/000123.cls`` are ``{"__key__": "images/000123", "jpg": b"...", "cls": b"..."}``: the
+stem ends at the first dot of the name. A member without a dot, or whose name begins with one, belongs to no record,
+nor does a directory or ``__meta__``. Links, sparse files and devices are refused.
+
+A reader of our own, because tarfile reads headers of any size into memory and takes a cut file for its end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+from smddp.data.formats.byte_stream import ByteStream
+from smddp.data.formats.record import LARGEST_RECORD, RawRecord, place
+from smddp.data.formats.tar_header import BLOCK, DIRECTORY, REFUSED, BadHeaderError, Header, extension_fields
+from smddp.errors import DataError
+
+_LARGEST_EXTENSION = 1 << 20  # bytes of a long name, or of pax fields
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
+_META = re.compile(r"__[^/]*__(/|$)")
+
+
+class _Member(NamedTuple):
+    key: str
+    field: str
+    size: int
+    offset: int
+    archive: int
+    """Counts the ends of archives before it: tar files may follow each other in one stream."""
+
+
+class TarReader:
+    """Cuts a tar file, or several one after the other, into records."""
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        *,
+        name: str,
+        location: str = "",
+        number: int = 0,
+        offset: int = 0,
+        size: int | None = None,
+        largest_record: int = LARGEST_RECORD,
+    ) -> None:
+        """Read a file, and close it when closed.
+
+        Args:
+            file: the archive, from ``offset`` on, where a record begins.
+            name: what its records call it.
+            location: what stands before the name where errors call it.
+            number: the number of the record at ``offset``.
+            offset: the byte of the whole at which ``file`` begins.
+            size: the bytes of the whole; None if nobody knows, as of a pipe.
+            largest_record: the most bytes of the members of a record, and of their names.
+        """
+        self.number = number
+        self.is_complete = False
+        """Whether the last that was read is the mark at the end of an archive."""
+        self._name, self._location = name, location
+        self._stream = ByteStream(file, name=location + name, offset=offset, size=size)
+        self._largest = largest_record
+        self._archive = 0
+        self._next: _Member | None = None
+
+    @property
+    def offset(self) -> int:
+        """The byte at which the next record begins, as far as is known."""
+        return self._next.offset if self._next else self._stream.offset
+
+    def read(self) -> RawRecord | None:
+        """Give the next record; None at the end."""
+        fields: dict[str, Any] = {}
+        offset = self._record(fields)
+        if offset is None:
+            return None
+        return RawRecord(
+            shard=self._name, number=self.number - 1, offset=offset, content=fields, location=self._location
+        )
+
+    def skip(self) -> int | None:
+        """Pass over the next record, and give the byte at which it begins; None at the end."""
+        return self._record(None)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def _record(self, fields: dict[str, Any] | None) -> int | None:
+        """Go to the end of the next record, and put its members into ``fields``, if there are any."""
+        first = member = self._next or self._member()
+        if first is None or member is None:
+            return None
+        if fields is not None:
+            fields["__key__"] = first.key
+        seen = {"__key__"}
+        left = self._largest - len(first.key)
+        while member is not None and (member.key, member.archive) == (first.key, first.archive):
+            if member.field in seen:
+                self._fail(
+                    member.offset,
+                    f"there is a second {member.key}.{member.field}; a record has each of its files once: name the "
+                    "files of different records differently up to the first dot",
+                )
+            seen.add(member.field)
+            left -= len(member.field) + member.size
+            if left < 0:
+                self._too_large(first.offset)
+            self._data(member, fields)
+            member = self._member()
+        self._next = member
+        self.number += 1
+        return first.offset
+
+    def _data(self, member: _Member, fields: dict[str, Any] | None) -> None:
+        padding = -member.size % BLOCK
+        stored = member.size + padding
+        if fields is None:
+            count = self._stream.skip(stored)
+        else:
+            fields[member.field] = data = self._stream.read(member.size)
+            count = len(data) + len(self._stream.read(padding))
+        if count < stored:
+            self._cut(member.offset)
+
+    def _member(self) -> _Member | None:
+        """Go to the data of the next member that belongs to a record; None at the end."""
+        stream = self._stream
+        offset = stream.offset
+        extended: dict[str, str] = {}
+        while block := stream.read(BLOCK):
+            if len(block) < BLOCK:
+                self._cut(offset)
+            self.is_complete = block.count(0) == BLOCK
+            if self.is_complete:
+                self._archive += 1
+                offset = stream.offset
+                continue
+            try:
+                header = Header.of(block)
+                if header.is_extension:
+                    if header.size > _LARGEST_EXTENSION:
+                        raise BadHeaderError(f"a member's name or attributes have {header.size} bytes")
+                    extended.update(extension_fields(header, self._extension(header.size, offset)))
+                    continue
+                header = header.extended_by(extended)
+            except BadHeaderError as error:
+                self._fail(offset, f"{error}; the archive is damaged, or no tar file: write it anew", error)
+            if header.kind in REFUSED:
+                what, advice = REFUSED[header.kind]
+                self._fail(offset, f"{header.name} is {what}; {advice}")
+            if stream.size is not None and header.size > stream.size - stream.offset:
+                self._cut(offset)
+            match = None if header.kind == DIRECTORY or _META.match(header.name) else _NAME.fullmatch(header.name)
+            if match:
+                return _Member(
+                    key=match[1], field=match[2].lower(), size=header.size, offset=offset, archive=self._archive
+                )
+            stored = -(-header.size // BLOCK) * BLOCK
+            if stream.skip(stored) < stored:
+                self._cut(offset)
+            offset, extended = stream.offset, {}
+        if stream.size is not None and stream.offset < stream.size:
+            self._cut(offset)
+        return None
+
+    def _extension(self, size: int, offset: int) -> bytes:
+        body = self._stream.read(size)
+        padding = -size % BLOCK
+        if len(body) < size or self._stream.skip(padding) < padding:
+            self._cut(offset)
+        return body
+
+    def _cut(self, offset: int) -> NoReturn:
+        self._fail(offset, "the archive is cut: it ends within a member; write it, or copy it, anew")
+
+    def _too_large(self, offset: int) -> NoReturn:
+        self._fail(
+            offset,
+            f"its files and their names have more than {self._largest} bytes, the most of a record; raise "
+            "largest_record if they are meant to be so large",
+        )
+
+    def _fail(self, offset: int, problem: str, cause: Exception | None = None) -> NoReturn:
+        raise DataError(f"{place(self._stream.name, self.number, offset)}: {problem}") from cause

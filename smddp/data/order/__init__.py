@@ -1,0 +1,9 @@
+"""The order of the data: which samples each rank sees, at any number of ranks, from any point of an epoch."""
+
+from smddp.data.order.data_order import DataOrder
+from smddp.data.order.host_sharding import HostShardedSampler
+from smddp.data.order.partition import Partition
+from smddp.data.order.permutation import Permutation
+from smddp.data.order.sampler import ElasticSampler, EvaluationSampler
+
+__all__ = ["DataOrder", "ElasticSampler", "EvaluationSampler", "HostShardedSampler", "Partition", "Permutation"]

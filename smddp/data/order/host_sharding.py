@@ -1,0 +1,168 @@
+"""The order of data of which every host has another part, as SageMaker's ``ShardedByS3Key`` deals the objects out.
+
+No host can give another one's samples, so there is no order over all of them that would outlive a change of the hosts:
+each has an order of its own part, and all take the same number of samples in each step, and as many steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from smddp.data.order.partition import Partition, Tail
+from smddp.data.order.sampler import ElasticSampler, Share
+
+logger = logging.getLogger(__name__)
+
+OnChange = Literal["refuse", "restart"]
+"""What a resume does on other hosts or parts: ``refuse`` is an error; ``restart`` begins the epoch anew."""
+
+
+class HostShardedSampler(ElasticSampler):
+    """The training data of one rank, out of its host's part; the indices count the samples of that part.
+
+    An epoch has as many samples of each host as the smallest part has. The others leave the rest of their order out of
+    it; with a shuffle that is another rest in each epoch.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        global_batch: int,
+        host: int,
+        local_rank: int = 0,
+        local_world_size: int = 1,
+        accumulate: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        tail: Tail = "drop",
+        fingerprints: Sequence[str] | None = None,
+        on_change: OnChange = "refuse",
+    ) -> None:
+        """Describe the order.
+
+        Args:
+            sizes: how many samples each host has, the same list on all ranks.
+            global_batch: samples an optimizer step, over all hosts, ranks and micro-batches.
+            host: which of the hosts this is, from 0.
+            local_rank: this process, among those of its host.
+            local_world_size: how many processes each host has.
+            accumulate: micro-batches an optimizer step on each rank.
+            seed: decides the order, with epoch, host and size.
+            shuffle: False keeps the order of each part.
+            tail: as of `ElasticSampler`, for what is left of as many samples of each host as the smallest part has.
+            fingerprints: of each host's part, as `smddp.data.fingerprint` makes it.
+            on_change: whether a position that was saved on other hosts, or of other parts, is refused, or its epoch
+                begun anew.
+
+        Raises:
+            ValueError: the numbers do not fit each other.
+        """
+        hosts = len(sizes)
+        if on_change not in get_args(OnChange):
+            raise ValueError(f"on_change is {on_change!r}: it is one of {', '.join(map(repr, get_args(OnChange)))}")
+        if not 0 <= host < hosts:
+            raise ValueError(f"host is {host}, sizes are of {hosts} hosts: hosts go from 0, and each has a size")
+        if not 0 <= local_rank < local_world_size:
+            raise ValueError(
+                f"local_rank is {local_rank}: it goes from 0 to local_world_size - 1 = {local_world_size - 1}"
+            )
+        if fingerprints is not None and len(fingerprints) != hosts:
+            raise ValueError(f"there are {len(fingerprints)} fingerprints and {hosts} sizes: give one of each host")
+        smallest = min(sizes)
+        if smallest < 1:
+            raise ValueError(
+                f"host {list(sizes).index(smallest)} has {smallest} samples, and so no step could be taken: give every "
+                "host at least one object, with fewer hosts or more objects, or distribute the data FullyReplicated"
+            )
+        if tail == "drop" and smallest < global_batch // hosts:
+            raise ValueError(
+                f"host {list(sizes).index(smallest)} has {smallest} samples, and a step takes global_batch / hosts = "
+                f"{global_batch} / {hosts} of each: choose a global_batch of at most {smallest * hosts}, or add data"
+            )
+        super().__init__(
+            smallest * hosts,
+            global_batch=global_batch,
+            rank=host * local_world_size + local_rank,
+            world_size=hosts * local_world_size,
+            accumulate=accumulate,
+            seed=seed,
+            shuffle=shuffle,
+            tail=tail,
+        )
+        self.sizes = list(sizes)
+        self.fingerprints = None if fingerprints is None else list(fingerprints)
+        self.on_change: OnChange = on_change
+        self.host = host
+        self.local_rank = local_rank
+        self._own = Partition(
+            size=smallest,
+            global_batch=global_batch // hosts,
+            world_size=local_world_size,
+            accumulate=accumulate,
+            tail=tail,
+        )
+        if self.rank == 0 and sum(sizes) > self.size:
+            logger.info(
+                "the hosts have %d to %d samples each: an epoch takes %d of each, and leaves %d of %d out",
+                *(smallest, max(sizes), smallest, sum(sizes) - self.size, sum(sizes)),
+            )
+
+    @property
+    def share(self) -> Share:
+        """What this rank takes part in: its host's part."""
+        # Else hosts with parts of one size would meet with the same samples of each other in every epoch.
+        seed = self.seed * len(self.sizes) + self.host
+        return Share(partition=self._own, rank=self.local_rank, size=self.sizes[self.host], seed=seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the position in the data, the same on every rank: a small JSON object."""
+        return {**super().state_dict(), "fingerprint": self.fingerprints}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state_dict` gave on the same hosts; on others, do as ``on_change`` says.
+
+        Raises:
+            ValueError: the position belongs to another order, or to none.
+        """
+        change = self.host_change(state)
+        if change is not None:
+            if self.on_change == "refuse":
+                raise ValueError(
+                    f"the position in the data was saved where {change}. Each host has other samples, so no order over "
+                    "all of them outlives that: resume with the same hosts and data, "
+                    'or choose on_change="restart", which begins the epoch anew'
+                )
+            state = {**state, "sizes": self.sizes, "consumed": 0}
+            state.pop("size", None)  # of data that every host had all of
+        compared = self.fingerprints is not None
+        super().load_state_dict({**state, "fingerprint": None if compared else state.get("fingerprint")})
+        if change is not None and self.rank == 0:
+            logger.warning(
+                "epoch %d begins anew, and gives some samples again: its position was saved where %s",
+                self.epoch,
+                change,
+            )
+
+    def host_change(self, state: Mapping[str, Any]) -> str | None:
+        """Say what was otherwise about the hosts and their parts when a position was saved; None if nothing was."""
+        sizes, fingerprints = state.get("sizes"), state.get("fingerprint")
+        if not isinstance(sizes, list):
+            return "every host had all of the data"
+        if len(sizes) != len(self.sizes):
+            return f"the data was sharded over {len(sizes)} hosts, and it is over {len(self.sizes)} now"
+        for host, (before, now) in enumerate(zip(sizes, self.sizes, strict=True)):
+            if before != now:
+                return f"host {host} had {before} samples, and it has {now} now"
+        if isinstance(fingerprints, list) and self.fingerprints is not None and fingerprints != self.fingerprints:
+            pairs = zip(fingerprints, self.fingerprints, strict=True)
+            host = next(number for number, (before, now) in enumerate(pairs) if before != now)
+            return f"host {host} had other data (its fingerprint differs)"
+        return None
+
+    def _identity(self) -> dict[str, Any]:
+        identity = {**super()._identity(), "sizes": self.sizes}
+        del identity["size"]  # so that no sampler of data that all hosts have takes this position for its own
+        return identity

@@ -1,0 +1,291 @@
+"""Batch samplers whose order does not depend on how many processes share the work.
+
+The global batch is the constant. An epoch is a sequence of positions; optimizer step s takes the s-th run
+of ``global_batch`` positions; micro-batch m of rank r is a fixed piece of that run; and the sample at a
+position is a pure function of seed, epoch and position. So any number of ranks sees the same global batches,
+and a run that stopped in mid-epoch goes on at the very next sample, with as many ranks as there are now.
+
+They are batch samplers, for ``torch.utils.data.DataLoader(dataset, batch_sampler=...)``. They know sizes and
+indices, never the data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smddp.data.order.micro_batches import MicroBatches
+from smddp.data.order.partition import Partition, Tail
+from smddp.data.order.permutation import ALGORITHM, Permutation
+
+logger = logging.getLogger(__name__)
+
+_MEANING = {
+    "global_batch": " (the batch_size of trainer.loader)",
+    "size": " (the number of samples: the data changed)",
+}
+_FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Share:
+    """What of an epoch a rank takes part in: all of it, or its host's part."""
+
+    partition: Partition
+    """How it is cut, among the ranks that have the same data."""
+    rank: int
+    """This one, among those."""
+    size: int
+    """How many samples these data have, which may be more than are cut."""
+    seed: int
+    """What decides their order, with epoch and size."""
+
+
+class ElasticSampler:
+    """The training data of one rank: shuffled, cut into micro-batches, resumable at any number of ranks.
+
+    Iterating gives one list of indices for each micro-batch of this rank, from the first optimizer step that
+    was not taken yet to the end of the epoch; ``accumulate`` lists in a row are one optimizer step. Only
+    `advance` counts a step as taken: a batch that a loader fetched ahead is not lost when the process dies.
+
+    What becomes of the samples beyond the last whole global batch of an epoch is ``tail``'s to say. As they are left
+    out by default, with a shuffle they are others in each epoch.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        global_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        tail: Tail = "drop",
+        fingerprint: str | None = None,
+    ) -> None:
+        """Describe the order.
+
+        Args:
+            size: how many samples the dataset has.
+            global_batch: samples an optimizer step, over all ranks and micro-batches.
+            rank: this process.
+            world_size: how many processes there are.
+            accumulate: micro-batches an optimizer step on each rank.
+            seed: decides, with the epoch and the size, the order.
+            shuffle: False keeps the dataset's own order.
+            tail: ``"drop"`` leaves out the samples beyond the last whole global batch; ``"short"`` gives them as a
+                smaller one, whose losses `loss_weight` weighs; ``"wrap"`` fills that one with the first samples of
+                the same epoch.
+            fingerprint: of the data, as `smddp.data.fingerprint` makes it; a position in other data is refused.
+
+        Raises:
+            ValueError: the numbers do not fit each other.
+        """
+        _check_rank(rank, world_size)
+        self._partition = Partition(
+            size=size, global_batch=global_batch, world_size=world_size, accumulate=accumulate, tail=tail
+        )
+        self.size = size
+        self.global_batch = global_batch
+        self.rank = rank
+        self.world_size = world_size
+        self.accumulate = accumulate
+        self.seed = seed
+        self.shuffle = shuffle
+        self.tail: Tail = tail
+        self.fingerprint = fingerprint
+        self._epoch = 0
+        self._consumed = 0
+        self._end, self._short = self._partition.end, self._partition.short
+        if rank == 0 and size % global_batch:
+            logger.info(
+                "an epoch is %d steps of %d samples; the last %d of its order are %s (%d samples in all)",
+                *(self.steps_per_epoch, global_batch, size % global_batch, _FATE[tail], size),
+            )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose order is given, from 0."""
+        return self._epoch
+
+    @property
+    def consumed(self) -> int:
+        """Samples of this epoch, over all ranks, that optimizer steps were taken on.
+
+        At the end of an epoch it is ``size`` with a short last batch, else ``steps_per_epoch * global_batch``.
+        """
+        return self._consumed
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in a whole epoch."""
+        return self._partition.steps
+
+    @property
+    def share(self) -> Share:
+        """What this rank takes part in."""
+        return Share(partition=self._partition, rank=self.rank, size=self.size, seed=self.seed)
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank that are left in the epoch."""
+        return -((self._consumed - self._end) // self.global_batch) * self.accumulate
+
+    def __iter__(self) -> MicroBatches:
+        """Give this rank's micro-batches from the first step not taken to the end of the epoch."""
+        share = self.share
+        order = Permutation(size=share.size, seed=share.seed, epoch=self._epoch) if self.shuffle else None
+        step = -(-self._consumed // self.global_batch)
+        return MicroBatches(share.partition, rank=share.rank, order=order, step=step, loaded=self._go_to)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Begin this epoch, or go on with it where it is already under way."""
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}: epochs are counted from 0")
+        if epoch != self._epoch:
+            self._epoch, self._consumed = epoch, 0
+
+    def advance(self) -> None:
+        """Count one optimizer step as taken.
+
+        Raises:
+            ValueError: all steps of the epoch were taken already.
+        """
+        if len(self) == 0:
+            raise ValueError(
+                f"all {self.steps_per_epoch} steps of epoch {self._epoch} are taken; "
+                f"call start_epoch({self._epoch + 1})"
+            )
+        self._consumed = min(self._consumed + self.global_batch, self._end)
+
+    def loss_weight(self, micro_batch: int) -> float:
+        """What the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
+
+        Args:
+            micro_batch: from 0 to ``accumulate - 1``.
+
+        Returns:
+            1.0 but in a short last batch, where each share counts as much as it has samples, that of one that only
+            repeats a sample nothing: so the step's gradient, divided by ``accumulate`` and by the world size, is
+            that of the mean over its samples.
+        """
+        if not self.is_at_short_batch:
+            return 1.0
+        share = self.share
+        return share.partition.short_weight(share.rank, micro_batch)
+
+    @property
+    def is_at_short_batch(self) -> bool:
+        """Whether the step under way has fewer samples than the others."""
+        return self._short > 0 and self._end - self._consumed == self._short
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the position in the data, the same on every rank: a small JSON object."""
+        place = {"epoch": self._epoch, "consumed": self._consumed}
+        return {**self._identity(), "fingerprint": self.fingerprint, **place}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state_dict` gave, at any number of ranks.
+
+        Raises:
+            ValueError: the position belongs to another order, or to none.
+        """
+        state = {"tail": "drop", **state}  # positions were saved before there was a choice
+        others = sorted(set(state) - set(self.state_dict()))
+        if others:
+            raise ValueError(
+                f"the saved position in the data has {', '.join(others)}, which one in these data has not: it belongs "
+                "to another kind of data; resume with that kind, or start a new run"
+            )
+        for name, here in self._identity().items():
+            if state.get(name) != here:
+                raise ValueError(
+                    f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}"
+                    f"{_MEANING.get(name, '')}: the samples would come in another order; resume with the same {name}, "
+                    "or start a new run"
+                )
+        self._check_fingerprint(state.get("fingerprint"))
+        epoch, consumed = state.get("epoch"), state.get("consumed")
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"the saved position in the data has epoch={epoch!r}: epochs are counted from 0")
+        if type(consumed) is not int or not 0 <= consumed <= self._end or not self._is_between_steps(consumed):
+            raise ValueError(
+                f"the saved position in the data has consumed={consumed!r}: it must be a multiple of the global "
+                f"batch, {self.global_batch}, from 0 to {self._end}{', or that' if self._short else ''}"
+            )
+        self._epoch, self._consumed = epoch, consumed
+
+    def host_change(self, state: Mapping[str, Any]) -> str | None:  # noqa: ARG002  # every host has all of the data
+        """Say what was otherwise about the hosts when a position was saved; None if that decides nothing."""
+        return None
+
+    def _is_between_steps(self, consumed: int) -> bool:
+        return consumed % self.global_batch == 0 or consumed == self._end
+
+    def _check_fingerprint(self, saved: object) -> None:
+        if None not in (saved, self.fingerprint) and saved != self.fingerprint:
+            raise ValueError(
+                f"the data changed: its fingerprint was {saved} when the position in it was saved, and is "
+                f"{self.fingerprint} now; resume with the data as it was, or start a new run with this"
+            )
+        if saved is not None and self.fingerprint is None and self.rank == 0:
+            logger.warning("the saved position has a fingerprint of the data, this run none: a change goes unnoticed")
+
+    def _identity(self) -> dict[str, Any]:
+        """What decides the order: a position means nothing without it."""
+        return {
+            "algorithm": ALGORITHM,
+            "seed": self.seed,
+            "size": self.size,
+            "global_batch": self.global_batch,
+            "shuffle": self.shuffle,
+            "tail": self.tail,
+        }
+
+    def _go_to(self, step: int) -> None:
+        self._consumed = min(step * self.global_batch, self._end)
+
+
+class EvaluationSampler:
+    """The evaluation data of one rank: every sample once over all ranks, nothing padded, in order.
+
+    Each rank has one run of neighbouring samples. Ranks may differ by one sample, and so by one batch: between
+    the batches there must be no collective; reduce sums and counts after the last one.
+    """
+
+    def __init__(self, size: int, *, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        """Describe the share of a rank.
+
+        Args:
+            size: how many samples the dataset has. None at all is allowed.
+            batch_size: samples a batch of this rank; the last one may be smaller.
+            rank: this process.
+            world_size: how many processes there are.
+
+        Raises:
+            ValueError: the numbers do not fit each other.
+        """
+        _check_rank(rank, world_size)
+        if size < 0:
+            raise ValueError(f"size is {size}: a dataset has 0 samples or more")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: a batch has at least one sample")
+        self.batch_size = batch_size
+        self._share = range(size * rank // world_size, size * (rank + 1) // world_size)
+
+    def __len__(self) -> int:
+        """Batches of this rank."""
+        return -(-len(self._share) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Give this rank's batches of indices."""
+        for start in range(0, len(self._share), self.batch_size):
+            yield list(self._share[start : start + self.batch_size])
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank} of world_size {world_size}: ranks go from 0 to world_size - 1")

@@ -1,0 +1,10 @@
+"""Where data lies: a directory, or a prefix in S3 whose objects are read ahead and never copied to a disk.
+
+``smddp.data.source.s3`` is imported only where something is read from S3: it needs boto3.
+"""
+
+from smddp.data.source.directory import DirectorySource
+from smddp.data.source.opening import open_source
+from smddp.data.source.source import Blob, Source
+
+__all__ = ["Blob", "DirectorySource", "Source", "open_source"]

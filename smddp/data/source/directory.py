@@ -1,0 +1,100 @@
+"""A directory as a source of data."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from smddp.data.source.source import Blob, is_temporary
+from smddp.errors import DataError
+
+
+class DirectorySource:
+    """The files of a directory and of those below it. Links are followed; a circle of them is left out."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        """Use this directory. It is looked at when it is listed."""
+        self.root = Path(root).absolute()
+
+    def __str__(self) -> str:
+        """Give the directory."""
+        return str(self.root)
+
+    def list(self) -> list[Blob]:
+        """Give all regular files, sorted by name."""
+        if not self.root.is_dir():
+            found = "is not a directory" if self.root.exists() else "does not exist"
+            raise DataError(f"cannot read shards from {self.root}: it {found}; give the directory that holds them")
+        try:
+            blobs = list(self._files(self.root, "", ()))
+        except OSError as error:
+            raise DataError(
+                f"cannot list {error.filename or self.root}: {error.strerror}; make it readable, or take it away"
+            ) from error
+        return sorted(blobs, key=lambda blob: blob.name)
+
+    def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
+        """Open a file; it can be sought in too."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise DataError(f"{name!r} is not a file below {self.root}: shards are named by their path in it")
+        try:
+            file = (self.root / name).open("rb", buffering=0)
+        except OSError as error:
+            raise DataError(f"cannot open {self.root / name}: {error.strerror}") from error
+        return io.BufferedReader(_Section(file, start, size), 1 << 17)
+
+    def _files(self, directory: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Blob]:
+        here = directory.stat()
+        identity = (here.st_dev, here.st_ino)
+        if identity in above:
+            return
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if is_temporary(entry.name):
+                    continue
+                found = entry.stat()
+                if stat.S_ISDIR(found.st_mode):
+                    yield from self._files(directory / entry.name, f"{prefix}{entry.name}/", (*above, identity))
+                elif stat.S_ISREG(found.st_mode):
+                    yield Blob(name=prefix + entry.name, size=found.st_size)
+
+
+class _Section(io.RawIOBase):
+    """A piece of a file as a file of its own."""
+
+    def __init__(self, file: io.FileIO, start: int, size: int | None) -> None:
+        self._file = file
+        self._start = start
+        self._size = max(os.fstat(file.fileno()).st_size - start, 0) if size is None else size
+        self._position = 0
+        file.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(self._size - self._position, 0)]
+        count = self._file.readinto(wanted) if wanted.nbytes else 0
+        self._position += count or 0
+        return count or 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        self._file.seek(self._start + self._position)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

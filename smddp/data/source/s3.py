@@ -1,0 +1,184 @@
+"""The objects below a prefix in S3, to be read in sequence."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from smddp.data.source.prefetcher import Prefetcher, StreamState
+from smddp.data.source.ranges import ADVICE, Ranges, RetryPolicy, Version
+from smddp.data.source.source import Blob, is_temporary
+from smddp.errors import DataError
+from smddp.storage.s3_client import connect
+from smddp.storage.s3_errors import S3_ERRORS, explain
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2RequestTypeDef
+
+_URI = re.compile(r"s3://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
+_BUFFER = 1 << 17  # bytes that small reads are served from
+
+PART_SIZE = 8 * 2**20
+CONNECTIONS = 16  # one connection to AWS carries some 90 MB/s, whatever the network
+MEMORY = CONNECTIONS * PART_SIZE
+
+
+class S3Source:
+    """Shards in S3, read by ranges ahead of the reader and never copied to a disk.
+
+    All streams of one source share its connections and its memory; fifty open at a time are no trouble. An object is
+    read as it was when it was listed, or first opened if it never was: one that is replaced meanwhile is an error, at
+    the latest when the next part is asked for. What breaks off is asked for again from there on.
+
+    It may be used before and after a fork and sent to other processes: each makes its own client and its own threads.
+    A stream belongs to the process that opened it.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        part_size: int = PART_SIZE,
+        connections: int = CONNECTIONS,
+        memory: int = MEMORY,
+        timeout: float = 15.0,
+        patience: float = 120.0,
+    ) -> None:
+        """Use the objects whose keys begin with a prefix and a slash.
+
+        Args:
+            uri: ``s3://bucket/prefix``, or ``s3://bucket`` for all of it.
+            part_size: bytes of one request.
+            connections: requests at a time, over all streams.
+            memory: bytes that may be fetched and not yet read, over all streams; beyond it each stream has one part.
+            timeout: seconds until S3 must answer, and until the next bytes of the answer must come.
+            patience: seconds without a byte, and with an error again and again, until S3 is given up.
+
+        Raises:
+            DataError: it is no such URI, or a number makes no sense.
+        """
+        match = _URI.fullmatch(uri)
+        if match is None:
+            raise DataError(f"{uri!r} is no place in S3: expected s3://bucket/prefix")
+        for name, value in {"part_size": part_size, "connections": connections, "timeout": timeout}.items():
+            if not value > 0:
+                raise DataError(f"{name} is {value}: it must be positive")
+        if memory < 0 or not patience >= 0:
+            raise DataError(f"memory is {memory} and patience {patience}: neither may be negative")
+        self._bucket = match["bucket"]
+        self._prefix = (match["prefix"] or "").rstrip("/")
+        self._part_size, self._connections, self._memory = part_size, connections, memory
+        self._timeout, self._patience = timeout, patience
+        self._versions: dict[str, Version] = {}
+        self._here: _Here | None = None
+
+    def __str__(self) -> str:
+        """Give the URI."""
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the client and the threads behind."""
+        return {**self.__dict__, "_here": None}
+
+    def list(self) -> list[Blob]:
+        """Give all objects below the prefix, sorted by name. They are the versions that `open` reads from now on."""
+        found: dict[str, Version] = {}
+        above = self._key("")
+        request: ListObjectsV2RequestTypeDef = {"Bucket": self._bucket, "Prefix": above}
+        retry = RetryPolicy(f"could not list {self}", seconds=self._patience, cancelled=lambda: False)
+        client = self._in_this_process().client
+        while True:
+            answer = retry.ask(lambda: client.list_objects_v2(**request))
+            retry.progress()
+            for entry in answer.get("Contents", []):
+                name = entry["Key"][len(above) :]
+                if name and not name.endswith("/") and not is_temporary(name):  # consoles make "directories"
+                    found[name] = Version(etag=entry["ETag"], size=entry["Size"])
+            if not answer["IsTruncated"]:
+                break
+            request["ContinuationToken"] = answer["NextContinuationToken"]
+        self._versions = found
+        return [Blob(name=name, size=version.size) for name, version in sorted(found.items())]
+
+    def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
+        """Begin to fetch an object, and give a stream of its bytes. It cannot be sought in.
+
+        Args:
+            name: as `list` gave it.
+            start: the byte to begin at; at the object's end or beyond nothing is left to read.
+            size: the most bytes to read. Who wants few says so, and no more are fetched.
+
+        Raises:
+            DataError: this is no name, or the AWS configuration is not possible. What is wrong with the object, or the
+                way to it, is raised by the first read that meets it, as DataError too.
+        """
+        if not name or start < 0 or (size is not None and size < 0):
+            raise DataError(f"cannot open {name!r} in {self} from byte {start}, {size} bytes: give a name, and counts")
+        here = self._in_this_process()
+        stop = None if size is None else start + size
+        stream = here.prefetcher.start(self._key(name), start, stop, self._versions.get(name))
+        return io.BufferedReader(_Stream(here, stream, pin=partial(self._versions.setdefault, name)), _BUFFER)
+
+    def _in_this_process(self) -> _Here:
+        if self._here is None or self._here.process != os.getpid():
+            client = _connect(self._timeout, doing=f"could not read {self}")
+            ranges = Ranges(client=client, bucket=self._bucket, patience=self._patience)
+            prefetcher = Prefetcher(
+                ranges, connections=self._connections, memory=self._memory, part_size=self._part_size
+            )
+            self._here = _Here(process=os.getpid(), client=client, prefetcher=prefetcher)
+        return self._here
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Here:
+    """What one process has: neither connections nor threads survive a fork."""
+
+    process: int
+    client: S3Client
+    prefetcher: Prefetcher
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of an object as a file."""
+
+    def __init__(self, here: _Here, stream: StreamState, *, pin: Callable[[Version], object]) -> None:
+        self._here = here
+        self._stream = stream
+        self._pin = pin
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._here.process != os.getpid():
+            raise DataError(
+                f"a stream of {self._stream.key} was opened in process {self._here.process} and is read in "
+                f"{os.getpid()}: its threads are there; open it where it is read"
+            )
+        count = self._here.prefetcher.read_into(self._stream, memoryview(buffer).cast("B"))
+        if self._stream.version is not None:
+            self._pin(self._stream.version)
+        return count
+
+    def close(self) -> None:
+        if not self.closed and self._here.process == os.getpid():
+            self._here.prefetcher.stop(self._stream)
+        super().close()
+
+
+def _connect(timeout: float, *, doing: str) -> S3Client:
+    try:
+        # One attempt: how often is asked again is decided where a stream that was closed is known to be.
+        return connect(connect_timeout=timeout, read_timeout=timeout, attempts=1)
+    except S3_ERRORS as error:
+        raise DataError(explain(doing, error, ADVICE).message) from error

@@ -1,0 +1,8 @@
+"""What am I to do? The job by the /opt/ml contract: names, directories, channels and hyperparameters. No torch here."""
+
+from smddp.job.channels import Channels as Channels
+from smddp.job.channels import Input as Input
+from smddp.job.channels import Inputs as Inputs
+from smddp.job.job import CHECKPOINT_URI_VARIABLE as CHECKPOINT_URI_VARIABLE
+from smddp.job.job import Job as Job
+from smddp.job.job import direct_checkpoint_uri as direct_checkpoint_uri

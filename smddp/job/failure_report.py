@@ -1,0 +1,141 @@
+"""What is told about a failure: the file ``output/failure``, whose first 1024 characters become SageMaker's reason.
+
+So few characters must do: the exception's type and message, the rank and host, what it was raised from, and the
+traceback's frames that tell most, the user's own. This file writes text; which rank's text it is to be when several
+fail is settled in ``smddp.distributed.first_failure``.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+import traceback
+from pathlib import Path
+
+from smddp.cluster import Cluster
+
+LIMIT = 1024
+"""How many characters of the failure file SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
+
+_MESSAGE_LIMIT = 600
+_CAUSE_LIMIT = 160
+_CODE_LIMIT = 120
+
+
+def describe(error: BaseException, cluster: Cluster | None) -> str:
+    """The failure in at most 1024 characters: message, rank and host, causes, frames with the innermost last.
+
+    What does not fit is cut from the middle of the frames, where calls pass through; then from a long message's middle.
+
+    Args:
+        error: What was raised, with its traceback.
+        cluster: Which rank raised it; None when that was not known yet.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    where = "" if cluster is None else f" (rank {cluster.rank} of {cluster.world_size} on {cluster.host})"
+    lines = [_shorten(_summary(told), _MESSAGE_LIMIT - len(where)) + where]
+    cause = told
+    while (next_cause := _cause(cause)) is not None:
+        cause = next_cause
+    if cause is not told:
+        lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
+    frames = [_frame_line(frame) for frame in _telling(told.stack)]
+    if cause is not told:
+        frames += [_frame_line(frame) for frame in _telling(cause.stack)[-1:]]
+    head = "\n".join(lines)
+    return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
+
+
+def record(output_dir: Path, report: str) -> None:
+    """Writes the report, its first 1024 characters, to ``failure`` in the output directory, whole or not at all."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    temporary = output_dir / f".failure.{os.getpid()}"
+    temporary.write_text(report[:LIMIT], encoding="utf-8")
+    temporary.replace(output_dir / "failure")
+
+
+def find(output_dir: Path) -> tuple[int, int] | None:
+    """What tells the report that is there now from any later one; None if there is none."""
+    try:
+        found = (output_dir / "failure").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
+    """Removes the report of an earlier attempt, and no other: another rank may have failed meanwhile.
+
+    Args:
+        output_dir: Where it is.
+        earlier: What `find` gave when this attempt began.
+    """
+    if earlier is not None and find(output_dir) == earlier:
+        (output_dir / "failure").unlink(missing_ok=True)
+
+
+def _summary(told: traceback.TracebackException) -> str:
+    """Type, message and notes, as Python prints them, in characters that any file and terminal takes."""
+    text = "".join(told.format_exception_only()).strip()
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _cause(told: traceback.TracebackException) -> traceback.TracebackException | None:
+    if told.__cause__ is not None:
+        return told.__cause__
+    return None if told.__suppress_context__ else told.__context__
+
+
+def _telling(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """The user's own frames, and the innermost, unless it is a check of ours, which is not where the fault lies."""
+    own = [frame for frame in stack[:-1] if not _is_installed(frame.filename)]
+    return own + [frame for frame in stack[-1:] if not (own and frame.filename.startswith(_PACKAGE))]
+
+
+def _is_installed(filename: str) -> bool:
+    return filename.startswith(_INSTALLED)
+
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+def _installed_prefixes() -> tuple[str, ...]:
+    """Where Python's own and installed code lies, this package's included; ``<frozen importlib>`` and the like too."""
+    paths = sysconfig.get_paths()
+    homes = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
+    return (*(home + os.sep for home in sorted(homes)), _PACKAGE, "<")
+
+
+_INSTALLED = _installed_prefixes()
+
+
+def _frame_line(frame: traceback.FrameSummary) -> str:
+    code = f": {_shorten(frame.line, _CODE_LIMIT)}" if frame.line else ""
+    path = Path(frame.filename)
+    text = f"  {path.parent.name}/{path.name}:{frame.lineno} {frame.name}{code}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _fit(lines: list[str], room: int) -> list[str]:
+    """As many lines as there is room for: the outermost one, a mark for what is left out, and the innermost ones."""
+    if sum(len(line) + 1 for line in lines) - 1 <= room:
+        return lines
+    first, rest = lines[0], lines[1:]
+    mark = f"  ... {len(lines)} frames in all ..."
+    left = room - len(first) - len(mark) - 1
+    kept: list[str] = []
+    for line in reversed(rest):
+        left -= len(line) + 1
+        if left < 0:
+            break
+        kept.insert(0, line)
+    return [first, mark, *kept] if kept else [_shorten(lines[-1], room)]
+
+
+def _shorten(text: str, limit: int) -> str:
+    """The text's beginning and end, with a mark between them where it is cut."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"

@@ -1,0 +1,14 @@
+"""A dataclass to SageMaker hyperparameters and back, without loss.
+
+A hyperparameter travels as text. SDK V2 sends each value as JSON (``"adam"`` with its quotes), V3 sends a str as it is
+and JSON for the rest; both arrive here. What could be misread is settled when it is sent: see ``encode``.
+"""
+
+from smddp.job.hyperparameters.command_line import from_arguments as from_arguments
+from smddp.job.hyperparameters.decode import decode as decode
+from smddp.job.hyperparameters.decode import decode_untyped as decode_untyped
+from smddp.job.hyperparameters.encode import encode as encode
+from smddp.job.hyperparameters.encode import to_strings as to_strings
+from smddp.job.hyperparameters.sources import from_json_file as from_json_file
+from smddp.job.hyperparameters.sources import from_sm_hps as from_sm_hps
+from smddp.job.hyperparameters.sources import load as load

@@ -1,0 +1,105 @@
+"""From hyperparameters as they arrive to a dataclass: which key names which field, and what is nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from smddp.job.hyperparameters.json_values import build
+from smddp.job.hyperparameters.raw_values import from_raw
+from smddp.job.hyperparameters.schema import fields_of, nested_dataclass, resolve, unknown
+
+T = TypeVar("T")
+
+_PLATFORM_PREFIX = "sagemaker_"
+_PLATFORM_NAMES = frozenset({"mp_parameters", "_tuning_objective_metric", "default_user_module_name"})
+
+
+class _Parts(dict[str, Any]):
+    """What is given for single fields of a dataclass."""
+
+
+def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
+    """Make a dataclass from hyperparameters as hyperparameters.json holds them.
+
+    A text is JSON if the field's type takes it so (as V2 and our ``encode`` send it), else it is the value itself (as
+    V3 and others send a str). Keys may be written with dashes, and name a field of a nested dataclass with a dot.
+    The SDK's own keys, ``sagemaker_...`` and ``mp_parameters``, are passed over unless they are fields.
+
+    Args:
+        cls: The dataclass. Fields that are not given take their defaults.
+        raw: The hyperparameters; values that are not text are taken as JSON data.
+
+    Raises:
+        HyperparameterError: Unknown or missing keys, wrong types: all of them, with the fields there are.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Config:
+        ...     epochs: int
+        ...     optimizer: str = "sgd"
+        >>> decode(Config, {"epochs": "5", "optimizer": '"adam"', "sagemaker_region": '"eu-west-1"'})
+        Config(epochs=5, optimizer='adam')
+        >>> decode(Config, {"epochs": "5", "optimizer": "adam"})
+        Config(epochs=5, optimizer='adam')
+    """
+    fields = fields_of(cls)
+    return assemble(cls, {key: value for key, value in raw.items() if key in fields or not _is_platforms(key)})
+
+
+def decode_untyped(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's hyperparameters without a dataclass: each is JSON if it reads as JSON, else the text itself.
+
+    Example:
+        >>> decode_untyped({"epochs": "5", "optimizer": "adam", "sagemaker_region": '"eu-west-1"'})
+        {'epochs': 5, 'optimizer': 'adam'}
+    """
+    return {key: from_raw(Any, value, key) for key, value in raw.items() if not _is_platforms(key)}
+
+
+def assemble(cls: type[T], given: Mapping[str, Any], problems: Sequence[str] = ()) -> T:
+    """Make a dataclass from what is given under keys that name its fields, or with dots those of nested ones.
+
+    Args:
+        cls: The dataclass.
+        given: What arrived, by key.
+        problems: What is known to be wrong already.
+
+    Raises:
+        HyperparameterError: As for :func:`decode`; also for keys that name one field twice.
+    """
+    parts, found = _Parts(), list(problems)
+    for key, value in given.items():
+        path = resolve(cls, key)
+        if path is None:
+            found.append(unknown(cls, key))
+        elif not _put(parts, path, value):
+            found.append(f"{'.'.join(path)} is given twice, the second time by {key!r}")
+    result: T = build(cls, parts, _field, problems=found)
+    return result
+
+
+def _field(annotation: Any, given: Any, name: str, current: Any) -> Any:
+    if not isinstance(given, _Parts):
+        return from_raw(annotation, given, name)
+    nested = nested_dataclass(annotation)
+    assert nested is not None, "resolve() goes into dataclasses only"
+    return build(nested, given, _field, prefix=f"{name}.", base=current if type(current) is nested else None)
+
+
+def _put(parts: _Parts, path: tuple[str, ...], value: Any) -> bool:
+    *heads, last = path
+    for head in heads:
+        inner = parts.setdefault(head, _Parts())
+        if not isinstance(inner, _Parts):
+            return False
+        parts = inner
+    if last in parts:
+        return False
+    parts[last] = value
+    return True
+
+
+def _is_platforms(key: str) -> bool:
+    return key.startswith(_PLATFORM_PREFIX) or key in _PLATFORM_NAMES

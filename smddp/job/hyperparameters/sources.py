@@ -1,0 +1,97 @@
+"""Where a script's hyperparameters come from: the job's file, SM_HPS, or its command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from smddp.errors import HyperparameterError
+from smddp.job.hyperparameters.command_line import from_arguments
+from smddp.job.hyperparameters.decode import decode
+from smddp.job.hyperparameters.raw_values import Verbatim
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def from_json_file(cls: type[T], path: str | Path) -> T:
+    """Make a dataclass from a hyperparameters.json.
+
+    Raises:
+        HyperparameterError: The file can't be read, or does not fit the dataclass.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HyperparameterError(f"The hyperparameters can't be read: {error}.") from error
+    return decode(cls, _object(text, str(path)))
+
+
+def from_sm_hps(cls: type[T], text: str) -> T:
+    """Make a dataclass from the value of SM_HPS, whose values are JSON data and no longer text.
+
+    V3 has lost there which of its values were a str ("5" is 5), so a str that looks like a number is refused.
+
+    Raises:
+        HyperparameterError: The text is no JSON object, or does not fit the dataclass.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Config:
+        ...     optimizer: str
+        >>> from_sm_hps(Config, '{"optimizer": "adam"}')
+        Config(optimizer='adam')
+    """
+    data = _object(text, "SM_HPS")
+    return decode(cls, {key: Verbatim(value) if isinstance(value, str) else value for key, value in data.items()})
+
+
+def load(
+    cls: type[T],
+    environ: Mapping[str, str] | None = None,
+    argv: Sequence[str] | None = None,
+    hyperparameters_path: str | Path | None = None,
+) -> T:
+    """Make a dataclass from what a script was started with.
+
+    In a job that is hyperparameters.json, and the command line, which the toolkit fills with loss, is ignored; else
+    SM_HPS if it is set; else the command line.
+
+    Args:
+        cls: The dataclass.
+        environ: The environment variables; None is this process's own.
+        argv: The command line without the program's name; None is this process's own.
+        hyperparameters_path: The job's file; None is input/config/hyperparameters.json under SAGEMAKER_BASE_DIR, which
+            is /opt/ml if unset.
+
+    Raises:
+        HyperparameterError: They do not fit the dataclass.
+        SystemExit: Code 0, after ``--help`` on the command line.
+    """
+    environ = os.environ if environ is None else environ
+    base = environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
+    path = Path(hyperparameters_path or Path(base) / "input" / "config" / "hyperparameters.json")
+    if path.exists():
+        logger.info("Hyperparameters come from %s.", path)
+        return from_json_file(cls, path)
+    if environ.get("SM_HPS"):
+        logger.info("Hyperparameters come from SM_HPS.")
+        return from_sm_hps(cls, environ["SM_HPS"])
+    return from_arguments(cls, sys.argv[1:] if argv is None else argv)
+
+
+def _object(text: str, source: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise HyperparameterError(f"{source} is not JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise HyperparameterError(f"{source} must hold a JSON object of hyperparameters, not {type(data).__name__}.")
+    return data

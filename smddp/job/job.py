@@ -1,0 +1,193 @@
+"""What am I to do? A job's name, hyperparameters, channels and directories, by the /opt/ml contract.
+
+On SageMaker these come from what the platform wrote under /opt/ml, or where SAGEMAKER_BASE_DIR moves it, and from the
+toolkit's SM_* variables. Anywhere else a run directory holds the same tree, so that a script need not know. The user's
+dataclass of hyperparameters is ``smddp.job.hyperparameters``; which process this is, ``smddp.cluster``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smddp.cluster import Cluster
+from smddp.errors import JobError
+from smddp.job.channels import Channels, Inputs, read_inputs
+from smddp.job.hyperparameters import decode_untyped
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
+"""Names the place in S3 that checkpoints are saved to directly, wherever the job runs."""
+
+_S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One training job, as this process sees it."""
+
+    name: str
+    """TRAINING_JOB_NAME, else SAGEMAKER_JOB_NAME, else the run directory's name."""
+    on_sagemaker: bool
+    """Whether this is a job of SageMaker, on AWS, in Docker or local; if not, a run directory stands for /opt/ml."""
+    cluster: Cluster
+    """Which process this is, of how many."""
+    hyperparameters: Mapping[str, Any]
+    """The user's, without a type: JSON where they read as JSON. Outside of a job, only those of SM_HPS; `smddp.run`
+    adds all that are in the script's dataclass."""
+    inputs: Inputs
+    """How each channel's data comes, pipes included."""
+    channels: Channels
+    """Where each channel's data is; a channel that is not there is an error that lists those that are."""
+    input_dir: Path
+    """Holds config/ and data/."""
+    code_dir: Path
+    """The source bundle; outside of a job, where the script is."""
+    model_dir: Path
+    """What is here at the end becomes model.tar.gz."""
+    output_dir: Path
+    """Where ``failure`` is written."""
+    output_data_dir: Path
+    """What is here at the end becomes output.tar.gz."""
+    checkpoint_dir: Path
+    """Where checkpoints are on this machine, unless they go to S3 directly."""
+    checkpoint_s3_uri: str | None
+    """Where checkpoints outlive the job: SMDDP_CHECKPOINT_S3_URI, else the job's own; None if it asked for neither."""
+    checkpoints_are_copied: bool
+    """Whether the platform copies ``checkpoint_dir`` to ``checkpoint_s3_uri``, as SageMaker does with the job's own."""
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None, cluster: Cluster | None = None) -> Job:
+        """The job that this process belongs to. Reads files, makes none.
+
+        It is SageMaker's if the toolkit's variables are set (SM_CURRENT_HOST) or input/config/ is there. Else the run
+        directory is SMDDP_RUN_DIR, or ``runs/<script's name>`` here: the same command finds its checkpoints again.
+
+        Args:
+            environ: The environment variables; None is this process's own.
+            cluster: This process's place; None detects it from ``environ``.
+
+        Raises:
+            JobError: A configuration file, or a variable that holds JSON or a URI, is not what the contract promises.
+            ClusterError: The cluster is to be detected, and the variables contradict each other.
+
+        Example:
+            >>> job = Job.detect({"SMDDP_RUN_DIR": "/tmp/runs/first", "SM_CHANNEL_TRAINING": "/data"})
+            >>> job.name, str(job.model_dir), str(job.channels["training"])
+            ('first', '/tmp/runs/first/model', '/data')
+        """
+        environ = os.environ if environ is None else environ
+        base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+        script = Path(sys.argv[0])
+        on_sagemaker = bool(environ.get("SM_CURRENT_HOST")) or (base / "input" / "config").is_dir()
+        if not on_sagemaker:
+            base = Path(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script)).absolute()
+            logger.info("Not a SageMaker job: the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it).", base)
+        input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
+        output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
+        config = input_dir / "config"
+        checkpoints = _read_object(config / "checkpointconfig.json") or {}
+        direct_uri = direct_checkpoint_uri(environ)
+        inputs = read_inputs(_input_configuration(config, environ), input_dir, environ)
+        return cls(
+            name=environ.get("TRAINING_JOB_NAME") or environ.get("SAGEMAKER_JOB_NAME") or base.name,
+            on_sagemaker=on_sagemaker,
+            cluster=Cluster.detect(environ) if cluster is None else cluster,
+            hyperparameters=decode_untyped(_given(config / "hyperparameters.json", environ)),
+            inputs=inputs,
+            channels=Channels.of(inputs),
+            input_dir=input_dir,
+            code_dir=Path(
+                environ.get("SM_SOURCE_DIR") or (base / "code" if on_sagemaker else script.absolute().parent)
+            ),
+            model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
+            output_dir=output_dir,
+            output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or output_dir / "data"),
+            checkpoint_dir=Path(checkpoints.get("LocalPath") or base / "checkpoints"),
+            checkpoint_s3_uri=direct_uri or checkpoints.get("S3Uri"),
+            checkpoints_are_copied=direct_uri is None and bool(checkpoints.get("S3Uri")),
+        )
+
+    @property
+    def checkpoint_location(self) -> str:
+        """Where to save: a directory that may be copied, or the place in S3 itself."""
+        if self.checkpoint_s3_uri is None or self.checkpoints_are_copied:
+            return str(self.checkpoint_dir)
+        return self.checkpoint_s3_uri
+
+    def make_directories(self) -> None:
+        """Makes the directories that are written to, where they are missing; on SageMaker the platform has.
+
+        Raises:
+            JobError: One can't be made.
+        """
+        directories = [self.model_dir, self.output_dir, self.output_data_dir]
+        if self.checkpoint_location == str(self.checkpoint_dir):
+            directories.append(self.checkpoint_dir)
+        try:
+            for directory in directories:
+                directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JobError(
+                f"The job's directories can't be made: {error}. Outside of SageMaker, "
+                "--run-dir or SMDDP_RUN_DIR moves them."
+            ) from error
+
+
+def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
+    """The place in S3 that checkpoints are to be saved to directly: SMDDP_CHECKPOINT_S3_URI, if it is set.
+
+    Raises:
+        JobError: It is no URI of S3.
+    """
+    uri = environ.get(CHECKPOINT_URI_VARIABLE) or None
+    if uri is not None and not _S3_URI.fullmatch(uri):
+        raise JobError(f"{CHECKPOINT_URI_VARIABLE}={uri} is no place in S3: expected s3://bucket/prefix.")
+    return uri
+
+
+def _name(script: Path) -> str:
+    return "interactive" if script.name in ("", "-c", "-m") else script.stem
+
+
+def _given(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    given = _read_object(path)
+    if given is None and environ.get("SM_HPS"):
+        # Its values are data already: as JSON text they are read once, as those of the file are.
+        return {key: json.dumps(value) for key, value in _object(environ["SM_HPS"], "SM_HPS").items()}
+    return given or {}
+
+
+def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+    given = _read_object(config / "inputdataconfig.json")
+    if given is None and environ.get("SM_INPUT_DATA_CONFIG"):
+        return _object(environ["SM_INPUT_DATA_CONFIG"], "SM_INPUT_DATA_CONFIG")
+    return given
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is no such file."""
+    try:
+        return _object(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path} can't be read: {error}.") from error
+
+
+def _object(text: str, source: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise JobError(f"{source} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise JobError(f"{source} must hold a JSON object, not {type(content).__name__}.")
+    return content

@@ -1,0 +1,163 @@
+"""Where the agents of all nodes meet, again for each round of the ranks: a rendezvous whose nodes keep their numbers.
+
+torchrun's own either never meets again ("static") or numbers the nodes by chance ("c10d"); here rank 0 stays on the
+first host. A round begins once every node has come to it. The nodes meet in the first node's store, which outlives
+the rounds; each round has keys of its own there, so nothing of an earlier one is ever read. What ends a round, and how
+often one may, is the agent's to say.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+JOIN_SECONDS = 900.0
+"""How long the first node waits for the last: torchrun's own default."""
+
+REJOIN_SECONDS = 30.0
+"""The same in later rounds, in which every node is there already and only has to end its ranks."""
+
+_LOOK_SECONDS = 0.1
+_PART_SECONDS = 5.0
+
+
+class NodeRendezvous(RendezvousHandler):
+    """One node's view of the meetings.
+
+    Args:
+        node: This node's number.
+        nodes: All nodes.
+        address: The first node's, whose agent serves the store.
+        port: Its port.
+    """
+
+    def __init__(self, *, node: int, nodes: int, address: str, port: int) -> None:
+        self.number = -1
+        """The round under way, from 0."""
+        self._node = node
+        self._nodes = nodes
+        self._address = address
+        self._port = port
+        self._served: Store | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Come to the next round, and wait for the other nodes.
+
+        Raises:
+            RendezvousConnectionError: The first node was lost.
+            RendezvousTimeoutError: A node did not come.
+            RendezvousClosedError: A node will not come.
+        """
+        seconds = REJOIN_SECONDS if self._served is not None else JOIN_SECONDS
+        if self._served is None:
+            self._served = self._connect()
+        deadline = time.monotonic() + seconds
+        arrivals = [f"node/{node}" for node in range(self._nodes)]
+        try:
+            store = self._store_of(self.number + 1)
+            store.set("begun", "")
+            store.set(arrivals[self._node], "")
+            while not store.check(arrivals):
+                if self.is_closed():
+                    raise RendezvousClosedError("another node has ended already")
+                if time.monotonic() > deadline:
+                    missing = [str(node) for node, arrival in enumerate(arrivals) if not store.check([arrival])]
+                    raise RendezvousTimeoutError(f"node {', '.join(missing)} did not come within {seconds:.0f} s")
+                time.sleep(_LOOK_SECONDS)
+        except RuntimeError as error:
+            raise self._lost() from error
+        self.number += 1
+        return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(self._address, self._port))
+
+    def next_has_begun(self) -> bool:
+        """Whether another node has ended this round.
+
+        Raises:
+            RendezvousConnectionError: The first node was lost.
+        """
+        try:
+            return bool(self._store_of(self.number + 1).check(["begun"]))
+        except RuntimeError as error:
+            raise self._lost() from error
+
+    def num_nodes_waiting(self) -> int:
+        """Never any: torchrun would let such nodes in without counting a restart."""
+        return 0
+
+    def settle_cause(self, cause: str) -> str:
+        """Say why this node ends the round; the reason of the node that said so first.
+
+        Raises:
+            RendezvousConnectionError: The first node was lost.
+        """
+        try:
+            return bytes(self._store_of(self.number).compare_set("cause", "", cause)).decode()
+        except RuntimeError as error:
+            raise self._lost() from error
+
+    def set_closed(self) -> None:
+        """Come to no further round; other nodes need not wait."""
+        with suppress(RuntimeError):  # the first node is gone, and nobody waits there
+            self._store_of(0).set("closed", "")
+
+    def is_closed(self) -> bool:
+        """Whether some node comes to no further round."""
+        return bool(self._store_of(0).check(["closed"]))
+
+    def part(self) -> None:
+        """Go, all nodes having succeeded; the first, whose store the others may still be reading, as the last."""
+        gone = [f"gone/{node}" for node in range(self._nodes)]
+        store = self._store_of(self.number)
+        deadline = time.monotonic() + _PART_SECONDS
+        with suppress(RuntimeError):  # the first has gone, because this one took its time
+            store.set(gone[self._node], "")
+            while self._node == 0 and not store.check(gone) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS / 10)
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return "smddp"
+
+    def get_run_id(self) -> str:
+        """The same for every job: a store serves one."""
+        return "smddp"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks meet in this store, too."""
+        return True
+
+    def shutdown(self) -> bool:
+        """There is nothing to close: the ranks of other nodes may still need the store."""
+        return True
+
+    def _connect(self) -> Store:
+        return TCPStore(
+            self._address,
+            self._port,
+            world_size=self._nodes,
+            is_master=self._node == 0,
+            timeout=timedelta(seconds=JOIN_SECONDS),
+            multi_tenant=True,
+        )
+
+    def _store_of(self, number: int) -> Store:
+        assert self._served is not None
+        return PrefixStore(f"agents/{number}", self._served)
+
+    def _lost(self) -> RendezvousConnectionError:
+        return RendezvousConnectionError(
+            f"the first node, {self._address}:{self._port}, was lost: its agent or its host has ended"
+        )

@@ -1,0 +1,8 @@
+"""What stands around a training loop: ``run`` around the script, the ``Trainer`` around model, data and checkpoints."""
+
+from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.precision import Precision
+from smddp.training.run import run
+from smddp.training.trainer import Trainer
+
+__all__ = ["CheckpointPolicy", "Precision", "Trainer", "run"]

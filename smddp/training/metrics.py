@@ -1,0 +1,48 @@
+"""The metric lines of a job: one line a report, by rank 0, for people and for SageMaker's metric definitions alike.
+
+A line is ``step=120 epoch=3 loss=0.1234 lr=0.05 samples_per_second=8123``: any of its values is found by a regular
+expression such as ``loss=([0-9.eE+-]+)``. This file only formats and counts; the trainer decides when to report.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+logger = logging.getLogger(__name__)
+
+
+def metrics_line(step: int, epoch: int, metrics: Mapping[str, float]) -> str:
+    """The line for these metrics; numbers keep four digits, and all digits before the point."""
+    return " ".join(
+        [f"step={step}", f"epoch={epoch}", *(f"{name}={_digits(value)}" for name, value in metrics.items())]
+    )
+
+
+def report(step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+    """Logs the line; call it on rank 0 only."""
+    logger.info("%s", metrics_line(step, epoch, metrics))
+
+
+class StepRate:
+    """Optimizer steps a second since it was last asked or restarted."""
+
+    def __init__(self) -> None:
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Counts from this step and from now."""
+        self._step, self._time = step, time.monotonic()
+
+    def lap(self, step: int) -> float:
+        """Steps a second since the last lap or restart."""
+        earlier_step, earlier_time = self._step, self._time
+        self.restart(step)
+        return (step - earlier_step) / max(self._time - earlier_time, 1e-9)
+
+
+def _digits(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -1,0 +1,189 @@
+"""``smddp.run(main)``: what stands around every training script, so that the script holds only the training.
+
+Hyperparameters become a dataclass, the rank joins its job, SIGTERM becomes a stop with a checkpoint, a failure becomes
+the report that SageMaker shows, and the process always ends, with an exit code that says how.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
+
+from smddp.cluster import Cluster
+from smddp.distributed import FirstFailure, Membership, is_communication_error, join, leave
+from smddp.errors import SmddpError
+from smddp.job import Job, failure_report, hyperparameters
+from smddp.process.exit_codes import write_exit_code
+from smddp.process.preemption import RESUMABLE, stop_signal
+from smddp.training.run_saves import saves_end_with
+
+logger = logging.getLogger(__name__)
+
+_INTERRUPTED = 130
+_EXIT_SECONDS = 15.0
+
+
+def run(main: Callable[..., None]) -> NoReturn:
+    """Runs the training function as a rank of its job, and ends the process.
+
+    Args:
+        main: ``main(config, job)``, ``main(job)``, ``main(config)`` or ``main()``. ``job`` is the parameter of that
+            name or of type `smddp.Job`; the other one is annotated with a dataclass, which is filled with the job's
+            hyperparameters, or outside of a job from the command line.
+
+    Raises:
+        SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
+            on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
+    """
+    code = _run(main)
+    if code == RESUMABLE:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not spoil the exit code
+    raise SystemExit(code)
+
+
+def _run(main: Callable[..., None]) -> int:
+    cluster: Cluster | None = None
+    job: Job | None = None
+    try:
+        cluster = Cluster.detect()
+        _set_up_logging(cluster)
+        job = Job.detect(cluster=cluster)
+        arguments, job = _arguments(main, job)
+        job.make_directories()
+        earlier = failure_report.find(job.output_dir)
+        membership = join(cluster)
+    except Exception as error:
+        # What a user got wrong is said by its message; its place in our code would only bury that.
+        logger.critical("the job could not begin: %s", error, exc_info=not isinstance(error, SmddpError))
+        _record(
+            job.output_dir if job is not None else _output_dir_of_sagemaker(), failure_report.describe(error, cluster)
+        )
+        return 1
+    with stop_signal:
+        code = _train(partial(main, **arguments), job, membership)
+    if code in (0, RESUMABLE):
+        failure_report.forget(job.output_dir, earlier)
+    return code
+
+
+def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
+    first_failure = FirstFailure(membership, partial(_give_up, job.output_dir))
+    saves = ExitStack()
+    try:
+        with saves_end_with(saves):
+            code = _run_well(main)
+        saves.close()  # no good end before the last checkpoint is durable, or it was said that it is not
+    except BaseException as error:
+        code = _exit_code(error)
+        if code != _INTERRUPTED:
+            logger.critical("rank %d failed", membership.cluster.rank, exc_info=True)
+            report = failure_report.describe(error, membership.cluster)
+            lost_contact = is_communication_error(error)
+            if not lost_contact:
+                _record(job.output_dir, report)  # at once: what follows may be cut short
+                saves.__exit__(type(error), error, error.__traceback__)  # the others still wait: they save, too
+            _record(job.output_dir, first_failure.settle(report, lost_contact=lost_contact))
+            first_failure.await_readers()
+        first_failure.close()
+        _end_soon(membership)
+        return code
+    first_failure.close()
+    try:
+        write_exit_code(code, os.environ)
+    except OSError as error:
+        logger.warning("how this rank ended could not be told to the container's first process: %s", error)
+    leave(together=code == RESUMABLE)
+    if code == RESUMABLE and membership.cluster.is_main:
+        logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
+    return code
+
+
+def _run_well(main: Callable[[], None]) -> int:
+    """The exit code of a good end, 0 or 75; whatever else main raises."""
+    try:
+        main()
+    except SystemExit as ending:
+        if _exit_code(ending) in (0, RESUMABLE):
+            return _exit_code(ending)
+        raise
+    return 0
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    return 1  # sys.exit("a message")
+
+
+def _arguments(main: Callable[..., None], job: Job) -> tuple[dict[str, Any], Job]:
+    """What main is called with, and the job with all hyperparameters in it."""
+    hints = get_type_hints(main)
+    arguments: dict[str, Any] = {}
+    wants_job = []
+    for name in signature(main).parameters:
+        hint = hints.get(name)
+        if hint is Job or name == "job":
+            wants_job.append(name)
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            arguments[name] = config = hyperparameters.load(hint)
+            given = {**job.hyperparameters, **hyperparameters.encode(config)}
+            job = dataclasses.replace(job, hyperparameters=given)
+        else:
+            raise TypeError(
+                f"{main.__name__}() has a parameter {name!r} of type {hint!r}; smddp.run gives a dataclass of "
+                "hyperparameters (annotate it with its class) and a smddp.Job, and nothing else"
+            )
+    return arguments | dict.fromkeys(wants_job, job), job
+
+
+def _set_up_logging(cluster: Cluster) -> None:
+    """Lines to stderr, unless the script has set up logging; from rank 0, and from others if something is wrong."""
+    level = int(os.environ.get("SM_LOG_LEVEL") or logging.INFO)
+    logging.basicConfig(
+        format=f"%(asctime)s [rank {cluster.rank}] %(levelname)s %(name)s: %(message)s",
+        level=level if cluster.is_main else max(level, logging.WARNING),
+    )
+
+
+def _output_dir_of_sagemaker() -> Path | None:
+    """Where a job that could not even read its own configuration reports to, if it is one of SageMaker's."""
+    output_dir = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")) / "output"
+    return output_dir if output_dir.is_dir() else None
+
+
+def _record(output_dir: Path | None, report: str) -> None:
+    if output_dir is None:
+        return
+    try:
+        failure_report.record(output_dir, report)
+    except OSError as error:
+        logger.error("the failure could not be written to %s: %s", output_dir, error)
+
+
+def _end_soon(membership: Membership) -> None:
+    """Sees to it that the process ends, even if its threads or the process group's destructor wait for lost ranks."""
+    if membership.store is not None:
+        faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
+
+
+def _give_up(output_dir: Path, report: str) -> None:
+    """Ends a rank that waits for one that failed; it is called in a thread, while the main one hangs."""
+    logger.critical("another rank failed, and this one does not end by itself; it was here:")
+    faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+    logger.critical("the first failure was: %s", report)
+    _record(output_dir, report)
+    os._exit(1)

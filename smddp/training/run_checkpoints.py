@@ -1,0 +1,203 @@
+"""Never lose more than seconds of work: when to save, when to stop, and where to go on.
+
+It joins three things that must not be apart: how far training has come, the checkpoints of it, and the agreement of
+all ranks to stop. The trainer tells it of each boundary, a moment at which all ranks stand between two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+from smddp.checkpoint import SaveReport
+from smddp.checkpoint.restore.restoring import Stateful
+from smddp.data.order import DataOrder
+from smddp.distributed import Agreement, Membership, PeerFailedError
+from smddp.errors import CheckpointError
+from smddp.job import Job
+from smddp.process.preemption import Stopped, stop_signal
+from smddp.training.auto_interval import AutoInterval
+from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.run_saves import Moment, RunSaves
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 90.0
+"""How long after SIGTERM the last checkpoint must be durable. SageMaker sends SIGKILL after 120 s, and what is to be
+said of a checkpoint that is not takes time too."""
+
+_LEAST_SECONDS = 10.0  # for it nevertheless, where the step in which SIGTERM came took longer
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far training has come; a part of each checkpoint."""
+
+    steps: int = 0
+    """Optimizer steps taken since the very first start; one that fp16's loss scaler skipped counts too."""
+
+    epoch: int = 0
+    """The epoch under way, from 0."""
+
+    def state_dict(self) -> dict[str, int]:
+        """The counters."""
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes to where the counters were."""
+        self.steps, self.epoch = state["steps"], state["epoch"]
+
+
+class RunCheckpoints:
+    """The checkpoints and stops of one training run; all ranks call its methods at the same points.
+
+    Args:
+        job: Where checkpoints go.
+        membership: The ranks.
+        policy: When to save.
+    """
+
+    def __init__(self, job: Job, membership: Membership, policy: CheckpointPolicy) -> None:
+        self.progress = Progress()
+        self._job = job
+        self._is_main = membership.cluster.is_main
+        self._policy = policy
+        self._every = policy.every if isinstance(policy.every, int) else None
+        self._agreement = Agreement(membership, stop_signal, save_seconds=policy.seconds)
+        self._auto: AutoInterval | None = None
+        if policy.every == "auto" and self._is_main:  # whose clock alone counts
+            self._auto = AutoInterval(policy.seconds_between_failures(membership.cluster.node_count))
+        self._measured: SaveReport | None = None
+        self._saves: RunSaves | None = None
+        self._order: DataOrder | None = None
+        self._is_cold = True
+        self._metrics: dict[str, float] = {}
+        self._metrics_step = 0
+
+    @property
+    def has_started(self) -> bool:
+        """Whether ``resume`` was called."""
+        return self._saves is not None
+
+    @property
+    def next_step(self) -> int:
+        """The next step after which something is due, and ``after_step`` must be called."""
+        if self._every is None:
+            return self._agreement.next_step
+        return min(self._agreement.next_step, (self.progress.steps // self._every + 1) * self._every)
+
+    def resume(self, state: Mapping[str, Stateful], order: DataOrder | None) -> bool:
+        """Loads the newest valid checkpoint into the state, if there is one, and saves there from now on.
+
+        Args:
+            state: By name, what has a ``state_dict``; progress and position are added.
+            order: The position in the training data, if there is any.
+
+        Returns:
+            Whether there was a checkpoint.
+
+        Raises:
+            CheckpointError: Nothing can be saved there, or nothing loaded of what is there; on every rank.
+        """
+        assert self._saves is None, "a run resumes once"
+        self._order = order
+        positions = {} if order is None else {"position": order}
+        saves = RunSaves(self._job, self._policy, {**state, **positions, "progress": self.progress})
+        found = saves.load()
+        self._saves = saves
+        self._agreement.start(self.progress.steps)
+        if found and self._is_main:
+            logger.info("resumed at step %d, in epoch %d", self.progress.steps, self.progress.epoch)
+        return found
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Keeps what was measured at this step, for a checkpoint of this step and no other."""
+        if self._metrics_step != self.progress.steps:
+            self._metrics_step, self._metrics = self.progress.steps, {}
+        self._metrics.update(metrics)
+
+    def after_step(self) -> None:
+        """Save if a checkpoint is due, and ask the other ranks if it is time to.
+
+        Raises:
+            Stopped: If the job was told to stop, after a checkpoint.
+            CheckpointError: If saving failed too often, or before a stop.
+        """
+        step = self.progress.steps
+        if self._every is not None and step % self._every == 0:
+            self.save()
+        if step >= self._agreement.next_step:
+            self.between_steps()
+        if self._is_cold and self._saves is not None:
+            self._is_cold = False
+            self._saves.warm_up()  # now that the optimizer has its state
+
+    def between_steps(self) -> None:
+        """Asks all ranks whether to stop or to save, and whether a save has failed.
+
+        Raises:
+            Stopped: If the job was told to stop, after a checkpoint.
+            CheckpointError: If saving failed too often, or before a stop.
+        """
+        saves, step = self._saves, self.progress.steps
+        failure = None if saves is None else saves.failure()
+        report = None if saves is None else saves.last_report
+        stall = 0.0 if report is None else report.stall_seconds
+        decision = self._agreement.decide(step, failed=failure is not None, stall=stall)
+        if saves is None:  # before the first epoch there is nothing to save, and nothing to lose
+            if decision.stop:
+                raise Stopped
+            return
+        if decision.failed:
+            raise failure or saves.await_failure()
+        if self._auto is not None and report is not None and report is not self._measured:
+            self._measured = report
+            self._agreement.save_seconds = self._auto.after(stall=decision.stall, durable=report.durable_seconds)
+        if decision.stop:
+            self._stop(saves, max(STOP_SECONDS - decision.stop_age, _LEAST_SECONDS))
+        if decision.save:
+            self.save()
+
+    def save(self) -> None:
+        """Save a checkpoint of this moment, unless there is one."""
+        if self._saves is not None and self._saves.save(
+            self._moment, position=self._position, metrics=self._metrics_now
+        ):
+            self._is_cold = False
+            self._agreement.saved()
+
+    def finish(self) -> None:
+        """Waits until the last checkpoint is durable, or says that it is not."""
+        if self._saves is not None:
+            self._saves.finish()
+
+    @property
+    def _moment(self) -> Moment:
+        return self.progress.steps, self.progress.epoch
+
+    @property
+    def _position(self) -> int | None:
+        return None if self._order is None else self._order.consumed
+
+    @property
+    def _metrics_now(self) -> Mapping[str, float]:
+        return self._metrics if self._metrics_step == self.progress.steps else {}
+
+    def _stop(self, saves: RunSaves, seconds: float) -> NoReturn:
+        step, epoch = self._moment
+        failure: Exception | None = None
+        try:
+            saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
+        except Exception as error:  # not swallowed: raised below, once all ranks know
+            failure = error
+        if self._agreement.decide(step, failed=failure is not None).failed:
+            failure = failure or PeerFailedError("another rank could not save it")
+            raise CheckpointError(
+                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; {saves.last_resort()}"
+            ) from failure
+        if self._is_main:
+            there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"
+            logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
+        raise Stopped

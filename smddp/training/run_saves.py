@@ -1,0 +1,215 @@
+"""The checkpoints of one training run, as its policy wants them: in a place that can be written to, and ended well.
+
+Saving goes on in the background (``smddp.checkpoint``). Here it is begun, and waited for where that must be: before a
+stop, at the end of training, and when the process ends. When to save is ``smddp.training.run_checkpoints``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+from smddp.checkpoint import Checkpointer, SaveReport
+from smddp.checkpoint.ranks import Ranks
+from smddp.checkpoint.restore.restoring import Stateful
+from smddp.checkpoint.save.rank_saver import SaveFailedError
+from smddp.checkpoint.stores import open_store
+from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.checkpoint.stores.upload_monitor import UploadMonitor
+from smddp.distributed import PeerFailedError
+from smddp.errors import CheckpointError
+from smddp.job import Job
+from smddp.training.checkpoint_policy import CheckpointPolicy
+
+logger = logging.getLogger(__name__)
+
+_ARRIVAL_SECONDS = 60.0  # how long the end of training waits for the platform's copy
+_NEWS_SECONDS = 10.0  # how long a rank waits for word of another one's failure
+
+Moment = tuple[int, int]
+"""Optimizer steps taken, and the epoch: what tells one checkpoint of a run from another."""
+
+_BEGINNING: Moment = (0, 0)
+
+_ends_with: ExitStack | None = None
+
+
+@contextmanager
+def saves_end_with(stack: ExitStack) -> Iterator[None]:
+    """Lets the saves of every run that begins meanwhile end when the stack is closed.
+
+    Closed after success, it waits until the last checkpoint is durable; with an exception, ten seconds.
+    """
+    global _ends_with
+    _ends_with = stack
+    try:
+        yield
+    finally:
+        _ends_with = None
+
+
+class RunSaves:
+    """The saves of one run; all ranks call its methods at the same points."""
+
+    def __init__(self, job: Job, policy: CheckpointPolicy, state: Mapping[str, Stateful]) -> None:
+        """Opens the place.
+
+        Args:
+            job: Where it is.
+            policy: What to do there.
+            state: By name, what has a ``state_dict`` and is the same on all ranks.
+
+        Raises:
+            CheckpointError: Nothing can be saved there; on every rank.
+        """
+        self._place = open_store(job.checkpoint_location)
+        Ranks.current().on_main(self._place.check_writable)
+        self._upload_monitor: UploadMonitor | None = None
+        if job.checkpoints_are_copied and job.cluster.is_main:
+            assert job.checkpoint_s3_uri is not None
+            source, self._place = DirectoryStore(job.checkpoint_dir), open_store(job.checkpoint_s3_uri)
+            self._upload_monitor = UploadMonitor(source, self._place, take_over=policy.sync == "upload")
+        self._checkpointer = Checkpointer(
+            job.checkpoint_location,
+            state,
+            keep=policy.keep,
+            share=policy.writers(job),
+            hyperparameters=json.loads(json.dumps(dict(job.hyperparameters)), parse_constant=str),  # no NaN in JSON
+            tolerate_failures=policy.tolerate_failures,
+            listener=self._upload_monitor,
+        )
+        self._speaks = job.cluster.is_main
+        self._is_patient = policy.tolerate_failures > 0
+        self._loaded = _BEGINNING  # where there is nothing to save
+        self._last = _BEGINNING  # what is loaded, or was saved or begun to be saved since
+        if _ends_with is not None:
+            _ends_with.enter_context(self)
+
+    @property
+    def last_report(self) -> SaveReport | None:
+        """What the last save took that is durable."""
+        return self._checkpointer.last_report
+
+    def load(self) -> bool:
+        """Loads the newest valid checkpoint into the state, if there is one.
+
+        Raises:
+            CheckpointError: None is valid, or it does not fit; on every rank.
+        """
+        manifest = self._checkpointer.load()
+        if manifest is None:
+            return False
+        self._loaded = self._last = (manifest.step, manifest.epoch)
+        return True
+
+    def warm_up(self) -> None:
+        """Takes the memory for saving, in the background."""
+        self._checkpointer.warm_up()
+
+    def save(self, moment: Moment, *, position: int | None, metrics: Mapping[str, float]) -> bool:
+        """Begins to save, unless the newest save is of the same moment. Waits for the save before.
+
+        Returns:
+            Whether it did.
+
+        Raises:
+            CheckpointError: More saves before failed than are tolerated, or the state cannot be saved.
+        """
+        if moment == self._last:
+            return False
+        self._begin(moment, position, metrics)
+        return True
+
+    def failure(self) -> Exception | None:
+        """What a save failed with that is not tolerated, if one did."""
+        try:
+            self._checkpointer.check()
+        except Exception as error:  # not swallowed: raised once all ranks know
+            return error
+        return None
+
+    def await_failure(self) -> Exception:
+        """What failed, where another rank knows of a failure already."""
+        try:
+            self._checkpointer.wait(_NEWS_SECONDS)
+        except CheckpointError as error:
+            return error
+        return PeerFailedError("a checkpoint failed on another rank")
+
+    def make_durable(
+        self, moment: Moment, *, position: int | None, metrics: Mapping[str, float], seconds: float
+    ) -> None:
+        """Returns once a checkpoint of this moment is durable; and in S3, where the platform copies it there.
+
+        A save that is under way is waited for, and one that failed is made again.
+
+        Raises:
+            CheckpointError: It could not be saved, or not in so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        if not self._is_durable(moment, seconds):
+            late = CheckpointError(f"it was not durable after {seconds:.0f} s")
+            if time.monotonic() >= deadline:
+                raise late
+            self._begin(moment, position, metrics)
+            if self._checkpointer.wait(max(deadline - time.monotonic(), 0.0)) is None:
+                raise late
+        if self._upload_monitor is not None and not self._upload_monitor.settle(max(deadline - time.monotonic(), 1.0)):
+            raise CheckpointError(f"it is on this machine only, and not in {self._place}")
+
+    def where(self, moment: Moment) -> str:
+        """Where a checkpoint of this moment is, for people."""
+        return self._place.path(moment[0])
+
+    def last_resort(self) -> str:
+        """What the next attempt goes on from if the newest save failed, for people."""
+        step = self._loaded[0] if self.last_report is None else self.last_report.step
+        return f"the next attempt goes on from {self._place.path(step)}" if step else "the next attempt begins anew"
+
+    def finish(self) -> None:
+        """Waits until the newest save is durable, or says that it is not.
+
+        Raises:
+            CheckpointError: It failed, and no failure is tolerated.
+        """
+        try:
+            self._checkpointer.wait()
+        except SaveFailedError as error:
+            if not (error.environmental and self._is_patient):
+                raise
+            if self._speaks:
+                logger.error("%s; training ends without it, and %s", error, self.last_resort())
+
+    def __enter__(self) -> RunSaves:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends: after success once all is durable, with an exception once ten seconds are over."""
+        if error is None:
+            self.finish()
+        self._checkpointer.__exit__(kind, error, traceback)
+        if self._upload_monitor is not None and (
+            error is not None or not self._upload_monitor.settle(_ARRIVAL_SECONDS)
+        ):
+            self._upload_monitor.close()  # says what did not arrive; once the newest did, nobody asks for those before
+
+    def _begin(self, moment: Moment, position: int | None, metrics: Mapping[str, float]) -> None:
+        step, epoch = moment
+        self._checkpointer.save(step, epoch=epoch, position=position, metrics=metrics)
+        self._last = moment
+
+    def _is_durable(self, moment: Moment, seconds: float) -> bool:
+        """Whether the newest save is of this moment, and durable once it ended."""
+        try:
+            report = self._checkpointer.wait(seconds)
+        except SaveFailedError as error:
+            if self._speaks:
+                logger.error("%s", error)
+            return False
+        return moment == self._last and (report is not None or moment == self._loaded)

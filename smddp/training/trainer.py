@@ -1,0 +1,346 @@
+"""The thin loop: what every training loop does around model and data, and nothing that a loop decides for itself.
+
+The loop stays the user's. The trainer moves the model to its device, replicates it over the ranks, computes in mixed
+precision, accumulates and clips gradients, steps optimizer and schedule, keeps the place in the data, saves
+checkpoints, resumes from them, and stops when the job is told to::
+
+    trainer = smddp.Trainer(job, model, optimizer, accumulate=2, clip_norm=1.0)
+    loader = trainer.loader(dataset, batch_size=256)
+    for epoch in trainer.epochs(10):
+        for images, labels in trainer.batches(loader):
+            loss = cross_entropy(trainer.model(images), labels)
+            trainer.step(loss)
+    trainer.save_model()
+
+All ranks must run the same loop: everything but ``log`` is for every rank, the making of the loaders included.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from smddp.checkpoint.metric_values import as_numbers
+from smddp.data import EvaluationSampler
+from smddp.data.build_order import AnyDataset, OrderOptions
+from smddp.data.loaders import Loaders
+from smddp.data.order.host_sharding import OnChange
+from smddp.data.order.partition import Tail
+from smddp.data.shards import ShardEvaluation
+from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
+from smddp.job import Job
+from smddp.job.saved_model import write_model
+from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.metrics import StepRate, report
+from smddp.training.optimizer_step import OptimizerStep
+from smddp.training.precision import Precision, PrecisionName
+from smddp.training.run_checkpoints import RunCheckpoints
+
+logger = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+_DEFAULT_POLICY = CheckpointPolicy()
+
+
+class Trainer:
+    """Trains one model with one optimizer on all ranks of a job.
+
+    Nothing random is seeded here but the order of the data: seed the model's weights yourself. With several ranks
+    all start from the weights of rank 0.
+
+    Attributes:
+        model: What to call in the loop: the model in its precision, replicated over the ranks. Under
+            ``torch.no_grad`` it is the rank's own and waits for nobody.
+        module: The model as it was given, on its device.
+        device: Where the model is, and where ``batches`` puts the data.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        scheduler: LRScheduler | None = None,
+        precision: PrecisionName = "auto",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
+        seed: int = 0,
+        log_every: int = 50,
+    ) -> None:
+        """Prepares the model; joins the process group if that was not done yet.
+
+        Args:
+            job: Where checkpoints and the model go, and who the ranks are.
+            model: The model; it is moved to the rank's device.
+            optimizer: The optimizer of its parameters.
+            scheduler: A schedule, stepped once each optimizer step (not each epoch).
+            precision: What the forward pass computes in; see `smddp.Precision`.
+            accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
+            clip_norm: The largest norm of all gradients together, or None.
+            checkpoints: When to save, and what becomes of it; see `smddp.CheckpointPolicy`.
+            seed: Decides the order of the data.
+            log_every: Optimizer steps from one metric line to the next.
+
+        Raises:
+            ValueError: If a number is out of its range, or the device cannot compute in the precision.
+        """
+        _check_positive(accumulate=accumulate, clip_norm=clip_norm, log_every=log_every)
+        self._membership = current_membership() or join(job.cluster)
+        self._cluster = self._membership.cluster
+        self._job = job
+
+        self.device = self._membership.device
+        self.module = model.to(self.device)
+        numbers = Precision(precision, self.device)
+        self.model: nn.Module = numbers.wrap(self.module)
+        self._replica: Replica | None = None
+        if self._cluster.world_size > 1:
+            self.model = self._replica = Replica(self.model, self._membership)
+
+        scaler = numbers.scaler()
+        self._optimizer_step = OptimizerStep(
+            optimizer, scheduler=scheduler, scaler=scaler, accumulate=accumulate, clip_norm=clip_norm
+        )
+        self._state: dict[str, Any] = {
+            "model": self.module,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "scaler": scaler,
+        }
+        self._run_checkpoints = RunCheckpoints(job, self._membership, checkpoints)
+        self._progress = self._run_checkpoints.progress
+        self._in_step = False
+
+        self._accumulate = accumulate
+        self._seed = seed
+        self._loaders = Loaders(self._membership, seed=seed, pin_memory=self.device.type == "cuda")
+
+        self._rate = StepRate()
+        self._log_every = log_every
+        self._next_look = 1
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken, those before a resume included."""
+        return self._progress.steps
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._cluster.is_main
+
+    def loader(
+        self,
+        dataset: AnyDataset,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        tail: Tail = "drop",
+        fingerprint: str | None = None,
+        sharded_by_host: bool = False,
+        on_host_change: OnChange = "refuse",
+        **options: Any,
+    ) -> DataLoader[Any]:
+        """The training data of this rank; its place in each epoch is a part of every checkpoint.
+
+        What ``num_workers`` draw at random for a sample depends on seed, epoch and sample alone.
+
+        Args:
+            dataset: All of the data, the same on all ranks: a dataset with a length, a `ShardedDataset`, or a
+                `PipeDataset`.
+            batch_size: Samples an optimizer step, over all ranks and micro-batches; it must divide by both.
+            shuffle: False keeps the dataset's order.
+            tail: What becomes of the samples beyond the last whole batch of an epoch: ``"drop"`` leaves them out,
+                ``"short"`` makes them a smaller batch whose losses ``step`` weighs, ``"wrap"`` fills that batch with
+                the first samples of the epoch.
+            fingerprint: Of the data, by `smddp.fingerprint`: to resume with other data is then an error.
+            sharded_by_host: Each host has a dataset of its own part (a channel that is ``ShardedByS3Key``). An epoch
+                takes as many samples of each as the smallest has, and can only be resumed on the same hosts.
+            on_host_change: What a resume on others does: ``"refuse"``, or ``"restart"`` the epoch.
+            **options: Further arguments of ``torch.utils.data.DataLoader``, such as ``num_workers``.
+
+        Raises:
+            ValueError: If the batch size does not divide, the ranks have other data, there is a loader already, or
+                training has begun.
+            PeerFailedError: If another rank's dataset has no length.
+        """
+        if self._loaders.order is not None or self._run_checkpoints.has_started:
+            raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
+        order = OrderOptions(
+            global_batch=batch_size,
+            accumulate=self._accumulate,
+            seed=self._seed,
+            shuffle=shuffle,
+            tail=tail,
+            fingerprint=fingerprint,
+            sharded_by_host=sharded_by_host,
+            on_host_change=on_host_change,
+        )
+        return self._loaders.training(dataset, order, options=options)
+
+    def evaluation_loader(
+        self, dataset: AnyDataset, batch_size: int, *, sharded_by_host: bool = False, **options: Any
+    ) -> DataLoader[Any]:
+        """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.
+
+        Args:
+            dataset: All of the data, the same on all ranks: with a length, or a `ShardedDataset`.
+            batch_size: Samples a batch of each rank.
+            sharded_by_host: Each host has a dataset of its own part.
+            **options: Further arguments of ``torch.utils.data.DataLoader``.
+
+        Raises:
+            ValueError: If the ranks have other data, or it comes through pipes.
+            PeerFailedError: If another rank could not look at its data.
+        """
+        return self._loaders.evaluation(
+            dataset, batch_size=batch_size, sharded_by_host=sharded_by_host, options=options
+        )
+
+    def resume(self) -> bool:
+        """Loads the newest valid checkpoint; ``epochs`` does it where it was not done before.
+
+        Returns:
+            Whether training goes on from a checkpoint.
+
+        Raises:
+            CheckpointError: On every rank: checkpoints cannot be saved there, none of those there are is valid, or the
+                newest that is does not fit the model.
+        """
+        state = {name: part for name, part in self._state.items() if part is not None}
+        return self._run_checkpoints.resume(state, self._loaders.order)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
+
+        An epoch that was interrupted comes again, and ``batches`` gives what is left of it. After each epoch a
+        checkpoint is saved, and the last one is waited for.
+
+        Raises:
+            Stopped: If the job was told to stop, after a checkpoint that is durable.
+            CheckpointError: If more saves in a row failed than the policy tolerates, or the one before a stop.
+        """
+        if not self._run_checkpoints.has_started:
+            self.resume()
+        progress = self._progress
+        self._start_epoch()
+        self._between_steps()
+        if progress.epoch >= count and self.is_main:
+            logger.warning(
+                "all %d epochs are in the checkpoint: nothing is left to train; take another run directory or "
+                "checkpoint_s3_uri to begin anew, or ask for more epochs to go on",
+                count,
+            )
+        while progress.epoch < count:
+            self._rate.restart(progress.steps)
+            yield progress.epoch
+            progress.epoch += 1
+            self._start_epoch()
+            self._run_checkpoints.save()
+            self._between_steps()
+        self._run_checkpoints.finish()
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader, on the device; each that is trained on wants its ``step``."""
+        batches = loader if self.device.type == "cpu" else (move(batch, self.device) for batch in loader)
+        if isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation):
+            if self._replica is not None:
+                self._replica.share_buffers()
+            yield from batches
+            return
+        for batch in batches:
+            self._in_step = True
+            if self._replica is not None and self._optimizer_step.accumulates:
+                with self._replica.no_sync():  # around the forward pass too: DDP decides there
+                    yield batch
+            else:
+                yield batch
+        self._in_step = False
+
+    def step(self, loss: Tensor) -> None:
+        """Takes the loss of one micro-batch; with the last one of an optimizer step, takes that step.
+
+        That is: backward, then unscale, clip, optimizer, schedule, and what is due of metric line, checkpoint and stop.
+
+        Args:
+            loss: A scalar, the mean over this rank's micro-batch.
+
+        Raises:
+            Stopped, CheckpointError: As ``epochs`` does.
+        """
+        order = self._loaders.order
+        if not self._optimizer_step.backward_and_step(
+            loss, 1.0 if order is None else order.loss_weight(self._optimizer_step.micro_batch)
+        ):
+            return
+        self._in_step = False
+        if order is not None:
+            order.advance()
+        progress = self._progress
+        progress.steps += 1
+        if progress.steps >= self._next_look:
+            self._look(loss)
+
+    def sum(self, value: Tensor | float | list[float]) -> Tensor:
+        """The sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
+
+        Raises:
+            Stopped, CheckpointError: As ``epochs`` does, where no batch is under way.
+        """
+        if not isinstance(value, Tensor):
+            value = torch.tensor(value, dtype=None if _is_integral(value) else torch.float64)
+        total = sum_over_ranks(value.detach().to(self.device), self._membership)
+        if not self._in_step:
+            self._between_steps()
+        return total
+
+    def log(self, **metrics: float | Tensor) -> None:
+        """Reports metrics in one line, on rank 0, and keeps them for the manifest of a checkpoint of this very step."""
+        numbers = as_numbers(metrics)
+        self._run_checkpoints.note(numbers)
+        if self.is_main:
+            report(self._progress.steps, self._progress.epoch, numbers)
+
+    def save_model(self) -> None:
+        """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait."""
+        share_outcome(lambda: write_model(self.module, self._job.model_dir), self._membership)
+
+    def _start_epoch(self) -> None:
+        self._in_step = False
+        self._optimizer_step.restart()
+        self._loaders.start_epoch(self._progress.epoch)
+
+    def _between_steps(self) -> None:
+        self._run_checkpoints.between_steps()
+        self._next_look = self._progress.steps + 1  # what was agreed may have moved
+
+    def _look(self, loss: Tensor) -> None:
+        """What is due after this step; sets the next step after which something may be."""
+        step = self._progress.steps
+        if step % self._log_every == 0 and self.is_main:
+            metrics = {"loss": loss.item(), "lr": self._optimizer_step.learning_rate}
+            if (order := self._loaders.order) is not None:
+                metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
+            report(step, self._progress.epoch, metrics)
+        self._run_checkpoints.after_step()
+        self._next_look = min(self._run_checkpoints.next_step, (step // self._log_every + 1) * self._log_every)
+
+
+def _is_integral(value: float | list[float]) -> bool:
+    return all(isinstance(item, int) for item in (value if isinstance(value, list) else [value]))
+
+
+def _check_positive(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not number > 0:
+            raise ValueError(f"{name}={number} must be greater than 0")

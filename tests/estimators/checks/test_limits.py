@@ -1,0 +1,89 @@
+"""The API's limits, as botocore states them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import botocore.session
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimators.checks import limits
+
+
+def found(parameter: str, value: Any) -> list[str]:
+    return [f"{problem.severity}: {problem}" for problem in limits.check(parameter, value)]
+
+
+@pytest.fixture(scope="module")
+def request_shape() -> Any:
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    return model.operation_model("CreateTrainingJob").input_shape
+
+
+@pytest.mark.parametrize("parameter", limits.FIELDS)
+def test_every_field_is_one_of_the_api(parameter: str, request_shape: Any) -> None:
+    shape = request_shape
+    for name in limits.FIELDS[parameter].split("."):
+        shape = shape.members[name]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "good", "bad", "said"),
+    [
+        ("job_name", "a-1", "a_1", "'a_1' is not of the form"),
+        ("job_name", "a" * 63, "a" * 64, "64 characters. The most is 63"),
+        ("hyperparameters", {"a": "x" * 2500}, {"a": "x" * 2501}, "['a'] has 2501 characters. The most is 2500"),
+        ("hyperparameters", {"a" * 256: ""}, {"a" * 257: ""}, "257 characters. The most is 256"),
+        (
+            "hyperparameters",
+            {f"h{number}": "1" for number in range(100)},
+            {f"h{number}": "1" for number in range(101)},
+            "101 entries. The most is 100",
+        ),
+        ("environment", {"A_1": "x" * 512}, {"A_1": "x" * 513}, "['A_1'] has 513 characters. The most is 512"),
+        ("environment", {"A": "1"}, {"A-B": "1"}, "the name 'A-B' is not of the form"),
+        ("environment", {"A": "1"}, {"A": 1}, "['A'] is 1, of type int. Give text"),
+        ("tags", [{"Key": "a", "Value": ""}], [{"Key": "a"}], "[0] lacks Value"),
+        (
+            "metric_definitions",
+            [{"Name": "m", "Regex": "x"}],
+            [{"Name": "m", "Regex": "x", "Unit": "s"}],
+            "[0] has 'Unit'",
+        ),
+        ("keep_alive_period_in_seconds", 21600, 21601, "is 21601. The most is 21600"),
+        ("max_run", 1, 0, "is 0. The least is 1"),
+        ("max_run", 60, 60.0, "is 60.0, of type float. Give a whole number"),
+        ("max_retry_attempts", 30, 31, "The most is 30"),
+        ("input_mode", "FastFile", "Fast", "does not know. Did you mean 'FastFile'"),
+        ("role", "arn:aws:iam::123456789012:role/service-role/A", "arn:aws:iam::1:role/A", "not of the form"),
+    ],
+)
+def test_a_value_beyond_a_limit_is_found(parameter: str, good: Any, bad: Any, said: str) -> None:
+    assert not found(parameter, good)
+    assert said in "\n".join(found(parameter, bad))
+
+
+def test_an_instance_type_that_botocore_does_not_know_is_only_a_warning() -> None:
+    (problem,) = limits.check("instance_type", "ml.g99.xlarge")
+    assert problem.severity == "warning"
+
+
+def test_a_value_that_is_not_known_yet_is_passed_over() -> None:
+    assert not found("max_run", object())
+
+
+def test_a_long_value_is_not_repeated() -> None:
+    secret = "s3cret" * 200
+    assert secret not in "\n".join(found("environment", {"TOKEN": secret}))
+    assert "s3cret" not in "\n".join(found("environment", {"TOKEN": secret}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=80))
+def test_job_names_are_judged_as_their_pattern_does(name: str) -> None:
+    import re
+
+    pattern = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
+    assert bool(found("job_name", name)) == (len(name) > 63 or re.fullmatch(pattern, name) is None)

@@ -1,0 +1,143 @@
+"""One thing at a time in the background, nothing that it raises is lost, and Python can end whatever it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from pathlib import Path
+
+import pytest
+
+from smddp.checkpoint.save.background_task import BackgroundTask
+
+
+def test_it_works_beside_the_caller_and_gives_the_result_once() -> None:
+    task: BackgroundTask[int] = BackgroundTask()
+    go = threading.Event()
+    task.submit(lambda _: go.wait(30) and 7, name="seven")
+    assert task.under_way == "seven"
+    assert task.result() is None
+    assert not task.wait(0.01)
+    go.set()
+    assert task.wait()
+    assert task.under_way is None
+    assert task.result() == 7
+    assert task.result() is None
+
+
+def fail(_: threading.Event) -> None:
+    raise OSError("the disk is gone")
+
+
+def test_an_error_is_raised_once_with_its_own_traceback() -> None:
+    task: BackgroundTask[None] = BackgroundTask()
+    task.submit(fail, name="failure")
+    task.wait()
+    with pytest.raises(OSError, match="the disk is gone") as raised:
+        task.result()
+    assert "fail" in [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    task.result()
+    task.submit(lambda _: None, name="next")
+    task.wait()
+
+
+def test_there_is_no_thread_when_there_is_nothing_to_do() -> None:
+    before = threading.active_count()
+    task: BackgroundTask[None] = BackgroundTask()
+    for _ in range(3):
+        task.submit(lambda _: None, name="nothing")
+        task.wait()
+        task.result()
+        assert threading.active_count() == before
+
+
+def test_it_keeps_nothing_of_what_it_did() -> None:
+    class Large:
+        pass
+
+    large = Large()
+    gone = weakref.ref(large)
+    task: BackgroundTask[None] = BackgroundTask()
+    task.submit(lambda _, large=large: None, name="large")  # type: ignore[misc]
+    task.wait()
+    del large
+    assert gone() is None
+
+
+def test_it_tells_what_is_under_way_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smddp.checkpoint.save.background_task.GRACE_SECONDS", 0.1)
+    task: BackgroundTask[str] = BackgroundTask()
+    task.submit(lambda cancelled: "given up" if cancelled.wait(30) else "went on", name="patient")
+    assert task.give_up() == "patient"
+    assert task.result() == "given up"
+    task.submit(lambda _: "done", name="quick")
+    assert task.give_up() is None
+    assert task.result() == "done"
+
+
+def test_a_child_that_was_forked_meanwhile_goes_its_own_way() -> None:
+    task: BackgroundTask[int] = BackgroundTask()
+    go = threading.Event()
+    task.submit(lambda _: go.wait(30) and 1, name="the parent's")
+    child = os.fork()
+    if child == 0:
+        good = task.wait() and task.result() is None
+        task.submit(lambda _: 2, name="the child's")
+        task.wait()
+        os._exit(0 if good and task.result() == 2 else 1)
+    _, status = os.waitpid(child, 0)
+    go.set()
+    task.wait()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert task.result() == 1
+
+
+HANGS = {
+    "waiting, until it is told to give up": ("lambda cancelled: cancelled.wait(300)", "pass", 0),
+    "in a system call": ("lambda _: os.read(os.pipe()[0], 1)", "raise ValueError('mine')", 1),
+    "in hashing": ("lambda _: [xxhash.xxh3_128_digest(large) for _ in range(9999)]", "sys.exit(3)", 3),
+    "in the store of torch.distributed": ("poll", "pass", 0),
+}
+
+PROGRAM = """
+import logging, os, sys, threading, time, xxhash
+from torch.distributed import TCPStore
+from smddp.checkpoint.save import background_task
+from smddp.checkpoint.save.rank_results import SaveResult, RankResult, RankResults
+
+logging.basicConfig(level=logging.INFO)
+background_task.GRACE_SECONDS = 0.5
+large = bytes(2 * 10**8)
+store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+def poll(cancelled):
+    RankResults(store, rank=0, world_size=2, run="r").collect(1, RankResult(), cancelled)
+
+background = background_task.BackgroundTask()
+background.submit({hang}, name="a checkpoint")
+time.sleep(0.2)
+{end}
+"""
+
+
+@pytest.mark.parametrize(("hang", "end", "code"), HANGS.values(), ids=HANGS)
+def test_a_process_ends_whatever_is_under_way(hang: str, end: str, code: int) -> None:
+    program = PROGRAM.format(hang=hang, end=end)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert "the process ends while a checkpoint is being written" in ended.stderr
+
+
+def test_a_process_that_ends_lets_a_short_save_finish(tmp_path: Path) -> None:
+    program = f"""
+import time, pathlib
+from smddp.checkpoint.save.background_task import BackgroundTask
+background = BackgroundTask()
+background.submit(lambda _: (time.sleep(0.5), pathlib.Path({str(tmp_path / "done")!r}).touch()), name="short")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    assert (tmp_path / "done").exists()

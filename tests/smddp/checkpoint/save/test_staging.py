@@ -1,0 +1,126 @@
+"""The copy has the exact bytes of the files, whatever the tensors are like, and stays as it was when they change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import safetensors.torch
+import torch
+
+from smddp.checkpoint.format.tensors import DTYPES
+from smddp.checkpoint.save import staging
+from smddp.checkpoint.save.staging import StagedFile, Staging
+
+STRANGE: dict[str, Callable[[], torch.Tensor]] = {
+    "transposed": lambda: torch.arange(12.0).reshape(3, 4).t(),
+    "every second": lambda: torch.arange(20)[::2],
+    "expanded": lambda: torch.tensor([1.5]).expand(5, 3),
+    "channels last": lambda: torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "conjugate": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj(),
+    "negative": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+    "without dimensions": lambda: torch.tensor(3.25),
+    "empty": lambda: torch.empty(0, 3),
+    "wants a gradient": lambda: torch.rand(3, requires_grad=True) * 2,
+    "a parameter": lambda: torch.nn.Parameter(torch.rand(3)),
+    "in the middle of a storage": lambda: torch.arange(10, dtype=torch.int16)[3:7],
+}
+
+
+def read(file: StagedFile) -> dict[str, torch.Tensor]:
+    """What the safetensors package reads."""
+    return dict(safetensors.torch.load(bytes(file.content)))
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE)
+def test_strange_tensors_are_copied_by_their_values(make: Callable[[], torch.Tensor]) -> None:
+    tensor = make()
+    (file,) = Staging().copy({"x.safetensors": {"before": torch.ones(1), "x": tensor, "y": torch.ones(3)}})
+    found = read(file)
+    assert torch.equal(found["x"], tensor.detach().resolve_conj().resolve_neg())
+    assert found["x"].shape == tensor.shape
+    assert torch.equal(found["y"], torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_is_copied_bit_by_bit(dtype: torch.dtype) -> None:
+    values = torch.randint(0, 255, (7 * dtype.itemsize,), dtype=torch.uint8)
+    tensor = values.view(dtype) if dtype is not torch.bool else values > 100
+    (file,) = Staging().copy({"x.safetensors": {"x": tensor, "odd": torch.ones(3, dtype=torch.uint8)}})
+    (entry,) = [each for each in file.layout.entries if each.name == "x"]
+    assert bytes(file.content[entry.start : entry.start + entry.size]) == bytes(tensor.view(torch.uint8).tolist())
+    if dtype not in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):  # the package reads them since 0.5
+        assert torch.equal(read(file)["x"].view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_training_may_change_the_tensors_as_soon_as_they_are_copied() -> None:
+    tensors = {"a": torch.arange(1000.0), "b": torch.ones(5)}
+    (file,) = Staging().copy({"x.safetensors": tensors})
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert torch.equal(read(file)["a"], torch.arange(1000.0))
+    assert torch.equal(read(file)["b"], torch.ones(5))
+
+
+def test_the_same_memory_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    real = staging.allocate
+    monkeypatch.setattr(staging, "allocate", lambda size, **options: (taken.append(size), real(size, **options))[1])
+    memory = Staging()
+    for number in range(4):
+        memory.copy({"x.safetensors": {"x": torch.full((1000,), number)}, "y.safetensors": {"y": torch.ones(3)}})
+    assert len(taken) == 1
+    smaller = {"x.safetensors": {"x": torch.full((10,), 7.0)}}
+    (file,) = memory.copy(smaller)
+    assert torch.equal(read(file)["x"], smaller["x.safetensors"]["x"])
+    assert len(taken) == 1
+
+
+def test_a_state_that_grew_gets_more_memory_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    memory = Staging()
+    memory.copy({"x.safetensors": {"x": torch.ones(10)}})
+    with caplog.at_level(logging.DEBUG):
+        files = memory.copy({"x.safetensors": {"x": torch.ones(10), "moment": torch.full((500_000,), 2.0)}})
+    assert "taking 2.0 MB of plain memory to save from" in caplog.text
+    assert torch.equal(read(files[0])["moment"], torch.full((500_000,), 2.0))
+
+
+@pytest.mark.parametrize(
+    "changed", [torch.ones(6), torch.ones(2, 6), torch.ones(3, 4, dtype=torch.int32), torch.ones(3, 4)]
+)
+def test_a_state_that_changed_its_form_is_laid_out_anew(changed: torch.Tensor) -> None:
+    memory = Staging()
+    memory.copy({"x.safetensors": {"x": torch.zeros(3, 4), "y": torch.zeros(2)}})
+    (file,) = memory.copy({"x.safetensors": {"x": changed, "z": torch.ones(2)}})
+    found = read(file)
+    assert found.keys() == {"x", "z"}
+    assert torch.equal(found["x"], changed)
+
+
+def test_what_was_prepared_is_what_is_used() -> None:
+    files = {"x.safetensors": {"x": torch.arange(100_000)}, "y.safetensors": {"y": torch.ones(3)}}
+    memory = Staging()
+    memory.prepare(files)
+    x, y = memory.copy(files)
+    assert torch.equal(read(x)["x"], torch.arange(100_000))
+    assert torch.equal(read(y)["y"], torch.ones(3))
+
+
+def test_a_rank_that_writes_nothing_needs_no_memory() -> None:
+    memory = Staging()
+    memory.prepare({})
+    assert memory.copy({}) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tensors_of_a_gpu_are_copied_in_the_order_of_its_stream() -> None:
+    memory = Staging()
+    for number in range(5):
+        tensor = torch.zeros(20_000_000, device="cuda")
+        tensor += number  # not computed yet when the copy is asked for
+        (file,) = memory.copy({"x.safetensors": {"x": tensor, "t": tensor[:1000].reshape(10, 100).t()}})
+        tensor.fill_(-1)  # must come after it
+        memory.await_copies()
+        assert torch.equal(read(file)["x"], torch.full((20_000_000,), float(number)))
+        assert torch.equal(read(file)["t"], torch.full((100, 10), float(number)))

@@ -1,0 +1,216 @@
+import linecache
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smddp.cluster import Cluster
+from smddp.job import Channels
+from smddp.job.failure_report import LIMIT, describe, find, forget, record
+
+
+def rank(number: int, of: int = 4) -> Cluster:
+    return Cluster(
+        rank=number,
+        local_rank=0,
+        world_size=of,
+        local_world_size=1,
+        node_rank=number,
+        node_count=of,
+        hosts=tuple(f"algo-{index + 1}" for index in range(of)),
+        master_addr="algo-1",
+        master_port=7777,
+        launcher="sagemaker",
+    )
+
+
+def raised(function) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def load_labels() -> None:
+    raise ValueError("label 12 is not in 0..9")
+
+
+def train() -> None:
+    load_labels()
+
+
+def test_tells_type_message_rank_host_and_the_users_frames_innermost_last() -> None:
+    report = describe(raised(train), rank(2))
+
+    first, *frames = report.splitlines()
+    assert first == "ValueError: label 12 is not in 0..9 (rank 2 of 4 on algo-3)"
+    assert frames[-2].endswith("train: load_labels()")
+    assert frames[-1].endswith('load_labels: raise ValueError("label 12 is not in 0..9")')
+    assert "job/test_failure_report.py" in frames[-1]
+
+
+def test_a_failure_before_the_rank_is_known_is_told_too() -> None:
+    assert describe(raised(train), None).startswith("ValueError: label 12 is not in 0..9\n")
+
+
+def test_library_frames_are_left_out_except_the_innermost() -> None:
+    import json
+
+    report = describe(raised(lambda: json.loads("{")), rank(0))
+
+    assert "<lambda>: report = describe" in report
+    assert "loads" not in report.replace("json.loads", "")
+    assert "json/decoder.py" in report.splitlines()[-1]
+
+
+def test_a_check_of_ours_is_not_where_the_fault_lies() -> None:
+    def asks_for_a_channel() -> None:
+        Channels(training=Path("/data"))["trian"]
+
+    told = describe(raised(asks_for_a_channel), rank(0))
+    assert "There is no channel 'trian'" in told
+    assert told.splitlines()[-1].endswith('Channels(training=Path("/data"))["trian"]')
+
+
+def test_the_first_cause_is_told() -> None:
+    def outer() -> None:
+        try:
+            train()
+        except ValueError as error:
+            raise RuntimeError("could not prepare the data") from error
+
+    report = describe(raised(outer), rank(0))
+
+    assert report.startswith("RuntimeError: could not prepare the data")
+    assert "caused by ValueError: label 12 is not in 0..9" in report
+    assert "load_labels: raise ValueError" in report.splitlines()[-1]
+
+
+def test_a_cause_that_was_suppressed_is_not_told() -> None:
+    def outer() -> None:
+        try:
+            train()
+        except ValueError:
+            raise RuntimeError("clean") from None
+
+    assert "caused by" not in describe(raised(outer), rank(0))
+
+
+def test_deep_recursion_keeps_the_message_and_the_innermost_frames() -> None:
+    def recurse(depth: int) -> None:
+        if depth == 0:
+            raise KeyError("the deepest point")
+        recurse(depth - 1)
+
+    report = describe(raised(lambda: recurse(300)), rank(0))
+
+    assert len(report) <= LIMIT
+    assert report.startswith("KeyError: 'the deepest point' (rank 0")
+    assert 'raise KeyError("the deepest point")' in report.splitlines()[-1]
+    assert "303 frames in all" in report
+
+
+def test_a_huge_message_keeps_its_beginning_its_end_the_rank_and_the_innermost_frame() -> None:
+    def fail() -> None:
+        raise RuntimeError("BEGIN " + "x" * 100_000 + " END")
+
+    report = describe(raised(fail), rank(1))
+
+    assert len(report) <= LIMIT
+    assert report.startswith("RuntimeError: BEGIN")
+    assert " END (rank 1 of 4 on algo-2)" in report
+    assert "fail: raise RuntimeError" in report.splitlines()[-1]
+
+
+def test_an_exception_that_cannot_be_printed_is_told_all_the_same() -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise TypeError("no text")
+
+    def fail() -> None:
+        raise BrokenError
+
+    assert "BrokenError" in describe(raised(fail), rank(0))
+
+
+def test_a_source_line_of_any_length_fits() -> None:
+    code = "x = '" + "a" * 10_000 + "' + undefined_name"
+    linecache.cache["/made/up.py"] = (len(code), None, [code], "/made/up.py")
+
+    report = describe(raised(lambda: exec(compile(code, "/made/up.py", "exec"), {})), rank(0))
+
+    assert len(report) <= LIMIT
+    assert report.startswith("NameError: name 'undefined_name' is not defined")
+    assert "made/up.py:1 <module>: x = 'aaa" in report.splitlines()[-1]
+
+
+def test_frames_in_files_with_long_names_fit() -> None:
+    name = f"/{'d' * 250}/{'f' * 250}.py"
+    code = compile("def f(n):\n    1 / 0 if n == 0 else f(n - 1)\nf(3)", name, "exec")
+
+    report = describe(raised(lambda: exec(code, {})), rank(0))
+
+    assert len(report) <= LIMIT
+    assert report.splitlines()[-1].startswith("  ddd")
+    assert report.splitlines()[-1].endswith("py:2 f")
+
+
+@given(st.text(max_size=3000), st.integers(0, 40))
+def test_no_message_and_no_depth_breaks_the_limit_or_the_encoding(message: str, depth: int) -> None:
+    def recurse(left: int) -> None:
+        if left == 0:
+            raise ValueError(message)
+        recurse(left - 1)
+
+    report = describe(raised(lambda: recurse(depth)), rank(0))
+
+    assert len(report) <= LIMIT
+    assert report.encode("utf-8").decode() == report
+    assert report.startswith("ValueError")
+
+
+def test_lone_surrogates_are_written_as_escapes(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError("no file \udcff")
+
+    record(tmp_path, describe(raised(fail), rank(0)))
+
+    assert "no file \\udcff" in (tmp_path / "failure").read_text(encoding="utf-8")
+
+
+def test_the_file_is_whole_replaces_an_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    record(tmp_path / "output", "first")
+    record(tmp_path / "output", "second: ü")
+
+    assert (tmp_path / "output" / "failure").read_text(encoding="utf-8") == "second: ü"
+    assert [entry.name for entry in (tmp_path / "output").iterdir()] == ["failure"]
+
+    found = find(tmp_path / "output")
+    forget(tmp_path / "output", found)
+    forget(tmp_path / "output", found)
+    assert not list((tmp_path / "output").iterdir())
+
+
+def test_an_error_without_a_traceback_is_told_by_its_message() -> None:
+    assert describe(ValueError("never raised"), rank(0)) == "ValueError: never raised (rank 0 of 4 on algo-1)"
+
+
+def test_a_syntax_error_of_the_script_is_told(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    error = raised(lambda: compile((tmp_path / "broken.py").read_text(), "broken.py", "exec"))
+    assert "SyntaxError: invalid syntax" in describe(error, rank(0))
+
+
+if sys.version_info >= (3, 11):
+
+    def test_notes_are_part_of_the_message() -> None:
+        error = raised(train)
+        error.add_note("in file data.csv, line 7")
+        assert "in file data.csv, line 7" in describe(error, rank(0))
+
+
+def test_frames_without_source_are_named_by_file_and_line() -> None:
+    report = describe(raised(lambda: exec(compile("1 / 0", "/gone/script.py", "exec"), {})), rank(0))
+    assert report.splitlines()[-1] == "  gone/script.py:1 <module>"

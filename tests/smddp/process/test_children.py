@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from smddp.process import children as module
+from smddp.process.children import ChildProcesses, ProcessExit, exit_code
+
+STOPPABLE = """
+import signal, sys, time
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+open(sys.argv[1], "w").close()
+while not stop: time.sleep(0.005)
+time.sleep(float(sys.argv[2]))
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def exits(*codes: int) -> list[ProcessExit]:
+    return [ProcessExit(index=index, pid=index, code=code) for index, code in enumerate(codes)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ((), 0),
+        ((0, 0), 0),
+        ((75, 75), 75),
+        ((0, 75), 75),
+        ((0, 3, 1), 3),
+        ((75, 1), 1),
+        ((137, 143), 137),
+    ],
+)
+def test_one_exit_code_for_all(codes, code):
+    assert exit_code(exits(*codes)) == code
+
+
+@pytest.fixture
+def group():
+    group = ChildProcesses()
+    yield group
+    group.kill()
+
+
+def start(group, code, *arguments):
+    return group.start([sys.executable, "-c", code, *map(str, arguments)], environ=os.environ)
+
+
+def await_end(group):
+    deadline = time.monotonic() + 20
+    while not group.poll(0.5):
+        assert time.monotonic() < deadline
+
+
+def await_files(*paths):
+    deadline = time.monotonic() + 20
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_when_one_fails_the_others_are_ended_and_its_code_is_kept(group):
+    start(group, "import time; time.sleep(60)")
+    start(group, "raise SystemExit(3)")
+    await_end(group)
+    assert [(exited.index, exited.code) for exited in group.exits] == [(1, 3), (0, 143)]
+    assert exit_code(group.exits) == 3
+
+
+def test_a_forwarded_stop_lets_the_slow_one_finish_after_the_quick_one(group, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FAILURE_GRACE", 0.0)  # must not count here
+    start(group, STOPPABLE, tmp_path / "a", 0.0, 75)
+    start(group, STOPPABLE, tmp_path / "b", 0.8, 75)
+    await_files(tmp_path / "a", tmp_path / "b")
+    assert group.forward(signal.SIGTERM)
+    await_end(group)
+    assert [exited.code for exited in group.exits] == [75, 75]
+
+
+def test_one_that_ends_resumable_by_itself_gives_its_peers_the_long_grace(group, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FAILURE_GRACE", 0.0)
+    start(group, STOPPABLE, tmp_path / "a", 0.8, 75)
+    await_files(tmp_path / "a")
+    start(group, "raise SystemExit(75)")
+    await_end(group)
+    assert exit_code(group.exits) == 75
+
+
+def test_who_outlives_the_grace_is_killed(group, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "STOP_GRACE", 0.3)
+    start(group, STOPPABLE, tmp_path / "a", 60, 75)
+    await_files(tmp_path / "a")
+    group.forward(signal.SIGTERM)
+    began = time.monotonic()
+    await_end(group)
+    assert [exited.code for exited in group.exits] == [137]
+    assert time.monotonic() - began < 5
+
+
+def test_one_that_starts_after_the_stop_is_told_as_well(group):
+    assert not group.forward(signal.SIGTERM)
+    start(group, "import time; time.sleep(60)")
+    await_end(group)
+    assert [exited.code for exited in group.exits] == [143]
+
+
+def test_lines_of_unbuffered_processes_stay_whole(capfd):
+    group = ChildProcesses()
+    code = "import sys, time\nfor n in range(100):\n    for part in ('begin ', 'end\\n'):\n"
+    code += "        sys.stdout.write(part); time.sleep(0.0005)"
+    for _ in range(3):
+        command = [sys.executable, "-u", "-c", code]
+        group.start(command, environ=os.environ, lines=True)
+    await_end(group)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines == ["begin end"] * 300
+
+
+def test_a_progress_bar_shows_before_its_line_ends(capfd):
+    group = ChildProcesses()
+    code = "import sys, time; sys.stderr.write('50%'); sys.stderr.flush(); time.sleep(60)"
+    group.start([sys.executable, "-c", code], environ=os.environ, lines=True)
+    deadline = time.monotonic() + 20
+    seen = ""
+    while "50%" not in seen:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        seen += capfd.readouterr().err
+    group.kill()

@@ -1,0 +1,275 @@
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from smddp import Job
+from smddp.distributed import current_membership, leave
+from smddp.errors import CheckpointError
+from smddp.job import failure_report
+from smddp.process.preemption import Stopped, stop_signal
+from smddp.training import run_saves
+from smddp.training.run import run
+
+
+@dataclass
+class Config:
+    epochs: int = 3
+    lr: float = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    leave()
+
+
+@pytest.fixture
+def failure_file(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "output" / "failure"
+
+
+def code_of(main: Callable[..., None]) -> object:
+    with pytest.raises(SystemExit) as ended:
+        run(main)
+    return ended.value.code
+
+
+def test_main_gets_its_hyperparameters_and_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "7"])
+    given = []
+
+    def main(config: Config, job: Job) -> None:
+        given.append((config, job.model_dir, current_membership() is not None))
+
+    assert code_of(main) == 0
+    assert given == [(Config(epochs=7), tmp_path / "run" / "model", True)]
+    assert current_membership() is None
+
+
+def test_the_job_knows_all_hyperparameters_defaults_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "7"])
+    given = []
+
+    def main(job: Job, config: Config) -> None:
+        given.append(job.hyperparameters)
+
+    assert code_of(main) == 0
+    assert given == [{"epochs": 7, "lr": 0.1}]
+
+
+def test_main_may_want_less() -> None:
+    given: list[object] = []
+
+    def only_job(job) -> None:  # no annotation: the name says it
+        given.append(type(job))
+
+    def only_config(config: Config) -> None:
+        given.append(config)
+
+    assert code_of(only_job) == 0
+    assert code_of(only_config) == 0
+    assert code_of(lambda: given.append("nothing")) == 0
+    assert given == [Job, Config(), "nothing"]
+
+
+def test_a_parameter_that_cannot_be_given_is_an_error_that_names_it(failure_file: Path) -> None:
+    def main(model: int) -> None: ...
+
+    assert code_of(main) == 1
+    assert "TypeError: main() has a parameter 'model' of type <class 'int'>" in failure_file.read_text()
+
+
+def test_a_failure_is_told_in_the_file_and_ends_with_code_1(failure_file: Path) -> None:
+    def main(job: Job) -> None:
+        raise ValueError("label 12 is not in 0..9")
+
+    assert code_of(main) == 1
+    assert failure_file.read_text().startswith("ValueError: label 12 is not in 0..9 (rank 0 of 1 on ")
+
+
+@pytest.mark.parametrize("ending", [None, SystemExit(0), Stopped()])
+def test_the_next_attempt_that_does_not_fail_removes_the_old_failure(
+    ending: BaseException | None, failure_file: Path
+) -> None:
+    failure_file.parent.mkdir(parents=True)
+    failure_file.write_text("of yesterday")
+
+    def main() -> None:
+        if ending is not None:
+            raise ending
+
+    assert code_of(main) in (0, 75)
+    assert not failure_file.exists()
+
+
+def test_a_rank_that_succeeds_leaves_the_failure_of_another(failure_file: Path) -> None:
+    failure_file.parent.mkdir(parents=True)
+    failure_file.write_text("of yesterday")
+
+    def main(job: Job) -> None:
+        failure_report.record(job.output_dir, "of rank 1, just now")
+
+    assert code_of(main) == 0
+    assert failure_file.read_text() == "of rank 1, just now"
+
+
+def test_wrong_hyperparameters_are_told_in_the_file(monkeypatch: pytest.MonkeyPatch, failure_file: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epohcs", "7"])
+
+    def main(config: Config) -> None: ...
+
+    assert code_of(main) == 1
+    assert failure_file.read_text().startswith("smddp.errors.HyperparameterError")
+    assert "epochs" in failure_file.read_text()
+
+
+def test_a_contradictory_cluster_is_told_in_sagemakers_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ml" / "output").mkdir(parents=True)
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "ml"))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    assert code_of(lambda: None) == 1
+    assert (tmp_path / "ml" / "output" / "failure").read_text().startswith("smddp.errors.ClusterError")
+
+
+@pytest.mark.parametrize(
+    ("code", "ends_with", "fails"), [(0, 0, False), (None, 0, False), (3, 3, True), ("no data", 1, True)]
+)
+def test_sys_exit_keeps_its_code(code: object, ends_with: int, fails: bool, failure_file: Path) -> None:
+    def main() -> None:
+        sys.exit(code)  # type: ignore[arg-type]
+
+    assert code_of(main) == ends_with
+    assert failure_file.exists() is fails
+
+
+class Save:
+    """What a trainer began to save; it notes how it was ended."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.ended_with: list[type[BaseException] | None] = []
+        self._failure = failure
+
+    def begin(self) -> None:
+        assert run_saves._ends_with is not None
+        run_saves._ends_with.push(self._end)
+
+    def _end(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.ended_with.append(kind)
+        if self._failure is not None:
+            raise self._failure
+
+
+@pytest.mark.parametrize(("ending", "code"), [(None, 0), (SystemExit(0), 0), (Stopped(), 75)])
+def test_a_good_end_waits_for_what_is_being_saved(ending: BaseException | None, code: int) -> None:
+    save = Save()
+
+    def main() -> None:
+        save.begin()
+        if ending is not None:
+            raise ending
+
+    assert code_of(main) == code
+    assert save.ended_with == [None]
+
+
+def test_it_is_no_good_end_if_the_last_checkpoint_fails(failure_file: Path) -> None:
+    save = Save(CheckpointError("the disk is full"))
+    assert code_of(save.begin) == 1
+    assert save.ended_with == [None]
+    assert failure_file.read_text().startswith("smddp.errors.CheckpointError: the disk is full")
+
+
+def test_a_failure_ends_what_is_being_saved_and_is_the_one_reported(failure_file: Path) -> None:
+    save = Save()
+
+    def main() -> None:
+        save.begin()
+        raise ValueError("label 12")
+
+    assert code_of(main) == 1
+    assert save.ended_with == [ValueError]
+    assert failure_file.read_text().startswith("ValueError: label 12")
+
+
+def test_ctrl_c_is_no_failure(failure_file: Path) -> None:
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    assert code_of(main) == 130
+    assert not failure_file.exists()
+
+
+@pytest.mark.parametrize("ending", [SystemExit(0), Stopped(), ValueError()])
+def test_a_good_end_is_told_where_a_container_s_first_process_asks_for_it(
+    ending: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endings").mkdir()
+    monkeypatch.setenv("SMDDP_ENDINGS", str(tmp_path / "endings"))
+
+    def main() -> None:
+        raise ending
+
+    code = code_of(main)
+    words = [word.read_text() for word in (tmp_path / "endings").iterdir()]
+    assert words == ([] if code == 1 else [str(code)])
+
+
+def test_a_word_that_can_t_be_left_spoils_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SMDDP_ENDINGS", "/proc")  # a directory in which nobody can make a file
+    assert code_of(lambda: None) == 0
+    assert "how this rank ended could not be told" in caplog.text
+
+
+def test_a_stop_ends_with_75_and_a_late_sigterm_does_not_change_that(failure_file: Path) -> None:
+    def main() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop_signal.requested
+        raise Stopped
+
+    assert code_of(main) == 75
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    assert not failure_file.exists()
+
+
+def test_an_unwritable_output_directory_does_not_hide_the_failure(
+    failure_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def main() -> None:
+        shutil.rmtree(failure_file.parent)
+        failure_file.parent.write_text("a file where the directory was")
+        raise ValueError("label 12")
+
+    assert code_of(main) == 1
+    assert "label 12" in caplog.text
+    assert "could not be written" in caplog.text
+
+
+def test_on_sagemaker_hyperparameters_come_from_their_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    base = tmp_path / "ml"
+    (base / "input" / "config").mkdir(parents=True)
+    (base / "input" / "config" / "hyperparameters.json").write_text(json.dumps({"epochs": "9", "lr": "0.5"}))
+    monkeypatch.delenv("SMDDP_RUN_DIR")
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(base))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "1"])  # SageMaker's lossy command line
+    given = []
+
+    def main(config: Config) -> None:
+        given.append(config)
+
+    assert code_of(main) == 0
+    assert given == [Config(epochs=9, lr=0.5)]
