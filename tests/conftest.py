@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from estimators.local.executors import ProcessExecutor
+from tests.fork_python import ForkPython
 
 
 def _docker_answers() -> bool:
@@ -72,3 +73,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
     if absent := sorted(REQUIRED & set(missing)):
         raise pytest.UsageError("; ".join(f"{name} is required: {missing[name]}" for name in absent))
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkPython]:
+    """A Python whose processes begin with torch imported; for fixtures that start processes for several tests."""
+    python = ForkPython(tmp_path_factory.mktemp("fork-python"))
+    yield python
+    python.close()
+
+
+@pytest.fixture
+def fork_python(fork_server: ForkPython) -> Iterator[ForkPython]:
+    """``sys.executable`` is that Python during the test, for what it starts and for what that starts."""
+    with fork_server.in_use():
+        yield fork_server

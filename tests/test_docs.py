@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from estimators.local import LocalSageMaker
+from tests.fork_python import ForkPython
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,9 +41,9 @@ def blocks(page: Path) -> list[Block]:
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[dict[str, str]]:
-    with LocalSageMaker() as platform:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def environment(fork_server: ForkPython) -> Iterator[dict[str, str]]:
+    with fork_server.in_use(), LocalSageMaker() as platform:
+        path = f"{fork_server.programs}{os.pathsep}{os.environ['PATH']}"
         yield os.environ | platform.environment | {"PATH": path, "COLUMNS": "120"}
 
 
@@ -57,14 +58,15 @@ def environment() -> Iterator[dict[str, str]]:
         for page in PAGES
     ],
 )
-def test_every_block_runs(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_every_block_runs(page: Path, tmp_path: Path, environment: dict[str, str], fork_python: ForkPython) -> None:
     if (ROOT / ".venv").is_dir():
         # Else `make demo` would install from the directory below, and leave an installation that leads nowhere.
         fresh = subprocess.run(["make", "--question", ".venv/demo.stamp"], cwd=ROOT, capture_output=True, check=False)
         assert fresh.returncode == 0, ".venv is older than pyproject.toml: run `make .venv/dev.stamp` first"
     for entry in ROOT.iterdir():
-        if entry.name not in {"runs", ".git"}:
+        if entry.name not in {"runs", ".git", ".venv"}:
             (tmp_path / entry.name).symlink_to(entry)
+    (tmp_path / ".venv").symlink_to(fork_python.environment)
     for block in blocks(page):
         where = f"{page.name}:{block.line}"
         named = _FILE.match(block.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 
 from estimators import Estimator
 from estimators.local import LocalSageMaker
+from tests.fork_python import ForkPython
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @pytest.fixture(scope="session")
-def platform() -> Iterator[LocalSageMaker]:
-    with LocalSageMaker(grace_seconds=20) as sagemaker:
-        yield sagemaker
+def platform(fork_server: ForkPython) -> Iterator[LocalSageMaker]:
+    with ExitStack() as stack:
+        with fork_server.in_use():  # the platform's jobs too, by whatever test they are sent
+            platform = stack.enter_context(LocalSageMaker(grace_seconds=20))
+        yield platform
 
 
 @pytest.fixture
@@ -32,3 +36,8 @@ def estimator(platform: LocalSageMaker) -> Callable[..., Estimator]:
         )
 
     return build
+
+
+@pytest.fixture(autouse=True)
+def _fork_python(fork_python: ForkPython) -> None:
+    """All processes here begin with torch imported."""

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fork_python import ForkPython
+
 SCRIPT = Path(__file__).parents[2] / "entrypoints" / "image_classification.py"
 
 
@@ -52,3 +54,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         test_labels=bunch.target[test],
     )
     return channel
+
+
+@pytest.fixture(autouse=True)
+def _fork_python(fork_python: ForkPython) -> None:
+    """All processes here begin with torch imported."""

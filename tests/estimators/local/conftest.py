@@ -1,4 +1,5 @@
 import fcntl
+from contextlib import ExitStack
 
 import pytest
 
@@ -6,9 +7,11 @@ from estimators.local import LocalSageMaker
 
 
 @pytest.fixture(scope="module")
-def platform():
+def platform(fork_server):
     """A running platform, shared by the tests of a module."""
-    with LocalSageMaker(grace_seconds=10) as platform:
+    with ExitStack() as stack:
+        with fork_server.in_use():  # by it, and by the hosts of its jobs
+            platform = stack.enter_context(LocalSageMaker(grace_seconds=10))
         yield platform
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,6 +26,11 @@ from smddp.checkpoint.save.sharing import WHOLE_BELOW
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.distributed import is_communication_error
 from smddp.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tests.fork_python import ForkPython
+
+pytestmark = pytest.mark.usefixtures("fork_python")
 
 
 class Part:
@@ -201,9 +206,10 @@ def run_ranks(scenario: Callable[..., Any], world_size: int, directory: Path) ->
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def told(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkPython) -> tuple[Path, list[dict[str, Any]]]:
     directory = tmp_path_factory.mktemp("two-ranks")
-    return directory, run_ranks(journey, 2, directory)
+    with fork_server.in_use():
+        return directory, run_ranks(journey, 2, directory)
 
 
 def test_both_ranks_start_without_a_checkpoint(told: Any) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from smddp.cluster import Cluster
+from tests.fork_python import ForkPython
 
 
 class Ended(NamedTuple):
@@ -76,3 +77,8 @@ def run_ranks(port: int, tmp_path: Path) -> Callable[..., list[Ended]]:
         return [Ended(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _fork_python(fork_python: ForkPython) -> None:
+    """All processes here begin with torch imported."""

@@ -17,9 +17,7 @@ import pytest
 from smddp.checkpoint import list_checkpoints
 from tests.torture.s3_server import Server, s3_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-SMDDP = str(Path(sys.executable).with_name("smddp"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("fork_python")]
 
 HEAD = """
 import errno, os, sys, time
@@ -67,7 +65,17 @@ class Running:
         self.run_dir = directory / "run"
         self._log: list[str] = []
         self._process = subprocess.Popen(
-            [SMDDP, "run", "--processes-per-node", str(ranks), "--run-dir", str(self.run_dir), str(script)],
+            [
+                sys.executable,
+                "-m",
+                "smddp.cli",
+                "run",
+                "--processes-per-node",
+                str(ranks),
+                "--run-dir",
+                str(self.run_dir),
+                str(script),
+            ],
             env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
