@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_python import ForkPython
-
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -56,8 +54,3 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
-
-
-@pytest.fixture(autouse=True)
-def _fork_python(fork_python: ForkPython) -> None:
-    """All processes here begin with torch imported."""

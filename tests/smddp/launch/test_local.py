@@ -15,6 +15,7 @@ def run(start, path, options, *arguments):
     return start("-c", RUN.format(options), path, *arguments)
 
 
+@pytest.mark.usefixtures("fork_python")
 def test_two_nodes_on_this_machine_are_one_world_with_one_run_directory(start, script, tmp_path):
     path = script("e = os.environ; print(rank, e['WORLD_SIZE'], e['GROUP_RANK'], e['SMDDP_RUN_DIR'], sys.argv[1])")
     out, error = run(start, path, "nodes=2, processes_per_node=2", "--lr=1").communicate(timeout=60)
@@ -22,11 +23,13 @@ def test_two_nodes_on_this_machine_are_one_world_with_one_run_directory(start, s
     assert sorted(out.splitlines()) == [f"{rank} 4 {rank // 2} {where} --lr=1" for rank in range(4)], error
 
 
+@pytest.mark.usefixtures("fork_python")
 def test_when_one_node_fails_the_others_end_and_its_code_is_kept(start, script):
     path = script("if rank == 1: sys.exit(9)\nwait(); sys.exit(0)")
     assert run(start, path, "nodes=2").wait(timeout=60) == 9
 
 
+@pytest.mark.usefixtures("fork_python")
 def test_a_stop_reaches_every_rank_of_every_node(start, script):
     process = run(start, script("print('up'); wait(); sys.exit(75)"), "nodes=2, run_dir='here'")
     assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
@@ -45,6 +48,7 @@ def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("fork_python")
 def test_one_node_of_a_real_cluster_runs_its_own_ranks_only(start, script):
     from smddp.launch.torchrun import free_port
 

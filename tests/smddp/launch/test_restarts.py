@@ -13,6 +13,8 @@ import pytest
 from smddp.launch.torchrun import free_port
 from smddp.process.exit_codes import announce_stop
 
+pytestmark = pytest.mark.usefixtures("fork_python")
+
 ROUND = "round = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
 
 

@@ -10,6 +10,8 @@ import pytest
 from smddp.errors import DistributedError
 from smddp.launch.torchrun import Node, free_port
 
+pytestmark = pytest.mark.usefixtures("fork_python")
+
 TORCHRUN = ("-m", "smddp.launch.torchrun")
 
 
