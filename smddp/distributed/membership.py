@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from smddp.cluster import Cluster
 from smddp.distributed.backend import choose_backend
 from smddp.distributed.device import CPU, rank_device
+from smddp.distributed.gloo_drain import drain_gloo
 from smddp.distributed.store import await_all, connect
 from smddp.errors import DistributedError
 
@@ -96,8 +97,8 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
 def leave(*, together: bool = False) -> None:
     """Leaves the process group; does nothing for a process that has not joined.
 
-    Let go of what holds the group first, such as DistributedDataParallel: threads of PyTorch's that are still there
-    when Python ends can abort the process. ``smddp.run`` does so by itself.
+    What still holds the group, such as DistributedDataParallel, may stay, and can't be trained with any more. A
+    collective that was begun and never waited for is given ten seconds.
 
     Whoever serves the store waits for the other ranks to leave before it, for half a minute at most.
 
@@ -109,6 +110,7 @@ def leave(*, together: bool = False) -> None:
     membership, _current = _current, None
     if membership is None or membership.store is None:
         return
+    drain_gloo()
     dist.destroy_process_group()
     _say_farewell(membership.cluster, membership.store, together=together)
 
