@@ -1,4 +1,4 @@
-"""The loss over the lives of one job, as a picture."""
+"""The loss over the attempts of one job, as a picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS = ("#1f6feb", "#d9480f", "#2b8a3e", "#862e9c")
 class Point:
     """One logged step."""
 
-    life: int
+    attempt: int
     """1 before the first interruption, 2 after it, and so on."""
     step: int
     seconds: float
@@ -23,7 +23,7 @@ class Point:
 
 
 def save_loss_curve(points: Sequence[Point], path: Path) -> None:
-    """Draw loss against time, a colour a life, the time between two lives shaded, and save it as a PNG.
+    """Draw loss against time, a colour an attempt, the time between two attempts shaded, and save it as a PNG.
 
     Args:
         points: In the order in which they were logged; at least one.
@@ -32,14 +32,14 @@ def save_loss_curve(points: Sequence[Point], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lives = [[p for p in points if p.life == life] for life in sorted({p.life for p in points})]
+    attempts = [[p for p in points if p.attempt == attempt] for attempt in sorted({p.attempt for p in points})]
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for life, colour in zip(lives, _COLOURS, strict=False):
-        label = f"life {life[0].life}: steps {life[0].step} to {life[-1].step}"
-        axes.plot([p.seconds for p in life], [p.loss for p in life], color=colour, linewidth=1.4, label=label)
-    for before, after in pairwise(lives):
+    for attempt, colour in zip(attempts, _COLOURS, strict=False):
+        label = f"attempt {attempt[0].attempt}: steps {attempt[0].step} to {attempt[-1].step}"
+        axes.plot([p.seconds for p in attempt], [p.loss for p in attempt], color=colour, linewidth=1.4, label=label)
+    for before, after in pairwise(attempts):
         start, end = before[-1].seconds, after[0].seconds
         axes.axvspan(start, end, color="#adb5bd", alpha=0.35, linewidth=0)
         axes.annotate(

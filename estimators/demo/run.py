@@ -39,7 +39,7 @@ class DemoState:
     submitted: float = field(default_factory=time.time)
     points: list[Point] = field(default_factory=list)
     accuracy: float = 0.0
-    life: int = 1
+    attempt: int = 1
 
     def read(self, line: LogLine) -> bool:
         """Take in one line of the log; True if it held a new point of the curve."""
@@ -51,15 +51,15 @@ class DemoState:
         if "loss" not in values:
             return False
         seconds = line.timestamp / 1000 - self.submitted
-        self.points.append(Point(life=self.life, step=int(found["step"]), seconds=seconds, loss=values["loss"]))
+        self.points.append(Point(attempt=self.attempt, step=int(found["step"]), seconds=seconds, loss=values["loss"]))
         return True
 
     def lost(self) -> tuple[float, int]:
-        """Seconds from the last step seen of life 1 to the first new one of life 2, and steps that were done twice."""
-        last = [point for point in self.points if point.life == 1][-1]
-        second_life = [point for point in self.points if point.life == 2]
-        first_new = next(point for point in second_life if point.step > last.step)
-        return first_new.seconds - last.seconds, max(0, last.step + 1 - second_life[0].step)
+        """Seconds from the last step seen of attempt 1 to the first new one of attempt 2, and steps done twice."""
+        last = [point for point in self.points if point.attempt == 1][-1]
+        second_attempt = [point for point in self.points if point.attempt == 2]
+        first_new = next(point for point in second_attempt if point.step > last.step)
+        return first_new.seconds - last.seconds, max(0, last.step + 1 - second_attempt[0].step)
 
 
 def tell(output: Path, *, epochs: int) -> None:
@@ -159,14 +159,13 @@ def _follow(
         for line in job.lines():
             if event := _EVENT.search(line.message):
                 _say(console, began, event[0])
-                state.life = 2 if event[0].startswith("resumed") else state.life
+                state.attempt = 2 if event[0].startswith("resumed") else state.attempt
             if not state.read(line):
                 continue
             point = state.points[-1]
-            going = interrupted and point.life == 1
-            doing = (
-                "interrupted: a checkpoint, then new hosts" if going else f"life {point.life}, loss {point.loss:.4f}"
-            )
+            going = interrupted and point.attempt == 1
+            seen = f"attempt {point.attempt}, loss {point.loss:.4f}"
+            doing = "interrupted: a checkpoint, then new hosts" if going else seen
             progress.update(bar, completed=point.step, description=doing)
             if not interrupted and point.step >= interrupt_at:
                 interrupted = True

@@ -68,19 +68,19 @@ class Cluster:
             >>> Cluster.detect({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).rank
             1
         """
-        readings = read(os.environ if environ is None else environ)
+        values = read(os.environ if environ is None else environ)
         return cls(
-            rank=readings.rank.value,
-            local_rank=readings.local_rank.value,
-            world_size=readings.world_size.value,
-            local_world_size=readings.local_world_size.value,
-            node_rank=readings.node_rank.value,
-            node_count=readings.node_count.value,
-            hosts=readings.hosts.value,
-            master_addr=readings.master_addr.value,
-            master_port=readings.master_port.value,
-            launcher=readings.launcher.value,
-            sources={reading.name: getattr(readings, reading.name).source for reading in fields(readings)},
+            rank=values.rank.value,
+            local_rank=values.local_rank.value,
+            world_size=values.world_size.value,
+            local_world_size=values.local_world_size.value,
+            node_rank=values.node_rank.value,
+            node_count=values.node_count.value,
+            hosts=values.hosts.value,
+            master_addr=values.master_addr.value,
+            master_port=values.master_port.value,
+            launcher=values.launcher.value,
+            sources={field.name: getattr(values, field.name).source for field in fields(values)},
         )
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from smddp.cluster import mpi, openpai, sagemaker, single, slurm, torchrun
-from smddp.cluster.env_values import Readings
+from smddp.cluster.env_values import EnvValues
 from smddp.cluster.environment import Environment
 from smddp.errors import ClusterError
 
@@ -21,14 +21,14 @@ class Launcher(Protocol):
     def started(self, environment: Environment) -> bool:
         """Whether this launcher started the process, as far as its variables tell."""
 
-    def read(self, environment: Environment) -> Readings:
+    def read(self, environment: Environment) -> EnvValues:
         """What its variables say."""
 
 
 LAUNCHERS: tuple[Launcher, ...] = (torchrun, mpi, slurm, openpai, sagemaker, single)
 
 
-def read(variables: Mapping[str, str]) -> Readings:
+def read(variables: Mapping[str, str]) -> EnvValues:
     """What the launcher of this process says.
 
     Raises:
@@ -36,12 +36,12 @@ def read(variables: Mapping[str, str]) -> Readings:
     """
     environment = Environment(variables)
     launcher = next(launcher for launcher in LAUNCHERS if launcher.started(environment))
-    readings = launcher.read(environment)
+    values = launcher.read(environment)
     if "WORLD_SIZE" in environment:  # often exported for scripts that read it themselves
         world_size = environment.integer("WORLD_SIZE", beside="WORLD_SIZE", minimum=1)
-        if world_size.value != readings.world_size.value:
+        if world_size.value != values.world_size.value:
             raise ClusterError(
-                f"{world_size.source}, but {readings.launcher.value} started {readings.world_size.value} processes "
-                f"({readings.world_size.source}): unset WORLD_SIZE, or start as many."
+                f"{world_size.source}, but {values.launcher.value} started {values.world_size.value} processes "
+                f"({values.world_size.source}): unset WORLD_SIZE, or start as many."
             )
-    return readings
+    return values

@@ -21,7 +21,7 @@ class EnvValue(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Readings:
+class EnvValues:
     """The fields of a Cluster, as one launcher gives them."""
 
     launcher: EnvValue[str]

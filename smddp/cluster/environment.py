@@ -66,11 +66,11 @@ class Environment:
 
     def integer(self, *names: str, beside: str, minimum: int = 0) -> EnvValue[int]:
         """Like :meth:`text`, for a whole number of at least ``minimum``."""
-        reading = self.text(*names, beside=beside)
-        digits = reading.value.strip()
+        value = self.text(*names, beside=beside)
+        digits = value.value.strip()
         if not (digits.isascii() and digits.isdecimal() and int(digits) >= minimum):
-            raise ClusterError(f"{reading.source}: expected a whole number of at least {minimum}.")
-        return EnvValue(int(digits), reading.source)
+            raise ClusterError(f"{value.source}: expected a whole number of at least {minimum}.")
+        return EnvValue(int(digits), value.source)
 
     def json(self, name: str, *, expected: str) -> EnvValue[Any]:
         """A variable that holds JSON; ``expected`` says what, for the error's text."""

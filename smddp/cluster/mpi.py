@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smddp.cluster import sagemaker, slurm
-from smddp.cluster.env_values import EnvValue, Readings, unnamed_hosts
+from smddp.cluster.env_values import EnvValue, EnvValues, unnamed_hosts
 from smddp.cluster.environment import Environment
 from smddp.cluster.single import DEFAULT_PORT
 from smddp.errors import ClusterError
@@ -50,7 +50,7 @@ def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int
     )
 
 
-def read(environment: Environment) -> Readings:
+def read(environment: Environment) -> EnvValues:
     """The ranks as MPI numbers them; in a SageMaker job, hosts by their names there."""
     dialect = _dialect(environment)
     evidence = _evidence(environment, dialect)
@@ -79,7 +79,7 @@ def read(environment: Environment) -> Readings:
     else:
         hosts = unnamed_hosts(node_count.value, "MPI")
         master_addr, master_port = _master_addr(environment, node_count), _master_port(environment)
-    return Readings(
+    return EnvValues(
         launcher=EnvValue("mpi", environment.show(evidence)),
         rank=rank,
         local_rank=local_rank,

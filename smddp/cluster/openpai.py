@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-from smddp.cluster.env_values import EnvValue, Readings
+from smddp.cluster.env_values import EnvValue, EnvValues
 from smddp.cluster.environment import Environment
 from smddp.errors import ClusterError
 
@@ -32,7 +32,7 @@ def started(environment: Environment) -> bool:
     return environment.first(*_INDICES) is not None
 
 
-def read(environment: Environment) -> Readings:
+def read(environment: Environment) -> EnvValues:
     """One process an instance of the task role, numbered as the instances are."""
     evidence = environment.first(*_INDICES)
     assert evidence is not None, "read() follows started()"
@@ -41,7 +41,7 @@ def read(environment: Environment) -> Readings:
     count = _count(environment, role, evidence)
     addresses = [environment.text(f"PAI_HOST_IP_{role}_{i}", beside=evidence) for i in range(count.value)]
     why = "default: OpenPAI started one process an instance"
-    return Readings(
+    return EnvValues(
         launcher=EnvValue("openpai", environment.show(evidence)),
         rank=index,
         local_rank=EnvValue(0, why),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smddp.cluster.env_values import EnvValue, Readings
+from smddp.cluster.env_values import EnvValue, EnvValues
 from smddp.cluster.environment import Environment
 from smddp.errors import ClusterError
 
@@ -24,13 +24,13 @@ def started(environment: Environment) -> bool:
     return environment.first("SM_HOSTS", "SM_CURRENT_HOST", "SM_RESOURCE_CONFIG") is not None
 
 
-def read(environment: Environment) -> Readings:
+def read(environment: Environment) -> EnvValues:
     """One process a host, numbered as the hosts are."""
     names, current = hosts(environment), current_host(environment)
     index = EnvValue(_index(environment, names, current), f"{current.source} in {names.source}")
     count = EnvValue(len(names.value), names.source)
     why = "default: SageMaker started one process a host"
-    return Readings(
+    return EnvValues(
         launcher=EnvValue("sagemaker", names.source),
         rank=index,
         local_rank=EnvValue(0, why),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smddp.cluster.env_values import EnvValue, Readings, unnamed_hosts
+from smddp.cluster.env_values import EnvValue, EnvValues, unnamed_hosts
 from smddp.cluster.environment import Environment
 
 DEFAULT_PORT = 29500
@@ -15,14 +15,14 @@ def started(environment: Environment) -> bool:
     return True
 
 
-def read(environment: Environment) -> Readings:
+def read(environment: Environment) -> EnvValues:
     """Rank 0 of 1."""
     if "SLURM_JOB_ID" in environment:
         why = f"default: {environment.show('SLURM_JOB_ID')}, but srun did not start this process, so one process"
     else:
         why = "default: no launcher set any variable, so one process"
     zero, one = EnvValue(0, why), EnvValue(1, why)
-    return Readings(
+    return EnvValues(
         launcher=EnvValue("single", why),
         rank=zero,
         local_rank=zero,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from smddp.cluster.env_values import EnvValue, Readings
+from smddp.cluster.env_values import EnvValue, EnvValues
 from smddp.cluster.environment import Environment
 from smddp.errors import ClusterError
 
@@ -36,14 +36,14 @@ def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int
     )
 
 
-def read(environment: Environment) -> Readings:
+def read(environment: Environment) -> EnvValues:
     """The tasks as Slurm numbers them."""
     rank, world_size = rank_and_size(environment)
     node_rank = environment.integer("SLURM_NODEID", beside="SLURM_PROCID")
     node_count = environment.integer("SLURM_STEP_NUM_NODES", "SLURM_NNODES", beside="SLURM_PROCID", minimum=1)
     listed = environment.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", beside="SLURM_PROCID")
     hosts = EnvValue(expand_nodes(listed), listed.source)
-    return Readings(
+    return EnvValues(
         launcher=EnvValue("slurm", environment.show("SLURM_STEP_ID")),
         rank=rank,
         local_rank=environment.integer("SLURM_LOCALID", beside="SLURM_PROCID"),

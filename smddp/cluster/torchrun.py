@@ -7,7 +7,7 @@ WORLD_SIZE, and taking those for processes would train on one process a node wit
 from __future__ import annotations
 
 from smddp.cluster import mpi, sagemaker, slurm
-from smddp.cluster.env_values import EnvValue, Readings, unnamed_hosts
+from smddp.cluster.env_values import EnvValue, EnvValues, unnamed_hosts
 from smddp.cluster.environment import Environment
 from smddp.errors import ClusterError
 
@@ -20,7 +20,7 @@ def started(environment: Environment) -> bool:
     return sized and not mpi.started(environment) and not slurm.started(environment)
 
 
-def read(environment: Environment) -> Readings:
+def read(environment: Environment) -> EnvValues:
     """The ranks as torchrun numbers them; in a SageMaker job, hosts by their names there."""
     evidence = environment.first("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert evidence is not None, "read() follows started()"
@@ -36,7 +36,7 @@ def read(environment: Environment) -> Readings:
     local_world_size = environment.integer("LOCAL_WORLD_SIZE", beside=evidence, minimum=1)
     _refuse_disagreement(environment, rank, world_size)
     node_rank, node_count = _nodes(environment, rank, world_size, local_world_size)
-    return Readings(
+    return EnvValues(
         launcher=EnvValue("torchrun", environment.show(environment.first("TORCHELASTIC_RUN_ID") or "RANK")),
         rank=rank,
         local_rank=local_rank,

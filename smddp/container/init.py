@@ -45,14 +45,14 @@ class Init:
 
     Args:
         command: The program and its arguments.
-        endings: The directory for the ranks' words; None if there is none to be had.
+        exit_codes: The directory for the ranks' words; None if there is none to be had.
 
     Raises:
         OSError: The program can't be started.
     """
 
-    def __init__(self, command: Sequence[str], endings: str | None) -> None:
-        self._endings = endings
+    def __init__(self, command: Sequence[str], exit_codes: str | None) -> None:
+        self._exit_codes = exit_codes
         self._stop: signal.Signals | None = None
         self._stopped_at = 0.0
         self._told = set[int]()
@@ -66,7 +66,7 @@ class Init:
         # From here on signals wait until they are asked for: none is lost while the program starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, *PASSED_ON, signal.SIGCHLD])
         adopt_orphans()
-        environ = {**os.environ, EXIT_CODES_VARIABLE: endings} if endings is not None else os.environ
+        environ = {**os.environ, EXIT_CODES_VARIABLE: exit_codes} if exit_codes is not None else os.environ
         self._program = os.posix_spawnp(command[0], list(command), environ, setsigmask=[], setsigdef=DEFAULT_SIGNALS)
 
     def run(self) -> int:
@@ -91,10 +91,10 @@ class Init:
         Every rank has to say so. Where a shell runs one step after another, steps may say nothing or that they are
         done. What happened without a stop that was heard here is the program's to tell.
         """
-        words = read_exit_codes(self._endings) if self._endings is not None else {}
+        codes = read_exit_codes(self._exit_codes) if self._exit_codes is not None else {}
         if self._told_ranks:
-            return all(words.get(rank) == RESUMABLE for rank in self._told_ranks)
-        said = {words[process] for process in self._told if process in words}
+            return all(codes.get(rank) == RESUMABLE for rank in self._told_ranks)
+        said = {codes[process] for process in self._told if process in codes}
         return RESUMABLE in said and said <= {0, RESUMABLE}
 
     def _hear(self) -> None:
@@ -110,8 +110,8 @@ class Init:
             return
         if self._stop is None:
             self._stopped_at = time.monotonic()
-            if self._endings is not None:
-                announce_stop(self._endings)
+            if self._exit_codes is not None:
+                announce_stop(self._exit_codes)
         self._stop = signum
         self._send(signum, self._told & Descendants(os.getpid()).parents.keys())
 
@@ -178,19 +178,19 @@ def main(command: Sequence[str]) -> int:
         return 2
     if "SAGEMAKER_TRAINING_MODULE" in os.environ and os.environ.get("SMDDP_MAX_RESTARTS") not in (None, "", "0"):
         _say("SMDDP_MAX_RESTARTS does nothing with AWS's toolkit, only with smddp's own train.")
-    endings = make_directory(os.environ)
-    if endings is None:
+    exit_codes = make_directory(os.environ)
+    if exit_codes is None:
         _say("no directory can be made in TMPDIR, /tmp or /dev/shm: a stop will have the program's own exit code.")
     try:
-        return _run(command, endings)
+        return _run(command, exit_codes)
     finally:
-        if endings is not None:
-            shutil.rmtree(endings, ignore_errors=True)
+        if exit_codes is not None:
+            shutil.rmtree(exit_codes, ignore_errors=True)
 
 
-def _run(command: Sequence[str], endings: str | None) -> int:
+def _run(command: Sequence[str], exit_codes: str | None) -> int:
     try:
-        init = Init(command, endings)
+        init = Init(command, exit_codes)
     except FileNotFoundError as error:
         _say(f"there is no program {command[0]}: {error}")
         return 127

@@ -1,10 +1,11 @@
-"""How ranks ended, in their own words: AWS's toolkit and launchers turn any exit code of theirs but 0 into 1.
+"""Pass exit codes of ranks around their launchers: AWS's toolkit and launchers turn any code but 0 into 1.
 
-``smddp.container.init`` names a directory in the environment of what it starts; a rank that ends well through
-``smddp.run``, with 0 or 75, leaves its exit code there, under its process's number. Whoever leaves no word did not end
-well. The other way round, a launcher below that must not be told of a stop itself reads there that one came.
+``smddp.container.init`` names a directory in the environment of the program that it starts. A rank that ends through
+``smddp.run`` with 0 or 75 writes its exit code there, to a file named after its process ID. A rank without a file did
+not end well. In the other direction, a launcher that must not get a stop's signal reads in this directory that a stop
+came.
 
-The directory is the job's to spoil, as any: one that is gone, or a word that makes no sense, says nothing.
+The job may write there what it likes: a directory that is gone, or a file that holds no number, means nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _STOP = "stop"
 
 
 def make_directory(environ: Mapping[str, str]) -> str | None:
-    """A new directory for words, in TMPDIR, or wherever else one can be made; None if nowhere."""
+    """Make a new directory, in TMPDIR or wherever one can be made; return None if nowhere."""
     for place in (environ.get("TMPDIR"), *_PLACES):
         if place:
-            directory = f"{place}/smddp-endings-{os.urandom(8).hex()}"
+            directory = f"{place}/smddp-exit-codes-{os.urandom(8).hex()}"
             with suppress(OSError):
                 os.mkdir(directory, mode=0o700)  # noqa: PTH102, this must start fast: no pathlib
                 return directory
@@ -32,10 +33,10 @@ def make_directory(environ: Mapping[str, str]) -> str | None:
 
 
 def write_exit_code(code: int, environ: Mapping[str, str]) -> None:
-    """Tell that this process is about to end with this exit code.
+    """Write the exit code with which this process is about to end.
 
     Raises:
-        OSError: It can't be told: the disk is full, or the directory another user's.
+        OSError: It can't be written: the disk is full, or the directory belongs to another user.
     """
     directory = environ.get(EXIT_CODES_VARIABLE)
     if directory and os.path.isdir(directory):  # noqa: PTH112
@@ -44,13 +45,13 @@ def write_exit_code(code: int, environ: Mapping[str, str]) -> None:
 
 
 def read_exit_codes(directory: str) -> dict[int, int]:
-    """The exit codes that processes left, by their numbers."""
-    words = {}
+    """Return the exit codes that processes wrote, by process ID."""
+    codes = {}
     with suppress(OSError):
         for process in filter(str.isdecimal, os.listdir(directory)):  # noqa: PTH208
             with suppress(OSError, ValueError), open(f"{directory}/{process}", encoding="ascii") as file:  # noqa: PTH123
-                words[int(process)] = int(file.read())
-    return words
+                codes[int(process)] = int(file.read())
+    return codes
 
 
 def announce_stop(directory: str) -> None:

@@ -38,7 +38,7 @@ Signature = tuple[int, int, int]
 
 
 class CheckpointSync:
-    """The checkpoints of one life of a job.
+    """The checkpoints of one attempt of a job.
 
     Args:
         s3: A client.

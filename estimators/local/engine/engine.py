@@ -70,7 +70,7 @@ class Engine:
         )
         self._lock = threading.Lock()
         self._jobs: dict[str, JobRecord] = {}
-        self._lives: dict[str, JobRunner] = {}
+        self._runners: dict[str, JobRunner] = {}
         self._closed = False
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateTrainingJob": self._create,
@@ -128,18 +128,18 @@ class Engine:
         """End all jobs at once, saving nothing, and remove their directories."""
         with self._lock:
             self._closed = True
-            jobs, lives = list(self._jobs.values()), list(self._lives.values())
+            jobs, runners = list(self._jobs.values()), list(self._runners.values())
         for job in jobs:
             job.close()
-        for life in lives:
-            life.join(CLOSE_SECONDS)
+        for runner in runners:
+            runner.join(CLOSE_SECONDS)
         for job in jobs:
             remove_tree(self._platform.directory / job.name)
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
         parsed = TrainingRequest.parse(request)
         job = JobRecord(parsed, self._arn(parsed.name))
-        life = JobRunner(job, self._find_image(parsed), self._platform)
+        runner = JobRunner(job, self._find_image(parsed), self._platform)
         with self._lock:
             if self._closed:
                 raise ApiError("ServiceUnavailable", "The platform is being closed.", 503)
@@ -149,8 +149,8 @@ class Engine:
                     "Training job names must be unique within an AWS account and region; there is one named "
                     f"{parsed.name} already.",
                 )
-            self._jobs[parsed.name], self._lives[parsed.name] = job, life
-            life.start()
+            self._jobs[parsed.name], self._runners[parsed.name] = job, runner
+            runner.start()
         return {"TrainingJobArn": job.arn}
 
     def _find_image(self, request: TrainingRequest) -> str:
@@ -182,10 +182,10 @@ class Engine:
         job = self._job(name)
         if not job.ended:
             raise ApiError("ResourceInUse", f"{name} has not ended; stop it before it is deleted.")
-        self._lives[name].join()
+        self._runners[name].join()
         with self._lock:
             self._jobs.pop(name, None)
-            self._lives.pop(name, None)
+            self._runners.pop(name, None)
         return {}
 
     def _add_tags(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -13,16 +13,16 @@ IN_VAIN = f"These are {MOST_LOSSES} losses in a row without a new checkpoint: th
 
 
 class HostLossLimit:
-    """Counts the lives of one job that ended by a loss."""
+    """Counts the attempts of one job that ended by a loss."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     def too_many(self, ending: Ending, *, progressed: bool) -> bool:
-        """Count the end of a life; whether the job is to fail now.
+        """Count the end of an attempt; whether the job is to fail now.
 
         Args:
-            ending: How the life ended.
+            ending: How the attempt ended.
             progressed: Whether it has brought a checkpoint to S3.
         """
         self._in_a_row = self._in_a_row + 1 if ending is Ending.LOST and not progressed else 0

@@ -1,4 +1,4 @@
-"""The input of one life of a job, each channel in its mode: copied before the program runs, or sent while it does."""
+"""The input of a job's attempt, each channel in its mode: copied before the program runs, or sent while it does."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from estimators.local.engine.states import JobProgress
 
 
 class Ending(enum.Enum):
-    """Why a life of a job ends."""
+    """Why an attempt of a job ends."""
 
     DONE = enum.auto()
     """Every host ended with 0."""
@@ -193,7 +193,7 @@ class JobRecord:
                 self._decide(Ending.FAILED)
 
     def await_ending(self) -> Ending:
-        """Wait until it is decided how this life ends."""
+        """Wait until it is decided how this attempt ends."""
         with self._changed:
             while self._ending is None:
                 self._heed_limits()
@@ -208,7 +208,7 @@ class JobRecord:
             return len(self._exits) == self._hosts
 
     def end_training(self) -> tuple[Ending, dict[str, Exit]]:
-        """Stop counting the time; how this life ends in the end, and the hosts in the order they did."""
+        """Stop counting the time; how this attempt ends in the end, and the hosts in the order they did."""
         with self._changed:
             assert self._training_since is not None
             trained = time.monotonic() - self._training_since

@@ -68,7 +68,7 @@ class JobRunner:
     def _run(self) -> None:
         try:
             try:
-                while not self._live():
+                while not self._attempt():
                     self._job.begin_again()
             except StoppedError:
                 self._job.finish()
@@ -81,8 +81,8 @@ class JobRunner:
             if not self._job.ended:
                 self._job.finish(failure_reason=within_limit(f"InternalServerError: {type(error).__name__}: {error}"))
 
-    def _live(self) -> bool:
-        """One life, from new hosts to their end; whether the job is finished, and no other life follows."""
+    def _attempt(self) -> bool:
+        """Run one attempt, from new hosts to their end. Return whether the job is finished."""
         remove_tree(self._directory)
         hosts = name_hosts(self._request.groups)
         roots = {host.name: self._directory / host.name for host in hosts}

@@ -138,7 +138,7 @@ class Pipes:
         raise _ClosedError from error
 
     def _require_open(self) -> None:
-        """Once closed, the directory and the job are those of a life in which this thread has no part."""
+        """Once closed, the directory and the job are those of an attempt in which this thread has no part."""
         if self._closing.is_set():
             raise _ClosedError
 

@@ -78,7 +78,7 @@ class TrainingRequest:
     spot: bool
     network_isolation: bool
     max_runtime: int
-    """Seconds of training, over all lives."""
+    """Seconds of training, over all attempts."""
     max_wait: int | None
     """Seconds since the job's creation; None without spot."""
     entrypoint: tuple[str, ...]

@@ -63,7 +63,7 @@ class JobProgress:
     training_start: datetime | None = None
     training_end: datetime | None = None
     training_seconds: float = 0.0
-    """Summed over all lives of the job."""
+    """Summed over all attempts of the job."""
     failure_reason: str | None = None
     model_artifacts: str | None = None
 

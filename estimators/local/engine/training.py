@@ -1,4 +1,4 @@
-"""The hosts of one life of a job while they run: started together, followed, and ended together."""
+"""The hosts of one attempt of a job while they run: started together, followed, and ended together."""
 
 from __future__ import annotations
 

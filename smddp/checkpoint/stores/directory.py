@@ -120,16 +120,16 @@ class DirectoryStore:
                 self._files.sync_directory(path)
             with self._files.lock(self._step(step)):
                 try:
-                    standing = self.read_manifest(step)
+                    existing = self.read_manifest(step)
                 except StoreError:
                     raise
                 except CheckpointError as error:
                     raise CheckpointError(f"cannot write {final}: {error}") from error
-                if standing not in (replacing, manifest):
+                if existing not in (replacing, manifest):
                     raise self._already_committed(step)
-                if standing is None:
+                if existing is None:
                     self._put(partial, final, step, manifest)
-                elif standing != manifest:
+                elif existing != manifest:
                     self._files.replace(partial, final)
             self._files.sync_directory(self._step(step))
         # It is durable; its other name, if it has one, does not count.
@@ -176,8 +176,8 @@ class DirectoryStore:
         """Remove the files of an attempt, unless the manifest names it."""
         assert directory == "" or is_attempt_name(directory), directory
         path = self._step(step)
-        standing = existing_manifest(self, step)
-        if standing is not None and mentions(standing, directory):
+        existing = existing_manifest(self, step)
+        if existing is not None and mentions(existing, directory):
             logger.warning("left the files of %s in place: they are the checkpoint", path / directory)
             return
         with telling("remove", path / directory):

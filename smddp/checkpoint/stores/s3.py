@@ -133,8 +133,8 @@ class S3Store:
     def discard(self, step: int, directory: str) -> None:
         """Remove the files of an attempt, unless the manifest names it, and the parts of its unfinished uploads."""
         assert directory == "" or is_attempt_name(directory), directory
-        standing = existing_manifest(self, step)
-        if standing is not None and mentions(standing, directory):
+        existing = existing_manifest(self, step)
+        if existing is not None and mentions(existing, directory):
             logger.warning("left the files of %s/%s in place: they are the checkpoint", self.path(step), directory)
             return
         self._remove_keys(step, [key for key, attempt in self._keys(step) if attempt == directory], [directory])

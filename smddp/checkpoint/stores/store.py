@@ -186,7 +186,7 @@ def removed_beside(store: Store, step: int, names: Collection[str]) -> list[str]
         names: the files there.
     """
     is_format_1 = STATE_NAME in names and (
-        (standing := existing_manifest(store, step)) is None or mentions(standing, "")
+        (existing := existing_manifest(store, step)) is None or mentions(existing, "")
     )
     ours = [
         name

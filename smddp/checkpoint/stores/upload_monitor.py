@@ -85,7 +85,7 @@ class UploadMonitor:
         with self._lock:
             self._expected[step] = self._newest = expected
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="smddp-arrival", daemon=True)
+                self._thread = threading.Thread(target=self._watch, name="smddp-upload-monitor", daemon=True)
                 self._thread.start()
 
     def settle(self, timeout: float) -> bool:

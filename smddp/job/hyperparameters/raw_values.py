@@ -84,15 +84,15 @@ def _first_that_fits(annotation: Any, candidates: Sequence[Any], name: str) -> A
 
 def _interpretations(text: str) -> list[Any]:
     """What a text may mean: JSON, the text itself, or what Python writes so (``True``, ``.5``, ``nan``)."""
-    readings: list[Any] = []
+    interpretations: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
-        readings += _unwrapped(json.loads(text))
-    readings.append(text)
+        interpretations += _unwrapped(json.loads(text))
+    interpretations.append(text)
     if text in _PYTHON_WORDS:
-        readings.append(_PYTHON_WORDS[text])
+        interpretations.append(_PYTHON_WORDS[text])
     with contextlib.suppress(ValueError):
-        readings.append(float(text))
-    return readings
+        interpretations.append(float(text))
+    return interpretations
 
 
 def _unwrapped(value: Any) -> list[Any]:

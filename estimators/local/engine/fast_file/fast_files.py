@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FastFiles:
-    """All mounts of one life of a job.
+    """All mounts of one attempt of a job.
 
     Args:
         s3: A client.

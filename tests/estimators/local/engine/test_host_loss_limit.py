@@ -8,7 +8,7 @@ from estimators.local.engine.job import Ending
 
 def test_losses_in_a_row_with_nothing_new_are_too_many_and_anything_else_begins_the_row_anew() -> None:
     loss_limit = HostLossLimit()
-    lives = [
+    attempts = [
         (Ending.LOST, False, False),
         (Ending.LOST, False, False),
         (Ending.LOST, True, False),
@@ -19,5 +19,5 @@ def test_losses_in_a_row_with_nothing_new_are_too_many_and_anything_else_begins_
         (Ending.LOST, False, False),
         (Ending.LOST, False, True),
     ]
-    for ending, progressed, too_many in lives:
+    for ending, progressed, too_many in attempts:
         assert loss_limit.too_many(ending, progressed=progressed) is too_many

@@ -482,9 +482,9 @@ def test_losses_with_a_new_checkpoint_in_each_life_do_not_end_a_spot_job(fallbac
         """
         import os
         root = os.environ["SAGEMAKER_BASE_DIR"]
-        lives = len(os.listdir(f"{root}/checkpoints"))
-        open(f"{root}/checkpoints/{lives}", "w").close()
-        if lives < 4: os.kill(os.getpid(), 9)
+        attempts = len(os.listdir(f"{root}/checkpoints"))
+        open(f"{root}/checkpoints/{attempts}", "w").close()
+        if attempts < 4: os.kill(os.getpid(), 9)
         """,
         **SPOT,
         CheckpointConfig={"S3Uri": f"s3://{fallback.bucket}/c"},
