@@ -21,6 +21,7 @@ from rich.progress import (
 from estimators import Estimator
 from estimators.demo.digits import write_digits
 from estimators.demo.loss_curve import Point, save_loss_curve
+from estimators.errors import TrainingJobFailed
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
@@ -66,7 +67,8 @@ def tell(output: Path, *, epochs: int) -> None:
     """Run the demo and leave the model, the checkpoints and the loss curve in ``output``.
 
     Raises:
-        SystemExit: With code 1 if the accuracy stays below ``TARGET_ACCURACY``.
+        SystemExit: With code 1 if the accuracy stays below ``TARGET_ACCURACY``, and with one line if the job fails; its
+            log is kept in ``output`` then.
     """
     console = Console(highlight=False)
     for chatty in ("sagemaker", "estimators"):
@@ -102,7 +104,12 @@ def tell(output: Path, *, epochs: int) -> None:
         state = DemoState()
         job = estimator.fit({"training": prefix}, wait=False)
         _say(console, began, f"job {job.name} submitted: 2 × ml.g5.xlarge, spot, torchrun")
-        _follow(console, began, sagemaker, job, state, epochs=epochs, images=images)
+        try:
+            _follow(console, began, sagemaker, job, state, epochs=epochs, images=images)
+        except TrainingJobFailed as failure:
+            log = output / f"{job.name}.log"
+            log.write_text("".join(f"{host} {message}\n" for host, message in job.logs()))
+            raise SystemExit(f"smddp demo: {job.name} failed: {_first_line(failure.reason)} Its log: {log}") from None
         _fetch(sagemaker, job.model_data, output / "model.tar.gz")
         newest = _fetch_prefix(sagemaker, checkpoints, output / "checkpoints")
 
@@ -173,6 +180,11 @@ def _follow(
                 sagemaker.interrupt(job.name)
     job.wait(logs=False)
     _say(console, began, f"job {job.status}")
+
+
+def _first_line(reason: str) -> str:
+    line = reason.strip().partition("\n")[0]
+    return line if line.endswith(".") else f"{line}."
 
 
 def _say(console: Console, began: float, text: str) -> None:
