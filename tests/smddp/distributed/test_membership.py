@@ -141,7 +141,6 @@ for step in range(1, 200):
         if agreement.decide(step).stop:
             break
 print("asked", asked)
-del replica  # it holds the process group, whose threads must be gone before Python ends
 began = time.monotonic()
 time.sleep(1 - rank)
 smddp.leave(together=True)
