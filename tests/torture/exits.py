@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 import smddp
-import smddp.running
-import smddp.trainer  # here, and not again in each rank
+import smddp.training.run
+import smddp.training.trainer  # here, and not again in each rank
 from tests.torture.children import Child, be_a_parent, free_port, kill, torchrun_environ, wait
 
 HELD: list[object] = []
