@@ -111,7 +111,7 @@ def test_builds_on_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     assert not any("PIP_INDEX_URL" in variable for variable in configuration["Env"])
     assert 'RUN echo "from $PIP_INDEX_URL"' in steps
     assert f"from {os.environ['PIP_INDEX_URL']}" in lines
-    assert "trainer.py" in docker("run", "--rm", tag, "ls", "/smddp").split()
+    assert "trainer.py" in docker("run", "--rm", tag, "ls", "/smddp/training").split()
 
 
 @pytest.mark.docker
