@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import subprocess
 import tempfile
@@ -34,6 +35,7 @@ class Images:
     toolkit: str = "smddp-tests:toolkit"
 
 
+@functools.cache
 def build_images() -> Images:
     """Build both, one process after another. The first time takes minutes, later ones what has changed since."""
     images = Images()

@@ -1,25 +1,24 @@
-"""The table of docs/distributions.md, from the outcomes of a run: ``python -m tests.docker.table RESULTS``."""
+"""The table of docs/distributions.md, from the outcomes that the tests expect: ``python -m tests.docker.table``."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from tests.docker.cells import DISTRIBUTIONS, PLACES, TOOLKITS, Cell, Outcome, read
+from tests.docker.cells import DISTRIBUTIONS, EXPECTED, PLACES, TOOLKITS, Cell, Place, Toolkit
 
 PAGE = Path(__file__).parents[2] / "docs" / "distributions.md"
 
-_BEGIN = "<!-- made by tests/docker/table.py from the test's results: begin -->\n"
+_BEGIN = "<!-- made by tests/docker/table.py from what the tests expect: begin -->\n"
 _END = "<!-- end -->\n"
 _NEEDS_A_CONTAINER = "AWS's toolkit needs a container of its own: it installs into the image's Python, and starts sshd."
 
 
-def render(outcomes: Mapping[Cell, Outcome]) -> str:
+def render() -> str:
     """The table, and below it the reasons that its refusals name by number."""
     reasons: list[str] = []
     rows = [
-        [distribution, toolkit, *(_entry(outcomes, distribution, toolkit, place, reasons) for place in PLACES)]
+        [distribution, toolkit, *(_entry(distribution, toolkit, place, reasons) for place in PLACES)]
         for distribution in DISTRIBUTIONS
         for toolkit in TOOLKITS
     ]
@@ -33,23 +32,19 @@ def in_page() -> str:
     return _parts(PAGE.read_text())[1]
 
 
-def write(outcomes: Mapping[Cell, Outcome]) -> None:
-    """Put the table of a run into the page."""
+def write() -> None:
+    """Put the table into the page."""
     before, _, after = _parts(PAGE.read_text())
-    PAGE.write_text(f"{before}{_BEGIN}{render(outcomes)}{_END}{after}")
+    PAGE.write_text(f"{before}{_BEGIN}{render()}{_END}{after}")
 
 
-def _entry(outcomes: Mapping[Cell, Outcome], distribution: str, toolkit: str, place: str, reasons: list[str]) -> str:
-    told = next((one for cell, one in outcomes.items() if _is(cell, distribution, toolkit, place)), None)
-    if told is None:
+def _entry(distribution: str, toolkit: Toolkit, place: Place, reasons: list[str]) -> str:
+    outcome = EXPECTED.get(Cell(distribution=distribution, toolkit=toolkit, place=place))
+    if outcome is None:
         return f"— ({_number(_NEEDS_A_CONTAINER, reasons)})"
-    if told.refused:
-        return f"refused ({_number(told.refused, reasons)})"
-    return f"works: {told.launcher}, {told.ranks} ranks, {told.backend}"
-
-
-def _is(cell: Cell, *expected: str) -> bool:
-    return (cell.distribution, cell.toolkit, cell.place) == expected
+    if outcome.refused:
+        return f"refused ({_number(outcome.refused, reasons)})"
+    return f"works: {outcome.summary}"
 
 
 def _number(reason: str, reasons: list[str]) -> int:
@@ -69,4 +64,4 @@ def _parts(page: str) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    write(read(Path(sys.argv[1])))
+    write()

@@ -1,72 +1,71 @@
-"""One script, unchanged: every distribution, both toolkits, as processes, in the SDK's Local Mode, in containers."""
+"""One script, unchanged: every distribution, both toolkits, as processes, in the SDK's Local Mode, in containers.
+
+The jobs of some cells are in the tests of what else they prove: stops (test_stops.py), servers
+(test_parameter_server.py), a second ``fit()`` (tests/estimators/local_mode/test_fit.py).
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from estimators.errors import TrainingJobFailed
+from estimators.local import LocalSageMaker
 from tests.docker import table
-from tests.docker.cells import CELLS, Cell, Outcome, read
-from tests.docker.images import Images
-from tests.docker.lanes import LANES
-
-RESULTS = "SMDDP_DISTRIBUTIONS"
-"""Names a file that is to keep the outcomes, for ``python -m tests.docker.table``."""
-
-WORKS = {
-    ("torch_distributed", "AWS's"): "torchrun, 2 ranks, gloo",
-    ("torch_distributed", "ours"): "torchrun, 2 ranks, gloo",
-    ("pytorchddp", "AWS's"): "mpi, 2 ranks, gloo",
-    ("pytorchddp", "ours"): "torchrun, 2 ranks, gloo",
-    ("smdistributed.dataparallel", "AWS's"): "mpi, 2 ranks, smddp",
-    ("smdistributed.dataparallel", "ours"): "torchrun, 2 ranks, smddp",
-    ("mpi", "AWS's"): "mpi, 4 ranks, gloo",
-    ("mpi", "ours"): "mpi, 4 ranks, gloo",
-    ("parameter_server", "AWS's"): "sagemaker, 2 ranks, gloo",
-    ("parameter_server", "ours"): "torchrun, 2 ranks, gloo",
-    ("plain", "AWS's"): "sagemaker, 2 ranks, gloo",
-    ("plain", "ours"): "sagemaker, 2 ranks, gloo",
-}
-"""In every place that is not in `REFUSED`."""
-
-REFUSED = {("mpi", "ours", "processes"): "a host is 127.x.x.x: hosts that are processes of one machine have no ssh"}
-"""How the reason begins."""
+from tests.docker.cells import CELLS, EXPECTED, PROVEN_WITH_MORE, Cell, Place
+from tests.docker.jobs import estimator, log_of, start, write_digits
+from tests.docker.proof import Proof, refusal
 
 
-@pytest.fixture(scope="module")
-def outcomes(images: Images, tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Outcome]:
-    results = Path(os.environ.get(RESULTS) or tmp_path_factory.mktemp("distributions") / "results.jsonl").absolute()
-    logs = tmp_path_factory.mktemp("lanes")
-    lanes = {}
-    for name in LANES:
-        with (logs / name).open("w") as log:
-            command = [sys.executable, "-m", "tests.docker.lanes", name, str(results)]
-            lanes[name] = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
-    try:
-        codes = {name: lane.wait() for name, lane in lanes.items()}
-    finally:
-        for lane in lanes.values():
-            lane.terminate()
-    broken = {name: (logs / name).read_text()[-6000:] for name, code in codes.items() if code != 0}
-    assert not broken, "\n\n".join(f"{name}:\n{log}" for name, log in broken.items())
-    return read(results)
+def docker_job(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that runs whole jobs."""
+    return pytest.mark.docker(pytest.mark.slow(pytest.mark.timeout(600)(test)))
 
 
-@pytest.mark.docker
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_one_script_runs_everywhere_to_the_same_bits_and_the_page_says_so(outcomes: dict[Cell, Outcome]) -> None:
-    assert outcomes.keys() == set(CELLS)
-    for cell, outcome in outcomes.items():
-        refused = REFUSED.get((cell.distribution, cell.toolkit, cell.place))
-        if refused is None:
-            assert outcome.summary == WORKS[cell.distribution, cell.toolkit], cell
-        else:
-            assert outcome.refused.startswith(refused), cell
-    losses = {(outcome.ranks, outcome.loss) for outcome in outcomes.values() if not outcome.refused}
-    assert sorted(ranks for ranks, _ in losses) == [2, 4], losses
-    assert table.in_page() == table.render(outcomes), f"{RESULTS}=FILE keeps the outcomes for tests.docker.table"
+def cells_of(place: Place) -> list[Cell]:
+    """Those that are proven here; first those after which AWS's toolkit sleeps, so that others run meanwhile."""
+    cells = [cell for cell in CELLS if cell.place == place and cell not in PROVEN_WITH_MORE]
+    return sorted(cells, key=lambda cell: not (cell.toolkit == "AWS's" and EXPECTED[cell].launcher == "mpi"))
+
+
+def test_the_page_says_what_is_expected() -> None:
+    assert table.in_page() == table.render(), "python -m tests.docker.table puts the table into the page"
+
+
+@pytest.mark.parametrize("cell", cells_of("Docker executor"), ids=str)
+@docker_job
+def test_trains_in_the_docker_executor(cell: Cell, platform: LocalSageMaker, proof: Proof) -> None:
+    job = start(platform, cell)
+    job.wait(logs=False)
+    proof.check(cell, log_of(job))
+
+
+@pytest.mark.parametrize("cell", cells_of("Local Mode"), ids=str)
+@docker_job
+@pytest.mark.usefixtures("images")
+def test_trains_in_local_mode(cell: Cell, proof: Proof, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    write_digits(tmp_path / "data" / "digits.npz")
+    estimator(
+        cell,
+        instance_type="local",
+        output_path=f"file://{tmp_path}/output",
+        checkpoint_s3_uri=f"file://{tmp_path}/checkpoints",
+    ).fit({"training": f"file://{tmp_path}/data"})
+    proof.check(cell, capsys.readouterr().out)
+
+
+@docker_job  # no container, but the jobs that its losses are compared with
+def test_trains_as_processes_or_is_refused(proof: Proof) -> None:
+    with LocalSageMaker() as platform:
+        for cell in cells_of("processes"):  # one after the other: they meet at SageMaker's fixed port
+            job = start(platform, cell)
+            if EXPECTED[cell].refused:
+                with pytest.raises(TrainingJobFailed) as failure:
+                    job.wait(logs=False)
+                assert refusal(failure.value.reason) == EXPECTED[cell]
+            else:
+                job.wait(logs=False)
+                proof.check(cell, log_of(job))

@@ -1,44 +1,33 @@
-"""Stops and deaths in containers: the first process is told as the platform does it, and nothing is lost."""
+"""Stops and deaths in containers: the first process is told as the platform does it, and nothing is lost.
+
+A job that goes on comes to the same loss, to the last bit, as those that nothing happened to.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from estimators.docker.cli import docker
 from estimators.errors import TrainingJobFailed
-from estimators.local import Docker, LocalSageMaker
+from estimators.local import LocalSageMaker
 from estimators.training_job import TrainingJob
 from smddp.checkpoint import list_checkpoints
-from tests.docker.cells import Cell, Toolkit
-from tests.docker.images import Images
-from tests.docker.lanes import estimator, upload_digits
+from tests.docker import jobs
+from tests.docker.cells import HOST_KILLED, INTERRUPTED, RANK_KILLED, Cell
+from tests.docker.jobs import EPOCHS, LAST_STEP, log_of
+from tests.docker.proof import Proof
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
 
-LAST_STEP = 120
+SPOT = {"use_spot_instances": True, "max_wait": 550}
 
 
-@pytest.fixture(scope="module")
-def platform(images: Images) -> Iterator[LocalSageMaker]:
-    with LocalSageMaker(docker=Docker(), grace_seconds=120) as platform:
-        yield platform
-
-
-def start(platform: LocalSageMaker, distribution: str, toolkit: Toolkit, **parameters: object) -> TrainingJob:
-    return estimator(
-        Cell(distribution=distribution, toolkit=toolkit, place="Docker executor"),
-        role=platform.role,
-        sagemaker_session=platform.session,
-        instance_type="ml.p4d.24xlarge",
-        hyperparameters={"epochs": LAST_STEP // 3, "pause": 0.1},
-        checkpoint_s3_uri=f"s3://{platform.default_bucket}/stops-{time.time_ns()}",
-        **parameters,
-    ).fit({"training": upload_digits(platform)}, wait=False)
+def start(platform: LocalSageMaker, cell: Cell, **parameters: object) -> TrainingJob:
+    return jobs.start(platform, cell, hyperparameters={"epochs": EPOCHS, "pause": 0.1}, **parameters)
 
 
 def await_line(job: TrainingJob, text: str) -> None:
@@ -50,10 +39,6 @@ def await_line(job: TrainingJob, text: str) -> None:
 
 def containers(job: TrainingJob, host: str = "") -> list[str]:
     return docker("ps", "-q", "--filter", f"label=smddp.job={job.name}", "--filter", f"name={host}$").split()
-
-
-def log_of(job: TrainingJob) -> str:
-    return "\n".join(line for _host, line in job.logs())
 
 
 def agreed_step(log: str, place: str) -> int:
@@ -70,7 +55,6 @@ def check_that_it_went_on(job: TrainingJob, *, from_step: int) -> None:
     assert resumed is not None, log
     assert int(resumed[1]) >= from_step
     assert job.describe()["TrainingJobStatus"] == "Completed"
-    assert log.count("digits {") == 1
 
 
 def newest_checkpoint(job: TrainingJob, platform: LocalSageMaker) -> tuple[int, str]:
@@ -82,14 +66,11 @@ def newest_checkpoint(job: TrainingJob, platform: LocalSageMaker) -> tuple[int, 
     return found.step, found.status
 
 
-@pytest.mark.parametrize(
-    ("distribution", "toolkit"),
-    [("torch_distributed", "AWS's"), ("mpi", "AWS's"), ("torch_distributed", "ours"), ("mpi", "ours")],
-)
+@pytest.mark.parametrize("cell", INTERRUPTED, ids=str)
 def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_step(
-    platform: LocalSageMaker, distribution: str, toolkit: Toolkit
+    cell: Cell, platform: LocalSageMaker, proof: Proof
 ) -> None:
-    job = start(platform, distribution, toolkit, use_spot_instances=True, max_run=500, max_wait=550)
+    job = start(platform, cell, **SPOT)
     await_line(job, "step=20 ")
     hosts = containers(job)
     assert len(hosts) == 2
@@ -101,13 +82,15 @@ def test_an_interruption_reaches_all_ranks_and_the_job_goes_on_from_the_agreed_s
     log = log_of(job)
     assert f"resumed at step {agreed_step(log, job.checkpoint_s3_uri)}, " in log
     assert newest_checkpoint(job, platform) == (LAST_STEP, "valid")
+    proof.check(cell, log)
 
 
 def test_docker_stop_on_both_hosts_is_one_agreed_step_a_checkpoint_in_s3_and_exit_code_75(
     platform: LocalSageMaker,
 ) -> None:
     entry_point = ["python", "-m", "smddp.container.init", "train"]  # for images whose own first process it is not
-    job = start(platform, "torch_distributed", "AWS's", max_run=500, container_entry_point=entry_point)
+    cell = Cell(distribution="torch_distributed", toolkit="AWS's", place="Docker executor")
+    job = start(platform, cell, container_entry_point=entry_point)
     await_line(job, "step=20 ")
     hosts = containers(job)
     assert len(hosts) == 2
@@ -122,8 +105,10 @@ def test_docker_stop_on_both_hosts_is_one_agreed_step_a_checkpoint_in_s3_and_exi
     assert newest_checkpoint(job, platform) == (agreed_step(log, job.checkpoint_s3_uri), "valid")
 
 
-def test_a_spot_job_goes_on_from_its_newest_checkpoint_when_a_host_is_killed(platform: LocalSageMaker) -> None:
-    job = start(platform, "torch_distributed", "ours", use_spot_instances=True, max_run=500, max_wait=550)
+def test_a_spot_job_goes_on_from_its_newest_checkpoint_when_a_host_is_killed(
+    platform: LocalSageMaker, proof: Proof
+) -> None:
+    job = start(platform, HOST_KILLED, **SPOT)
     await_line(job, "saved /opt/ml/checkpoints/step-000000000012")
     (host,) = containers(job, "algo-2")
     docker("kill", host)
@@ -132,12 +117,14 @@ def test_a_spot_job_goes_on_from_its_newest_checkpoint_when_a_host_is_killed(pla
     assert time.monotonic() - killed < 30
     job.wait(logs=False)
     check_that_it_went_on(job, from_step=12)
+    proof.check(HOST_KILLED, log_of(job))
 
 
-def test_a_killed_rank_restarts_all_ranks_in_the_same_job(platform: LocalSageMaker) -> None:
-    job = start(platform, "torch_distributed", "ours", max_run=500, environment={"SMDDP_MAX_RESTARTS": "1"})
+def test_a_killed_rank_restarts_all_ranks_in_the_same_job(platform: LocalSageMaker, proof: Proof) -> None:
+    job = start(platform, RANK_KILLED, environment={"SMDDP_MAX_RESTARTS": "1"})
     await_line(job, "saved /opt/ml/checkpoints/step-000000000012")
     (host,) = containers(job, "algo-2")
     docker("exec", host, "pkill", "-KILL", "--newest", "-f", "digits.py")
     job.wait(logs=False)
     check_that_it_went_on(job, from_step=12)
+    proof.check(RANK_KILLED, log_of(job))

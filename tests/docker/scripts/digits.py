@@ -17,7 +17,7 @@ import smddp
 @dataclass
 class Config:
     epochs: int = 2
-    pause: float = 0.0  # seconds after each step, for whoever wants to come in between
+    pause: float = 0.0  # seconds after each step, for whoever wants to come in between, until the job was resumed
 
 
 def main(config: Config, job: smddp.Job) -> None:
@@ -28,11 +28,12 @@ def main(config: Config, job: smddp.Job) -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), log_every=1)
     data = TensorDataset(images, labels)
-    loader = trainer.loader(data, batch_size=96, tail="short")
+    loader = trainer.loader(data, batch_size=20, tail="short")
+    pause = 0.0 if trainer.resume() else config.pause
     for _ in trainer.epochs(config.epochs):
         for batch, wanted in trainer.batches(loader):
             trainer.step(cross_entropy(trainer.model(batch), wanted))
-            time.sleep(config.pause)
+            time.sleep(pause)
     with torch.no_grad():
         losses = [
             cross_entropy(trainer.model(batch), wanted, reduction="sum")

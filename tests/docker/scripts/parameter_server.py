@@ -1,4 +1,7 @@
-"""A parameter server of one's own, by torch.distributed.rpc: rank 0 holds the weights, the others pull and push."""
+"""A parameter server of one's own, by torch.distributed.rpc: rank 0 holds the weights, the others pull and push.
+
+Then the same ranks train as ever, by `digits.py`, which is left as it is.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
+import digits
 import numpy as np
 import torch
 from torch.distributed import rpc
 from torch.nn.functional import cross_entropy
+
+import smddp
 
 PIXELS, CLASSES = 64, 10
 STEPS = 60
@@ -57,6 +63,7 @@ def main() -> None:
         print(f"rank={rank} of {world_size} loss={first:.3f} -> {last:.3f}", flush=True)
         assert last < first / 2
     rpc.shutdown()
+    smddp.run(digits.main)
 
 
 if __name__ == "__main__":

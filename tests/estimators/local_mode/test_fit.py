@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from estimators import Estimator
 from estimators.docker.cli import docker
 from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.local_mode.containers import JOB_LABEL
+from tests.docker.cells import FIT_AGAIN
 from tests.docker.images import build_images
+from tests.docker.jobs import EPOCHS, LAST_STEP, SCRIPTS, write_digits
+from tests.docker.proof import Proof
 from tests.torture.s3_server import Server, s3_server
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[3]
 SOMEBODY = 1234
 """A user who can't remove what a container's root wrote."""
 
@@ -115,23 +115,15 @@ def as_somebody(home: Path) -> list[str]:
     ]
 
 
-def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints_on_one(home: Path, image: str) -> None:
-    digits = load_digits()
-    images = digits.images.astype(np.uint8)
-    np.savez(
-        home / "digits.npz",
-        train_images=images[:1500],
-        train_labels=digits.target[:1500],
-        test_images=images[1500:],
-        test_labels=digits.target[1500:],
-    )
+def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints_on_one(
+    home: Path, image: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     (home / "data").mkdir()
-    (home / "digits.npz").rename(home / "data" / "digits.npz")
+    write_digits(home / "data" / "digits.npz")
     job = {
-        "entry_point": "image_classification.py",
-        "source_dir": str(ROOT / "entrypoints"),
+        "entry_point": "digits.py",
+        "source_dir": str(SCRIPTS),
         "instance_type": "local",
-        "instance_count": 2,
         "image_uri": image,
         "distribution": "torchrun",
         "environment": {"OMP_NUM_THREADS": "1"},
@@ -139,22 +131,25 @@ def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints_on_one(
         "inputs": {"training": f"file://{home}/data"},
     }
     jobs = [
-        {**job, "instance_count": hosts, "hyperparameters": {"epochs": epochs, "checkpoint_every": 10}}
-        for hosts, epochs in ((2, 1), (1, 2))
+        {**job, "instance_count": hosts, "hyperparameters": {"epochs": epochs}}
+        for hosts, epochs in ((2, EPOCHS), (1, EPOCHS + 1))
     ]
     result = subprocess.run(
         [*as_somebody(home), *submission(*jobs)], capture_output=True, text=True, check=False, timeout=500
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     lines = result.stdout.splitlines()
-    assert any(line.startswith("algo-1 | ") and "starting from the beginning" in line for line in lines)
-    assert any(line.startswith("algo-1 | ") and "resumed at step 23, in epoch 1" in line for line in lines)
+    ends = [number for number, line in enumerate(lines) if line.startswith("model: ")]
+    Proof.of_this_run(tmp_path_factory).check(FIT_AGAIN, "\n".join(lines[: ends[0]]))
+    assert any(line.startswith("algo-1 | ") and "starting from the beginning" in line for line in lines[: ends[0]])
+    resumed = f"resumed at step {LAST_STEP}, in epoch {EPOCHS}"
+    assert any(line.startswith("algo-1 | ") and resumed in line for line in lines[ends[0] :])
     assert any(line.startswith("algo-2 | ") for line in lines)
-    models = [Path(line.removeprefix("model: file://")) for line in lines if line.startswith("model: ")]
+    models = [Path(lines[number].removeprefix("model: file://")) for number in ends]
     assert [model.parent.parent for model in models] == [home / "runs"] * 2
     with tarfile.open(models[1]) as archive:
         assert "model.pt" in " ".join(archive.getnames())
-    assert list((home / "checkpoints").glob("step-*46"))
+    assert list((home / "checkpoints").glob(f"step-*{LAST_STEP * (EPOCHS + 1) // EPOCHS}"))
     assert {path.stat().st_uid for path in home.rglob("*")} == {home.stat().st_uid}
 
 
