@@ -42,9 +42,10 @@ def main(config: Config, job: smddp.Job) -> None:
     loss = float(trainer.sum(torch.stack(losses).sum())) / len(data)
     trainer.save_model()
     if trainer.is_main:
+        backend = dist.get_backend() if dist.is_initialized() else ""
         told = {"loss": loss.hex(), "ranks": job.cluster.world_size, "launcher": job.cluster.launcher}
         # In one piece: AWS's toolkit ends a line of the log wherever a write to its pipe ended.
-        print(f"digits {json.dumps({**told, 'backend': dist.get_backend()})}", flush=True)
+        print(f"digits {json.dumps({**told, 'backend': backend})}", flush=True)
 
 
 if __name__ == "__main__":
