@@ -5,6 +5,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # pytest-xdist workers; heavy tests start processes of their own, so cores are enough.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+# Jobs in containers wait as often as they work: AWS's toolkit alone sleeps half a minute after each of mpirun's.
+DOCKER_JOBS ?= $(shell expr 2 \* $(JOBS))
 
 .PHONY: demo test test-docker torture lint format bench clean
 
@@ -16,7 +18,7 @@ test: .venv/dev.stamp lint  ## everything that can be checked on this machine
 
 test-docker: .venv/dev.stamp  ## whole jobs in containers: images, Local Mode, every distribution on two hosts
 	$(BIN)/python -m tests.docker.images
-	SMDDP_REQUIRE=docker $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m docker $(PYTEST_ARGS)
+	SMDDP_REQUIRE=docker $(BIN)/python -m pytest -n $(DOCKER_JOBS) --dist worksteal -m docker $(PYTEST_ARGS)
 
 # How often is a variable for each option of `python -m tests.torture --help`: make torture KILLS=1000 SEED=7
 TORTURES := SEED KILLS KILLS_OF_TWO KILLED_SAVES DAMAGES CRASHES FAILED_SAVES S3_FAULTS RANK_FAILURES MEETINGS S3_MEETINGS \

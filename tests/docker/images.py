@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 
@@ -40,9 +41,14 @@ def build_images() -> Images:
     """Build both, one process after another. The first time takes minutes, later ones what has changed since."""
     images = Images()
     base = find_base()
-    with _alone("images"):
-        _build("smddp", images.smddp, base)
-        _build("toolkit", images.toolkit, base)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    with _alone("images") as noted:
+        if not run or noted.read() != run:  # another process of this test run has not done it
+            _build("smddp", images.smddp, base)
+            _build("toolkit", images.toolkit, base)
+            noted.seek(0)
+            noted.truncate()
+            noted.write(run)
     return images
 
 
@@ -56,10 +62,12 @@ def find_base() -> str:
 
 
 @contextmanager
-def _alone(what: str) -> Iterator[None]:
-    with Path(tempfile.gettempdir(), f"smddp-tests-{what}.lock").open("w") as lock:
+def _alone(what: str) -> Iterator[TextIO]:
+    """Be the only process at something; the file holds what the one before wrote into it."""
+    with Path(tempfile.gettempdir(), f"smddp-tests-{what}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        lock.seek(0)
+        yield lock
 
 
 def _build(target: Target, tag: str, base: str) -> None:
