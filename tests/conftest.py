@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,6 +59,9 @@ REQUIRED = {name for name in os.environ.get("SMDDP_REQUIRE", "").split(",") if n
 
 
 def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # Started in the background by a shell: whatever a test starts and interrupts would inherit it, and never end.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if unknown := REQUIRED - set(CAPABILITIES):
         raise pytest.UsageError(
             f"SMDDP_REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(CAPABILITIES)}"
