@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.smddp.data.streams.conftest import MIB, stream_threads
 
 from smddp.data.source.s3 import S3Source
 from smddp.errors import DataError
+from tests.smddp.data.source.conftest import MIB, stream_threads
 from tests.torture.fault_proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.seaweedfs

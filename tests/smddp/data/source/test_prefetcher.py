@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.smddp.data.streams.conftest import stream_threads
 
 from smddp.data.source.prefetcher import Prefetcher, StreamState
 from smddp.data.source.ranges import Version
 from smddp.errors import DataError
+from tests.smddp.data.source.conftest import stream_threads
 
 CONTENT = random.Random(0).randbytes(1000)
 VERSION = Version(etag="x", size=len(CONTENT))

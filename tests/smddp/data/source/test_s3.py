@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.smddp.data.streams.conftest import MIB, stream_threads
 
 from smddp.data.source import Blob, Source, open_source
 from smddp.data.source.s3 import S3Source
 from smddp.errors import DataError
+from tests.smddp.data.source.conftest import MIB, stream_threads
 from tests.torture.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.seaweedfs
