@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from estimators import Estimator
-from estimators.docker.cli import DockerError, docker
+from estimators.docker.docker_program import DockerError, docker
 from estimators.local import Docker, LocalSageMaker
 from estimators.sdk import v2
 

@@ -1,6 +1,6 @@
 """What is wrong with a job, parameter by parameter: the rules that no single other file owns.
 
-Each function looks at one matter and yields what it found. The API's own limits are in ``limits``, the rules of the
+Each function looks at one matter and yields what it found. The API's own limits are in ``aws_limits``, the rules of the
 distribution in ``distribution``, of the code in ``source``, of places on S3 in ``channels``.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from estimators.checks import limits
+from estimators.checks import aws_limits
 from estimators.distribution import uses_data_parallel_library
 from estimators.problem import Problem, error, warning
 
@@ -34,9 +34,9 @@ def check_limits(arguments: Arguments) -> Iterator[Problem]:
         elsewhere |= {"instance_type", "output_path"}
     if not str(arguments.get("checkpoint_s3_uri")).startswith("s3://"):
         elsewhere.add("checkpoint_s3_uri")
-    for parameter in limits.FIELDS:
+    for parameter in aws_limits.FIELDS:
         if parameter not in elsewhere and arguments.get(parameter) is not None:
-            yield from limits.check(parameter, arguments[parameter])
+            yield from aws_limits.check(parameter, arguments[parameter])
 
 
 def check_instances(arguments: Arguments) -> Iterator[Problem]:
@@ -147,7 +147,7 @@ def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | N
             yield error("hyperparameters", f"{name!r} can't be sent: {fault}", remedy)
         else:
             texts[str(name)] = text_of(value) or ""
-    yield from limits.check("hyperparameters", texts)
+    yield from aws_limits.check("hyperparameters", texts)
 
 
 def _fault_in(value: Any, text_of: Callable[[Any], str | None]) -> str | None:
@@ -170,7 +170,7 @@ def check_metrics(arguments: Arguments) -> Iterator[Problem]:
 
 def _check_metric(name: Any, regex: str) -> Iterator[Problem]:
     try:
-        compiled = limits.compile_pattern(regex)
+        compiled = aws_limits.compile_pattern(regex)
     except re.error as fault:
         yield error("metric_definitions", f"{name}: {regex!r} is no regular expression: {fault}", "Correct it.")
         return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from estimators.docker.build_context import build_context
 from estimators.docker.build_failure import explain
 from estimators.docker.build_log import BuildLog
-from estimators.docker.cli import DockerError, program, require_engine
+from estimators.docker.docker_program import DockerError, program, require_engine
 from estimators.docker.training_image import TrainingImage
 from smddp import __version__
 

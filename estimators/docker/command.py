@@ -39,7 +39,7 @@ def build(
 
     from estimators.docker.build import build as build_image
     from estimators.docker.build_view import clock, shown
-    from estimators.docker.cli import DockerError, docker
+    from estimators.docker.docker_program import DockerError, docker
 
     tag = tag or ("smddp-training" if target == "smddp" else "smddp-training:toolkit")
     image = TrainingImage(tag=tag, target=target, base=base, torch=torch, network=network)

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from estimators.docker.cli import DockerError, program
+from estimators.docker.docker_program import DockerError, program
 from estimators.docker.search_path import search_path
 
 _ANSWER_SECONDS = 20.0

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from estimators.docker.mount import bind
 
 _ROOT = 0

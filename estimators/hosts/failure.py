@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 from estimators.hosts.exit import Exit
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 
 MAX_CHARACTERS = 1024
 """The service keeps no more of a FailureReason."""

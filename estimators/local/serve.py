@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from botocore.config import Config
 
-from estimators.docker.cli import DockerError, require_engine
+from estimators.docker.docker_program import DockerError, require_engine
 from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, ProcessExecutor

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Thread
 from types import FrameType
 
-from estimators.docker.cli import DockerError
+from estimators.docker.docker_program import DockerError
 from estimators.docker.ownership import give_back
 from estimators.local_mode.containers import Containers
 from estimators.local_mode.directory import JobDirectory, Outcome

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from estimators.docker.cli import docker, program
+from estimators.docker.docker_program import docker, program
 
 JOB_LABEL, HOST_LABEL = "smddp.local-mode.job", "smddp.local-mode.host"
 

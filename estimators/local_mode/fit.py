@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
-from estimators.docker.cli import DockerError, require_engine
 from estimators.docker.compose import Compose, find_compose
+from estimators.docker.docker_program import DockerError, require_engine
 from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
 from estimators.local_mode import given
 from estimators.local_mode.directory import Instructions, JobDirectory, Outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import algorithm_error, loss_of_hosts, tells_outcome, within_limit
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local_mode.containers import End
 from estimators.local_mode.directory import Outcome
 from smddp.process.preemption import RESUMABLE

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from estimators.docker.cli import program
 from estimators.docker.compose import Compose
+from estimators.docker.docker_program import program
 from estimators.docker.search_path import SHIM_MARK, search_path
 
 # PATH is the real one again for what they call: a wrapper that looks for `docker` there would find its caller.

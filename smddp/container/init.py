@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from smddp.process.exit_codes import EXIT_CODES_VARIABLE, announce_stop, make_directory, read_exit_codes
 from smddp.process.preemption import RESUMABLE
-from smddp.process.tree import Descendants, Marks, adopt_orphans, catches
+from smddp.process.process_tree import Descendants, Marks, adopt_orphans, catches
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from smddp.process.output_lines import STDERR, write_all
-from smddp.process.tree import adopt_orphans
+from smddp.process.process_tree import adopt_orphans
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from types import FrameType
 from smddp.errors import DistributedError
 from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback, tell_failure
 from smddp.process.preemption import RESUMABLE
-from smddp.process.tree import adopt_orphans, find_ranks
+from smddp.process.process_tree import adopt_orphans, find_ranks
 
 logger = logging.getLogger(__name__)
 

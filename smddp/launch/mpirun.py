@@ -22,7 +22,7 @@ from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.launch.mpi_hosts import SSH, SshConnection, connect, tell_failure
-from smddp.process.tree import find_ranks
+from smddp.process.process_tree import find_ranks
 
 _LOOK_SECONDS = 0.2
 _LOST_SECONDS = 5.0

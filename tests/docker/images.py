@@ -18,7 +18,7 @@ from rich.console import Console
 
 from estimators.docker.build import build
 from estimators.docker.build_view import shown
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from estimators.docker.training_image import Target, TrainingImage
 
 MADE_BASE = "smddp-base:bookworm"

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from tests.docker.images import Images
 
 pytestmark = pytest.mark.docker

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from estimators.errors import TrainingJobFailed
 from estimators.local import LocalSageMaker
 from estimators.training_job import TrainingJob

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.objects import S3Uri, explaining, upload
 
 if TYPE_CHECKING:

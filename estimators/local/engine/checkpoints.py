@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
-from estimators.hosts.tree import HostTree, LeadsOutError
+from estimators.hosts.opt_ml_tree import HostTree, LeadsOutError
 from estimators.local.engine.channels import Fetch, fetch_all, prefix_objects, relative_path
 from estimators.local.engine.objects import S3Uri, explaining, upload
 

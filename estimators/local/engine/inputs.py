@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import fetch_all, plan_channel, receivers
 from estimators.local.engine.fast_file import FastFiles
 from estimators.local.engine.hosts import Host

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import algorithm_error, loss_of_hosts, within_limit
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine import states
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host

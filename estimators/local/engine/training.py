@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import tells_outcome
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.environment import host_environment
 from estimators.local.engine.inputs import HostInputs

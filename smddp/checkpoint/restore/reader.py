@@ -15,7 +15,7 @@ import torch
 from smddp.checkpoint.format import strict_json
 from smddp.checkpoint.format.manifest import Manifest, NewerFormatError
 from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME
-from smddp.checkpoint.format.tree import unflatten
+from smddp.checkpoint.format.state_tree import unflatten
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.store import Store, StoreError, step_name
@@ -53,7 +53,7 @@ class CheckpointInfo:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Loaded:
-    """A checkpoint, verified, each part of its state taken apart as by `smddp.checkpoint.format.tree`."""
+    """A checkpoint, verified, each part of its state taken apart as by `smddp.checkpoint.format.state_tree`."""
 
     manifest: Manifest
     skeletons: Mapping[str, Any]

@@ -59,7 +59,7 @@ class RankResult:
     fingerprint: str = ""
     """A digest of the names and sizes of the replicated state's tensors; empty on a rank that wrote nothing of it."""
     skeleton: Any = None
-    """Its own state without the tensors, as `smddp.checkpoint.format.tree` has it."""
+    """Its own state without the tensors, as `smddp.checkpoint.format.state_tree` has it."""
     tensors: bytes = b""
     """The tensors of its own state, a safetensors file."""
     failure: Failure | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from smddp.checkpoint.format.tree import flatten
+from smddp.checkpoint.format.state_tree import flatten
 from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.restoring import RANKS, RNG, Stateful
 from smddp.checkpoint.save.sharing import share

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from estimators.docker import build_context
 from estimators.docker.build import FROM_USER, build
 from estimators.docker.build_log import BuildLog
-from estimators.docker.cli import DockerError, docker
+from estimators.docker.docker_program import DockerError, docker
 from estimators.docker.training_image import TrainingImage
 from smddp import __version__
 from tests.docker.images import find_base

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from estimators.docker.cli import DockerError
 from estimators.docker.compose import find_compose
+from estimators.docker.docker_program import DockerError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from estimators.docker.mount import bind
 from tests.docker.images import build_images
 

@@ -8,7 +8,7 @@ import pytest
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import MAX_CHARACTERS, algorithm_error, loss_of_hosts, tells_outcome, within_limit
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 
 LOST = Exit(code=137, lost="its container was killed from outside")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from estimators.local import Docker, LocalSageMaker
 from estimators.local.errors import LocalPlatformError
 from tests.docker.images import find_base

@@ -23,6 +23,14 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+
+@pytest.fixture(scope="module")
+def platform():
+    """One whose jobs start the real Python: the first process looks for ranks in the tree of processes below it."""
+    with LocalSageMaker(grace_seconds=10) as platform:
+        yield platform
+
+
 TRAIN = """
 import time
 from dataclasses import dataclass, field

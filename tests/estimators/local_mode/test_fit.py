@@ -20,7 +20,7 @@ from uuid import uuid4
 import pytest
 
 from estimators import Estimator
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.local_mode.containers import JOB_LABEL
 from tests.docker.cells import FIT_AGAIN

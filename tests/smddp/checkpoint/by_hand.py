@@ -14,8 +14,8 @@ from smddp.checkpoint.format import digests
 from smddp.checkpoint.format.digests import FileDigests
 from smddp.checkpoint.format.manifest import FileRecord, Manifest
 from smddp.checkpoint.format.names import file_names
+from smddp.checkpoint.format.state_tree import flatten
 from smddp.checkpoint.format.tensors import Layout, bytes_of
-from smddp.checkpoint.format.tree import flatten
 from smddp.checkpoint.stores import Store
 
 RUN = "5f3a9c01d2e4"

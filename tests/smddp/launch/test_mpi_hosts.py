@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.docker.cli import docker
+from estimators.docker.docker_program import docker
 from smddp.errors import DistributedError
 from smddp.launch import mpi_hosts
 from smddp.launch.mpi_hosts import connect

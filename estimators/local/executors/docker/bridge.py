@@ -11,8 +11,8 @@ import fcntl
 import socket
 import struct
 
-from estimators.docker import cli
-from estimators.docker.cli import DockerError, docker
+from estimators.docker import docker_program
+from estimators.docker.docker_program import DockerError, docker
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -25,7 +25,7 @@ def bridge_address() -> str:
     """
     # The device, and not the network's gateway: of this one network, Docker does not always know it.
     form = '{{index .Options "com.docker.network.bridge.name"}}'
-    device = docker("network", "inspect", "--format", form, "bridge", timeout=cli.COMMAND_SECONDS)
+    device = docker("network", "inspect", "--format", form, "bridge", timeout=docker_program.COMMAND_SECONDS)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", device.encode()))

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
-from estimators.docker import cli
-from estimators.docker.cli import DockerError, docker
+from estimators.docker import docker_program
+from estimators.docker.docker_program import DockerError, docker
 from estimators.docker.mount import bind
 from estimators.local.executors.docker.container import Container, create, not_started
 from estimators.local.executors.docker.container_reaper import LABEL
@@ -109,7 +109,7 @@ class DockerCluster:
     def _make_network(self) -> None:
         isolation = _CUT_OFF if self._spec.network_isolation else ()
         command = ("network", "create", *isolation, *self._labels, self._name)
-        docker(*command, timeout=cli.COMMAND_SECONDS, keep=[self._reaper.alive])
+        docker(*command, timeout=docker_program.COMMAND_SECONDS, keep=[self._reaper.alive])
 
     def _limits(self) -> list[str]:
         settings = self._settings

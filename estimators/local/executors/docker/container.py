@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from estimators.docker import cli
-from estimators.docker.cli import DockerError, docker, program
+from estimators.docker import docker_program
+from estimators.docker.docker_program import DockerError, docker, program
 from estimators.hosts.exit import Exit
 from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import ExecutorError, HostStartError
@@ -52,7 +52,7 @@ def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], 
         with open(file, "w", encoding="utf-8", newline="\n", closefd=False) as text:
             text.writelines(f"{line}\n" for line in lines if line not in several)
         given = [f"--env-file=/proc/self/fd/{file}", *(f"--env={line}" for line in several)]
-        docker("create", "--name", name, *given, *arguments, timeout=cli.COMMAND_SECONDS, keep=[file, keep])
+        docker("create", "--name", name, *given, *arguments, timeout=docker_program.COMMAND_SECONDS, keep=[file, keep])
     finally:
         os.close(file)
 
@@ -142,7 +142,13 @@ class Container:
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(
             docker(
-                "inspect", "--type", "container", "--format", "{{json .State}}", self._name, timeout=cli.COMMAND_SECONDS
+                "inspect",
+                "--type",
+                "container",
+                "--format",
+                "{{json .State}}",
+                self._name,
+                timeout=docker_program.COMMAND_SECONDS,
             )
         )
         return state
@@ -172,7 +178,9 @@ class Container:
         filters = (f"--filter=container={self._name}", "--filter=event=kill")
         form = "{{.Actor.Attributes.signal}}"
         try:
-            signals = docker("events", *times, *filters, "--format", form, timeout=cli.COMMAND_SECONDS).split()
+            signals = docker(
+                "events", *times, *filters, "--format", form, timeout=docker_program.COMMAND_SECONDS
+            ).split()
         except DockerError as error:
             logger.warning("%s: who ended it is not known: %s", self._name, error)
             signals = []
@@ -182,7 +190,7 @@ class Container:
 
     def _send(self, signum: int) -> None:
         try:
-            docker("kill", "--signal", str(signum), self._name, timeout=cli.COMMAND_SECONDS)
+            docker("kill", "--signal", str(signum), self._name, timeout=docker_program.COMMAND_SECONDS)
         except DockerError as error:
             if self._attached.poll() is None:
                 logger.warning("%s: signal %d could not be sent: %s", self._name, signum, error)
@@ -190,9 +198,11 @@ class Container:
     def _kill(self) -> None:
         self._send(signal.SIGKILL)
         try:
-            self._attached.wait(cli.COMMAND_SECONDS)
+            self._attached.wait(docker_program.COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
             logger.warning(
-                "%s was not killed by Docker within %g seconds; it is not waited for", self._name, cli.COMMAND_SECONDS
+                "%s was not killed by Docker within %g seconds; it is not waited for",
+                self._name,
+                docker_program.COMMAND_SECONDS,
             )
             self._attached.kill()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from estimators.docker.cli import program
+from estimators.docker.docker_program import program
 from estimators.docker.mount import bind
 from estimators.local.executors.docker.container_reaper import HANDED_OVER, REMOVED, ROOTS
 from estimators.local.executors.executor import HandOverError

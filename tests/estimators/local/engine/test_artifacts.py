@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.objects import S3Uri
 

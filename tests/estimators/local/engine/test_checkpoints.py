@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.objects import S3Uri

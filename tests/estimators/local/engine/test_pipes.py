@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from estimators.hosts.tree import HostTree
+from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine import objects
 from estimators.local.engine import pipes as module
 from estimators.local.engine.errors import FailedJobError

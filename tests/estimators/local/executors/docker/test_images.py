@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from estimators.docker.cli import DockerError, docker
+from estimators.docker.docker_program import DockerError, docker
 from estimators.local.executors import NoImageError
 from estimators.local.executors.docker import Docker, images
 from estimators.local.executors.docker.images import find_image

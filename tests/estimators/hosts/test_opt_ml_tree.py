@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from estimators.hosts.tree import HostTree, LeadsOutError
+from estimators.hosts.opt_ml_tree import HostTree, LeadsOutError
 
 
 @pytest.fixture

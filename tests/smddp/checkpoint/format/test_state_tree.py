@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smddp.checkpoint.format.state_tree import flatten, unflatten
 from smddp.checkpoint.format.tensors import Layout
-from smddp.checkpoint.format.tree import flatten, unflatten
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import plain
 

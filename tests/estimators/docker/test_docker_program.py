@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from estimators.docker.cli import DockerError, docker, require_engine
+from estimators.docker.docker_program import DockerError, docker, require_engine
 
 
 def test_says_what_to_install_when_there_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:

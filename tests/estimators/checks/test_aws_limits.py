@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimators.checks import limits
+from estimators.checks import aws_limits
 
 
 def found(parameter: str, value: Any) -> list[str]:
-    return [f"{problem.severity}: {problem}" for problem in limits.check(parameter, value)]
+    return [f"{problem.severity}: {problem}" for problem in aws_limits.check(parameter, value)]
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,10 @@ def request_shape() -> Any:
     return model.operation_model("CreateTrainingJob").input_shape
 
 
-@pytest.mark.parametrize("parameter", limits.FIELDS)
+@pytest.mark.parametrize("parameter", aws_limits.FIELDS)
 def test_every_field_is_one_of_the_api(parameter: str, request_shape: Any) -> None:
     shape = request_shape
-    for name in limits.FIELDS[parameter].split("."):
+    for name in aws_limits.FIELDS[parameter].split("."):
         shape = shape.members[name]
 
 
@@ -66,7 +66,7 @@ def test_a_value_beyond_a_limit_is_found(parameter: str, good: Any, bad: Any, sa
 
 
 def test_an_instance_type_that_botocore_does_not_know_is_only_a_warning() -> None:
-    (problem,) = limits.check("instance_type", "ml.g99.xlarge")
+    (problem,) = aws_limits.check("instance_type", "ml.g99.xlarge")
     assert problem.severity == "warning"
 
 
