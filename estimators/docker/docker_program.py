@@ -14,7 +14,7 @@ from estimators.docker.search_path import search_path
 ENGINE_SECONDS = 20.0
 """How long an engine may take to say that it is there."""
 
-COMMAND_SECONDS = 30.0
+SECONDS = 30.0
 """How long Docker may take to do one thing: under load it needs seconds, and one that hangs for ever."""
 
 

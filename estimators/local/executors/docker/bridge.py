@@ -25,7 +25,7 @@ def bridge_address() -> str:
     """
     # The device, and not the network's gateway: of this one network, Docker does not always know it.
     form = '{{index .Options "com.docker.network.bridge.name"}}'
-    device = docker("network", "inspect", "--format", form, "bridge", timeout=docker_program.COMMAND_SECONDS)
+    device = docker("network", "inspect", "--format", form, "bridge", timeout=docker_program.SECONDS)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", device.encode()))

@@ -109,7 +109,7 @@ class DockerCluster:
     def _make_network(self) -> None:
         isolation = _CUT_OFF if self._spec.network_isolation else ()
         command = ("network", "create", *isolation, *self._labels, self._name)
-        docker(*command, timeout=docker_program.COMMAND_SECONDS, keep=[self._reaper.alive])
+        docker(*command, timeout=docker_program.SECONDS, keep=[self._reaper.alive])
 
     def _limits(self) -> list[str]:
         settings = self._settings

@@ -52,7 +52,7 @@ def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], 
         with open(file, "w", encoding="utf-8", newline="\n", closefd=False) as text:
             text.writelines(f"{line}\n" for line in lines if line not in several)
         given = [f"--env-file=/proc/self/fd/{file}", *(f"--env={line}" for line in several)]
-        docker("create", "--name", name, *given, *arguments, timeout=docker_program.COMMAND_SECONDS, keep=[file, keep])
+        docker("create", "--name", name, *given, *arguments, timeout=docker_program.SECONDS, keep=[file, keep])
     finally:
         os.close(file)
 
@@ -148,7 +148,7 @@ class Container:
                 "--format",
                 "{{json .State}}",
                 self._name,
-                timeout=docker_program.COMMAND_SECONDS,
+                timeout=docker_program.SECONDS,
             )
         )
         return state
@@ -178,9 +178,7 @@ class Container:
         filters = (f"--filter=container={self._name}", "--filter=event=kill")
         form = "{{.Actor.Attributes.signal}}"
         try:
-            signals = docker(
-                "events", *times, *filters, "--format", form, timeout=docker_program.COMMAND_SECONDS
-            ).split()
+            signals = docker("events", *times, *filters, "--format", form, timeout=docker_program.SECONDS).split()
         except DockerError as error:
             logger.warning("%s: who ended it is not known: %s", self._name, error)
             signals = []
@@ -190,7 +188,7 @@ class Container:
 
     def _send(self, signum: int) -> None:
         try:
-            docker("kill", "--signal", str(signum), self._name, timeout=docker_program.COMMAND_SECONDS)
+            docker("kill", "--signal", str(signum), self._name, timeout=docker_program.SECONDS)
         except DockerError as error:
             if self._attached.poll() is None:
                 logger.warning("%s: signal %d could not be sent: %s", self._name, signum, error)
@@ -198,11 +196,11 @@ class Container:
     def _kill(self) -> None:
         self._send(signal.SIGKILL)
         try:
-            self._attached.wait(docker_program.COMMAND_SECONDS)
+            self._attached.wait(docker_program.SECONDS)
         except subprocess.TimeoutExpired:
             logger.warning(
                 "%s was not killed by Docker within %g seconds; it is not waited for",
                 self._name,
-                docker_program.COMMAND_SECONDS,
+                docker_program.SECONDS,
             )
             self._attached.kill()

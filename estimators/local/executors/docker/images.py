@@ -52,15 +52,13 @@ def find_image(settings: Docker, wanted: str) -> str:
 
 def _identity(name: str) -> str:
     # After "--", no name that a request brings is taken for an option.
-    said = docker("image", "inspect", "--format", "{{.Id}}", "--", name, timeout=docker_program.COMMAND_SECONDS)
+    said = docker("image", "inspect", "--format", "{{.Id}}", "--", name, timeout=docker_program.SECONDS)
     if not _IDENTITY.fullmatch(said):
         raise DockerError(f"docker image failed: asked for the ID of {name!r}, it said {said[:_SHOWN_CHARACTERS]!r}")
     return said
 
 
 def _images_here() -> str:
-    listed = docker(
-        "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", timeout=docker_program.COMMAND_SECONDS
-    ).split()
+    listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", timeout=docker_program.SECONDS).split()
     names = [name for name in listed if "<none>" not in name]
     return (", ".join(names[:_SHOWN]) or "none") + (", …" if len(names) > _SHOWN else "")

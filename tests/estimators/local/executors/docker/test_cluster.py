@@ -400,7 +400,7 @@ def test_a_docker_that_hangs_or_is_away_is_said_to_be(
     prepare: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     fake_docker(tmp_path / "bin", script)
-    monkeypatch.setattr(docker_program, "COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr(docker_program, "SECONDS", 0.3)
     monkeypatch.setattr(docker_program, "program", lambda: str(tmp_path / "bin" / "docker"))
     began = time.monotonic()
     with pytest.raises(ExecutorError, match=r"did not end within|Cannot connect"), prepare() as hosts:
@@ -432,7 +432,7 @@ def test_a_docker_that_hangs_does_not_hang_the_platform(
 ) -> None:
     host = start(enter(), "sleep", "600")
     path = fake_docker(tmp_path / "bin", "exec sleep 600")
-    monkeypatch.setattr(docker_program, "COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr(docker_program, "SECONDS", 0.3)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", path)
         host.kill()
