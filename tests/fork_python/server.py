@@ -7,7 +7,6 @@ becomes the program, runs it as ``__main__``, and ends as every Python does: by 
 from __future__ import annotations
 
 import array
-import atexit
 import contextlib
 import gc
 import json
@@ -240,14 +239,16 @@ def run_and_report(content: dict[str, Any]) -> None:
 
 def main(path: str, modules: list[str]) -> None:
     """Import, listen, serve; return in each child once its program has run."""
+    sys.modules["triton"] = None  # type: ignore[assignment]  # which complains of what a frozen heap leaves at the end
     for module in modules:
         import_module(module)
+    del sys.modules["triton"]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}.new")
     listener.listen(64)
     os.rename(f"{path}.new", path)
-    gc.freeze()  # a child that collects garbage need not look at, and so copy, all that was imported
-    atexit.register(gc.unfreeze)  # but what is destroyed at the end is looked at as ever
+    # No garbage is looked for in what was imported, while a child runs or when it ends: to look at it is to copy it.
+    gc.freeze()
     request = Server(listener).serve()
     become(request)
     run_and_report(request.content)
