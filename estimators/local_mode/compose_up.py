@@ -118,7 +118,7 @@ class _Up:
         """How the job ended, once it has."""
         code, said = self._up()
         try:
-            self._give_back()  # of what root alone may read, too, the job_outcome is made
+            self._give_back()  # of what root alone may read, too, the outcome of the job is made
             ends = self._containers.ends()
         except DockerError as fault:
             return Outcome(status="Failed", host=None, reason=f"Docker does not say how its hosts ended: {fault}")
