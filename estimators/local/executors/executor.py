@@ -70,7 +70,7 @@ class HostProcess(Protocol):
 
 
 class HostCluster(Protocol):
-    """The hosts of one life of a job and what they share. When its ``with`` block is left, nothing of them runs.
+    """The hosts of one attempt of a job and what they share. When its ``with`` block is left, nothing of them runs.
 
     What the programs wrote belongs to this process's user by then, whoever they ran as.
     """
