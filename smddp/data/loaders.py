@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from smddp.data.augmentation import InEpoch, Seeded
 from smddp.data.build_order import AnyDataset, OrderOptions, make_evaluation, make_feed
 from smddp.data.order import DataOrder
+from smddp.data.worker_signals import OutliveStop
 from smddp.distributed import Membership
 
 
@@ -48,7 +49,7 @@ class Loaders:
         feed = make_feed(dataset, order, self._membership)
         self.order = feed.order
         return DataLoader(
-            Seeded(feed.fetching, feed.seed), batch_sampler=InEpoch(feed.order), **{**self._defaults, **options}
+            Seeded(feed.fetching, feed.seed), batch_sampler=InEpoch(feed.order), **self._complete(options)
         )
 
     def evaluation(
@@ -60,10 +61,15 @@ class Loaders:
             ValueError, PeerFailedError: As `smddp.data.build_order.make_evaluation`.
         """
         sampler, fetching = make_evaluation(dataset, batch_size, self._membership, sharded_by_host=sharded_by_host)
-        return DataLoader(fetching, batch_sampler=sampler, **{**self._defaults, **options})
+        return DataLoader(fetching, batch_sampler=sampler, **self._complete(options))
 
     def start_epoch(self, epoch: int) -> None:
         """Goes to the beginning of the epoch, unless the place is in it already."""
         self._worker_seeds.manual_seed(hash((self._seed, epoch, self._membership.cluster.rank)) % 2**63)
         if self.order is not None:
             self.order.start_epoch(epoch)
+
+    def _complete(self, options: dict[str, Any]) -> dict[str, Any]:
+        if options.get("num_workers"):
+            options = {**options, "worker_init_fn": OutliveStop(options.get("worker_init_fn"))}
+        return {**self._defaults, **options}

@@ -1,0 +1,94 @@
+"""A SIGTERM to a whole process group ends no worker before its rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from smddp.checkpoint import list_checkpoints
+from tests.fork_python import ForkPython
+
+PROGRAM = """
+import multiprocessing
+import os
+import sys
+import time
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+import smddp
+
+class Slow(Dataset):
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.ones(3)
+
+def main(job):
+    model = nn.Linear(3, 1)
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), log_every=10)
+    loader = trainer.loader(Slow(), batch_size=4, num_workers=2)
+    for _ in trainer.epochs(1):
+        for batch in trainer.batches(loader):
+            trainer.step(trainer.model(batch).mean())
+            if trainer.steps == 5:
+                print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+
+smddp.run(main)
+"""
+
+AT_EXIT = """
+import multiprocessing
+import torch
+from torch.utils.data import DataLoader
+from smddp.data.worker_signals import OutliveStop
+
+batches = iter(DataLoader(range(100), num_workers=1, worker_init_fn=OutliveStop()))
+print(next(batches), flush=True)
+kept = [batches]  # a circle: nothing but the end of the process collects it
+kept.append(kept)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_sigterm_to_the_process_group_is_a_stop_with_a_checkpoint(tmp_path: Path, fork_server: ForkPython) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    environ = {**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")}
+    rank = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True
+    )
+    assert rank.stdout is not None
+    workers = [int(pid) for pid in rank.stdout.readline().split()]
+    assert len(workers) == 2
+    for pid in [*workers, rank.pid]:  # as a signal to the group arrives: workers first is the worst case
+        os.kill(pid, signal.SIGTERM)
+    assert rank.wait(60) == 75
+    (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert checkpoint.step >= 5
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_workers_of_a_loader_that_is_never_closed_do_not_hold_up_the_exit(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(AT_EXIT)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=20)
