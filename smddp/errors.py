@@ -36,3 +36,7 @@ class CheckpointError(SmddpError, RuntimeError):
 
 class DataError(SmddpError, ValueError):
     """Training data is missing, damaged, not readable, or not what it was when it was indexed."""
+
+
+class TrainingDivergedError(SmddpError, ArithmeticError):
+    """The model's weights are not finite any more: no further step can mend that."""

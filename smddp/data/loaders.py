@@ -5,6 +5,7 @@ Which samples a batch holds is the samplers' business; fetching them is ``torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class Loaders:
     def __init__(self, membership: Membership, *, seed: int, pin_memory: bool) -> None:
         self.order: DataOrder | None = None
         """The training data's, with the place in it, once there is a loader for it."""
+        self.loader: Iterable[Any] | None = None
+        """The training loader: one that was made here, or one that keeps its place by itself."""
         self._membership = membership
         self._seed = seed
         # A generator of its own: a loader must not draw from the RNG that the model's dropout draws from.
@@ -48,9 +51,10 @@ class Loaders:
         """
         feed = make_feed(dataset, order, self._membership)
         self.order = feed.order
-        return DataLoader(
+        self.loader = loader = DataLoader(
             Seeded(feed.fetching, feed.seed), batch_sampler=InEpoch(feed.order), **self._complete(options)
         )
+        return loader
 
     def evaluation(
         self, dataset: AnyDataset, *, batch_size: int, sharded_by_host: bool, options: dict[str, Any]

@@ -1,13 +1,14 @@
 """How ranks agree, at a step's boundary, to stop, to save or to give up: by one tiny reduction, a few times a second.
 
 A rank that alone saw SIGTERM, or whose checkpoint failed, must not leave the others waiting in their next collective.
-So what each rank knows travels in a vector of five numbers that all ranks reduce at the same step, and the next such
+So what each rank knows travels in a vector of seven numbers that all ranks reduce at the same step, and the next such
 step follows from that vector too: it is the same on all ranks without asking again. Between these steps a rank compares
 two integers and no more.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -37,6 +38,9 @@ class Decision:
     failed: bool
     """At least one rank knows of a failure that must end the run."""
 
+    metrics_differ: bool
+    """Two ranks reported different ``metrics``."""
+
     stall: float
     """What the ranks reported as ``stall``: that of the slowest, whom the others waited for."""
 
@@ -51,7 +55,7 @@ class Agreement:
         """Seconds from one checkpoint to the next, or None; only rank 0's counts, and it may change."""
         self._membership = membership
         self._stop_signal = stop_signal
-        self._vector = torch.zeros(5, dtype=torch.float64, device=membership.control_device)
+        self._vector = torch.zeros(7, dtype=torch.float64, device=membership.control_device)
         self._steps_apart = 1
         self._last_step = 0
         self._last_time = self._last_save = time.monotonic()
@@ -62,7 +66,9 @@ class Agreement:
         self.next_step = step + 1
         self._last_time = self._last_save = time.monotonic()
 
-    def decide(self, step: int, *, failed: bool = False, stall: float = 0.0) -> Decision:
+    def decide(
+        self, step: int, *, failed: bool = False, stall: float = 0.0, save: bool = False, metrics: float = 0.0
+    ) -> Decision:
         """Asks all ranks, and sets ``next_step``.
 
         The first steps are asked one by one, then twice as far apart each time, up to a quarter of a second or 50
@@ -72,16 +78,20 @@ class Agreement:
             step: Steps taken, the same on all ranks.
             failed: Whether this rank knows of a failure that must end the run.
             stall: Seconds that this rank's last save kept its training waiting.
+            save: Whether a checkpoint is due whatever the clock says; only rank 0's counts.
+            metrics: A positive number that stands for what this rank measured; 0 if it measured nothing.
         """
         now = time.monotonic()
         taken = max(step - self._last_step, 1)
         is_due = self.save_seconds is not None and now - self._last_save >= self.save_seconds
-        stop_age, save, any_failed, seconds_a_step, slowest_stall = self._largest(
+        stop_age, to_save, any_failed, seconds_a_step, slowest_stall, highest, minus_lowest = self._largest(
             self._stop_signal.age,
-            float(is_due and self._membership.cluster.is_main),
+            float((save or is_due) and self._membership.cluster.is_main),
             float(failed),
             (now - self._last_time) / taken,
             stall,
+            metrics,
+            -metrics if metrics else -math.inf,
         )
         if step > self._last_step:
             affordable = int(_SECONDS_APART / max(seconds_a_step, 1e-9))
@@ -89,7 +99,12 @@ class Agreement:
         self.next_step = step + self._steps_apart
         self._last_step, self._last_time = step, now
         return Decision(
-            stop=stop_age >= 0, stop_age=stop_age, save=save > 0, failed=any_failed > 0, stall=slowest_stall
+            stop=stop_age >= 0,
+            stop_age=stop_age,
+            save=to_save > 0,
+            failed=any_failed > 0,
+            metrics_differ=highest > 0 and highest != -minus_lowest,
+            stall=slowest_stall,
         )
 
     def saved(self) -> None:

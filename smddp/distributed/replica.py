@@ -1,8 +1,8 @@
 """A model's copy on one rank: DistributedDataParallel for training, the plain model for evaluation.
 
 DDP broadcasts the model's buffers (BatchNorm's running statistics) in the first forward pass of an evaluation too, and
-so waits for ever as soon as a rank has nothing to evaluate. Here a forward pass without gradients is the rank's own;
-``share_buffers`` makes the copies equal, once before an evaluation.
+so waits for ever as soon as a rank has nothing to evaluate. Here no forward pass waits for another rank;
+``share_buffers`` makes the copies equal, once after each optimizer step.
 
 DDP adds gradients up in buckets, and divides the parameters anew among them after its first step, in the order in which
 that step happened to compute their gradients. Where three ranks or more add, another division may round otherwise: the
@@ -13,6 +13,7 @@ rehearsed here, with gradients that are zero, in an order that is always the sam
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,23 +27,70 @@ logger = logging.getLogger(__name__)
 
 
 class Replica(DistributedDataParallel):
-    """One rank's copy of a model; making it gives all ranks the weights and buffers of rank 0."""
+    """One rank's copy of a model; making it gives all ranks the weights and buffers of rank 0.
 
-    def __init__(self, module: nn.Module, membership: Membership) -> None:
-        device = membership.device
-        super().__init__(module, device_ids=[device.index] if device.type == "cuda" else None)
-        self._settle_buckets()
+    Parameters that are frozen or unfrozen later are noticed by the next forward pass with gradients, on all ranks
+    alike, and the gradients that the ranks add up are those of the parameters as they are then.
+
+    Args:
+        module: The model, on its device or devices.
+        membership: The ranks.
+        accumulates: Asked before each forward pass with gradients: whether the gradients that it leads to are only
+            added up here, because another micro-batch of the same optimizer step follows. None: never.
+    """
+
+    def __init__(
+        self, module: nn.Module, membership: Membership, *, accumulates: Callable[[], bool] | None = None
+    ) -> None:
+        self._connect(module, membership)
+        self._membership = membership
+        self._accumulates = accumulates
+        self.averages = False
+        """Whether the backward pass of the last forward pass averages the gradients over the ranks."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """With gradients: DDP's forward pass. Without: the model's own, which waits for nobody."""
-        if torch.is_grad_enabled():
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        return self.module(*inputs, **kwargs)
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **kwargs)
+        if [weight.requires_grad for weight in self._weights] != self._trainable:
+            self._reconnect()
+        self.averages = self.require_backward_grad_sync = not (self._accumulates and self._accumulates())
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def share_buffers(self) -> None:
         """Gives all ranks the buffers of rank 0; all must call it."""
-        for buffer in self.module.buffers():
+        for buffer in self._buffers_of_module:
             dist.broadcast(buffer, src=0)
+
+    def average_gradients(self) -> None:
+        """Averages the gradients that were only added up here; all ranks must call it."""
+        for weight in self._weights:
+            if weight.grad is not None:
+                dist.all_reduce(weight.grad)
+                weight.grad /= self._membership.cluster.world_size
+
+    def _connect(self, module: nn.Module, membership: Membership) -> None:
+        device = membership.device
+        super().__init__(module, device_ids=[device.index] if _is_on(module, device) else None)
+        # The forward pass shall wait for nobody but in its backward pass: buffers are shared at each optimizer step.
+        self.broadcast_buffers = False
+        self._weights = list(module.parameters())
+        self._trainable = [weight.requires_grad for weight in self._weights]
+        self._buffers_of_module = list(module.buffers())
+        self._settle_buckets()
+
+    def _reconnect(self) -> None:
+        """Follows a change of what is trainable; DDP itself knows only what was when it was made."""
+        own = {name: getattr(self, name) for name in ("_membership", "_accumulates")}
+        now = sum(weight.requires_grad for weight in self._weights)
+        if own["_membership"].cluster.is_main:
+            logger.info("%d of the model's %d parameters are trainable now", now, len(self._weights))
+        gradients = [weight.grad for weight in self._weights]  # of micro-batches before, which settling would clear
+        self._connect(self.module, own["_membership"])
+        for weight, gradient in zip(self._weights, gradients, strict=True):
+            weight.grad = gradient
+        for name, value in own.items():
+            setattr(self, name, value)
 
     def _settle_buckets(self) -> None:
         module = self.module
@@ -74,6 +122,11 @@ class _Rehearsal(nn.Module):
     def forward(self, parameters: list[nn.Parameter]) -> Tensor:
         """A zero. Its gradients are computed from the last parameter to the first, about as a model's are."""
         return torch.stack([parameter.flatten()[:0].abs().sum().float() for parameter in parameters]).sum()
+
+
+def _is_on(module: nn.Module, device: torch.device) -> bool:
+    """Whether all of the model is on this one GPU, to which DDP may then move inputs."""
+    return device.type == "cuda" and {weight.device for weight in module.parameters()} == {device}
 
 
 def _obstacle(module: nn.Module, parameters: list[nn.Parameter]) -> str | None:

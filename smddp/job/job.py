@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
 """Names the place in S3 that checkpoints are saved to directly, wherever the job runs."""
 
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
 
 
@@ -122,6 +123,25 @@ class Job:
         if self.checkpoint_s3_uri is None or self.checkpoints_are_copied:
             return str(self.checkpoint_dir)
         return self.checkpoint_s3_uri
+
+    def part(self, name: str) -> Job:
+        """The same job, where one of its several models keeps what is its own: directories and places of that name.
+
+        Raises:
+            ValueError: It is no name of a directory.
+        """
+        if not _PART_NAME.fullmatch(name) or name.startswith("step-"):
+            raise ValueError(
+                f"name={name!r}: 1 to 64 letters, digits, '-', '_' and '.' name a directory, the first one a letter or "
+                "a digit; 'step-...' is a checkpoint"
+            )
+        uri = self.checkpoint_s3_uri
+        return replace(
+            self,
+            model_dir=self.model_dir / name,
+            checkpoint_dir=self.checkpoint_dir / name,
+            checkpoint_s3_uri=None if uri is None else f"{uri.rstrip('/')}/{name}",
+        )
 
     def make_directories(self) -> None:
         """Makes the directories that are written to, where they are missing; on SageMaker the platform has.

@@ -6,6 +6,10 @@ own loop would not do. It knows neither data nor ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
@@ -14,11 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class OptimizerStep:
-    """The optimizer with what belongs around its step.
+    """The optimizers with what belongs around their step.
 
     Args:
-        optimizer: The optimizer.
-        scheduler: Stepped after each optimizer step that was really taken.
+        optimizers: They all step together.
+        schedulers: Stepped after each optimizer step that was really taken.
         scaler: fp16's loss scaler, which skips a step whose gradients overflowed.
         accumulate: Micro-batches a step.
         clip_norm: The largest norm of all gradients together, or None.
@@ -26,25 +30,29 @@ class OptimizerStep:
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         *,
-        scheduler: LRScheduler | None = None,
+        schedulers: Sequence[LRScheduler] = (),
         scaler: GradScaler | None = None,
         accumulate: int = 1,
         clip_norm: float | None = None,
     ) -> None:
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._optimizers = tuple(optimizers)
+        self._schedulers = tuple(schedulers)
         self._scaler = scaler
         self._accumulate = accumulate
         self._clip_norm = clip_norm
-        self._parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
         self._micro_batch = 0
+        self._stepped = False
+        # Optimizers that read the scaler's verdict themselves always "step": only the scale tells whether they did.
+        self._scale_tells = any(getattr(each, "_step_supports_amp_scaling", False) for each in self._optimizers)
+        if scaler is not None and self._schedulers:
+            self._optimizers[0].register_step_post_hook(self._note_step)
 
     @property
     def learning_rate(self) -> float:
         """That of the first group of parameters."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self._optimizers[0].param_groups[0]["lr"])
 
     @property
     def micro_batch(self) -> int:
@@ -59,7 +67,7 @@ class OptimizerStep:
     def restart(self) -> None:
         """Forgets micro-batches of a step that was never finished."""
         self._micro_batch = 0
-        self._optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
 
     def backward_and_step(self, loss: Tensor, weight: float = 1.0) -> bool:
         """Adds the gradients of one micro-batch's mean loss; after the last one, takes the step.
@@ -81,25 +89,52 @@ class OptimizerStep:
         self._micro_batch += 1
         if self._micro_batch < self._accumulate:
             return False
-        self._micro_batch = 0
-
-        if self._clip_norm is not None:
-            if self._scaler is not None:
-                self._scaler.unscale_(self._optimizer)
-            clip_grad_norm_(self._parameters, self._clip_norm)
-        if self._scaler is None:
-            self._optimizer.step()
-            applied = True
-        else:
-            applied = self._scaled_step(self._scaler)
-        if self._scheduler is not None and applied:
-            self._scheduler.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._step()
         return True
 
+    def finish_window(self) -> None:
+        """Takes the step with the micro-batches there are: the gradient is that of the mean over these alone."""
+        assert self._micro_batch > 0, "there is no gradient"
+        gradients = [weight.grad for weight in self._parameters() if weight.grad is not None]
+        torch._foreach_mul_(gradients, self._accumulate / self._micro_batch)
+        self._step()
+
+    def _step(self) -> None:
+        self._micro_batch = 0
+        scaler = self._scaler
+        if self._clip_norm is not None:
+            if scaler is not None:
+                for optimizer in self._optimizers:
+                    scaler.unscale_(optimizer)
+            clip_grad_norm_(self._parameters(), self._clip_norm)
+        if scaler is None:
+            for optimizer in self._optimizers:
+                optimizer.step()
+            applied = True
+        else:
+            applied = self._scaled_step(scaler)
+        if applied:
+            for scheduler in self._schedulers:
+                scheduler.step()
+        self._clear_gradients()
+
+    def _parameters(self) -> list[Tensor]:
+        """Those of all groups as they are now: a group may be added while training goes on."""
+        return [weight for each in self._optimizers for group in each.param_groups for weight in group["params"]]
+
+    def _clear_gradients(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
     def _scaled_step(self, scaler: GradScaler) -> bool:
-        """The optimizer's step under a loss scaler; False if it was skipped, which a lower scale tells."""
-        before = scaler.get_scale()
-        scaler.step(self._optimizer)
+        """The optimizers' step under a loss scaler; False if it was skipped, where a schedule must know."""
+        asks_scale = self._scale_tells and bool(self._schedulers)  # which waits for the GPU
+        before = scaler.get_scale() if asks_scale else 0.0
+        self._stepped = False
+        for optimizer in self._optimizers:
+            scaler.step(optimizer)
         scaler.update()
-        return scaler.get_scale() >= before
+        return scaler.get_scale() >= before if asks_scale else self._stepped
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True

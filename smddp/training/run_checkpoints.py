@@ -7,9 +7,13 @@ all ranks to stop. The trainer tells it of each boundary, a moment at which all 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+import time
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import NoReturn
+from weakref import WeakSet
 
 from smddp.checkpoint import SaveReport
 from smddp.checkpoint.restore.restoring import Stateful
@@ -28,7 +32,17 @@ STOP_SECONDS = 90.0
 """How long after SIGTERM the last checkpoint must be durable. SageMaker sends SIGKILL after 120 s, and what is to be
 said of a checkpoint that is not takes time too."""
 
+_LONG_EVALUATION_SECONDS = 30.0
+
 _LEAST_SECONDS = 10.0  # for it nevertheless, where the step in which SIGTERM came took longer
+
+
+_runs: WeakSet[RunCheckpoints] = WeakSet()
+
+
+def all_work_is_durable() -> bool:
+    """Whether no step of any run of this process would be lost if it ended now; any thread may ask."""
+    return all(run.is_durable for run in list(_runs))
 
 
 @dataclass(slots=True)
@@ -57,9 +71,12 @@ class RunCheckpoints:
         job: Where checkpoints go.
         membership: The ranks.
         policy: When to save.
+        before_save: Called on all ranks before each save; it raises if nothing should be saved.
     """
 
-    def __init__(self, job: Job, membership: Membership, policy: CheckpointPolicy) -> None:
+    def __init__(
+        self, job: Job, membership: Membership, policy: CheckpointPolicy, *, before_save: Callable[[], None]
+    ) -> None:
         self.progress = Progress()
         self._job = job
         self._is_main = membership.cluster.is_main
@@ -75,10 +92,15 @@ class RunCheckpoints:
         self._is_cold = True
         self._metrics: dict[str, float] = {}
         self._metrics_step = 0
+        self._told_of_metrics = False
+        self._before_save = before_save
+        self._evaluation_began: float | None = None
+        self._evaluation_seconds = math.inf  # of the last one; the first may take any time
+        _runs.add(self)
 
     @property
     def has_started(self) -> bool:
-        """Whether ``resume`` was called."""
+        """Whether ``resume`` or ``begin_anew`` was called."""
         return self._saves is not None
 
     @property
@@ -88,11 +110,12 @@ class RunCheckpoints:
             return self._agreement.next_step
         return min(self._agreement.next_step, (self.progress.steps // self._every + 1) * self._every)
 
-    def resume(self, state: Mapping[str, Stateful], order: DataOrder | None) -> bool:
+    def resume(self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None) -> bool:
         """Loads the newest valid checkpoint into the state, if there is one, and saves there from now on.
 
         Args:
-            state: By name, what has a ``state_dict``; progress and position are added.
+            state: By name, what has a ``state_dict`` and is the same on all ranks; progress and position are added.
+            per_rank: Likewise, what each rank has its own of.
             order: The position in the training data, if there is any.
 
         Returns:
@@ -100,17 +123,31 @@ class RunCheckpoints:
 
         Raises:
             CheckpointError: Nothing can be saved there, or nothing loaded of what is there; on every rank.
+            ValueError: Another run of this process saves there.
         """
-        assert self._saves is None, "a run resumes once"
-        self._order = order
-        positions = {} if order is None else {"position": order}
-        saves = RunSaves(self._job, self._policy, {**state, **positions, "progress": self.progress})
+        saves = self._open(state, per_rank, order)
         found = saves.load()
-        self._saves = saves
-        self._agreement.start(self.progress.steps)
+        self._begin(saves)
         if found and self._is_main:
             logger.info("resumed at step %d, in epoch %d", self.progress.steps, self.progress.epoch)
         return found
+
+    def begin_anew(
+        self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
+    ) -> None:
+        """Saves from now on, where there is no checkpoint yet: the arguments are those of ``resume``.
+
+        Raises:
+            ValueError: There is one, which should have been resumed from before the first step; or as ``resume``.
+            CheckpointError: Nothing can be saved there; on every rank.
+        """
+        saves = self._open(state, per_rank, order)
+        if not saves.is_empty():
+            raise ValueError(
+                f"{saves.place} holds checkpoints, and this loop began without them: call trainer.resume() before its "
+                "first forward pass, or take another run directory or checkpoint_s3_uri to begin anew"
+            )
+        self._begin(saves)
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Keeps what was measured at this step, for a checkpoint of this step and no other."""
@@ -134,8 +171,30 @@ class RunCheckpoints:
             self._is_cold = False
             self._saves.warm_up()  # now that the optimizer has its state
 
-    def between_steps(self) -> None:
+    def begin_evaluation(self) -> None:
+        """Saves before an evaluation that may outlast the time that a stop leaves; all ranks call it.
+
+        What the evaluation draws at random is not in the checkpoints of this moment, so that it can be repeated.
+
+        Raises:
+            Stopped, CheckpointError: As ``between_steps``.
+        """
+        if self._saves is not None:
+            self._saves.keep_random_state(self._moment)
+            self.between_steps(save=self._evaluation_seconds > _LONG_EVALUATION_SECONDS)
+            self._evaluation_began = time.monotonic()
+
+    def end_evaluation(self) -> None:
+        """Measures how long it took."""
+        if self._evaluation_began is not None:
+            self._evaluation_seconds = time.monotonic() - self._evaluation_began
+            self._evaluation_began = None
+
+    def between_steps(self, *, save: bool = False) -> None:
         """Asks all ranks whether to stop or to save, and whether a save has failed.
+
+        Args:
+            save: Whether to save in any case; rank 0 decides.
 
         Raises:
             Stopped: If the job was told to stop, after a checkpoint.
@@ -145,7 +204,9 @@ class RunCheckpoints:
         failure = None if saves is None else saves.failure()
         report = None if saves is None else saves.last_report
         stall = 0.0 if report is None else report.stall_seconds
-        decision = self._agreement.decide(step, failed=failure is not None, stall=stall)
+        decision = self._agreement.decide(
+            step, failed=failure is not None, stall=stall, save=save, metrics=self._metrics_digest
+        )
         if saves is None:  # before the first epoch there is nothing to save, and nothing to lose
             if decision.stop:
                 raise Stopped
@@ -157,21 +218,53 @@ class RunCheckpoints:
             self._agreement.save_seconds = self._auto.after(stall=decision.stall, durable=report.durable_seconds)
         if decision.stop:
             self._stop(saves, max(STOP_SECONDS - decision.stop_age, _LEAST_SECONDS))
+        if decision.metrics_differ and self._is_main and not self._told_of_metrics:
+            self._told_of_metrics = True
+            logger.warning(
+                "the ranks logged different metrics at step %d, and those of rank 0 are shown and kept: sum over the "
+                "ranks first, by trainer.sum()",
+                step,
+            )
         if decision.save:
             self.save()
 
     def save(self) -> None:
         """Save a checkpoint of this moment, unless there is one."""
-        if self._saves is not None and self._saves.save(
-            self._moment, position=self._position, metrics=self._metrics_now
-        ):
-            self._is_cold = False
-            self._agreement.saved()
+        saves = self._saves
+        if saves is None or saves.has(self._moment):
+            return
+        self._before_save()
+        saves.save(self._moment, position=self._position, metrics=self._metrics_now)
+        self._is_cold = False
+        self._agreement.saved()
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether no step that was taken would be lost if the process ended now; any thread may ask."""
+        return self.progress.steps == 0 if self._saves is None else self._saves.is_durable(self.progress.steps)
 
     def finish(self) -> None:
         """Waits until the last checkpoint is durable, or says that it is not."""
         if self._saves is not None:
             self._saves.finish()
+
+    def _open(
+        self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
+    ) -> RunSaves:
+        assert self._saves is None, "a run begins once"
+        self._order = order
+        positions = {} if order is None else {"position": order}
+        return RunSaves(self._job, self._policy, {**state, **positions, "progress": self.progress}, per_rank)
+
+    def _begin(self, saves: RunSaves) -> None:
+        self._saves = saves
+        self._agreement.start(self.progress.steps)
+
+    @property
+    def _metrics_digest(self) -> float:
+        """Stands for the metrics of this step; 0 if there are none."""
+        metrics = self._metrics_now
+        return float(1 + zlib.crc32(repr(sorted(metrics.items())).encode())) if metrics else 0.0
 
     @property
     def _moment(self) -> Moment:
@@ -189,6 +282,8 @@ class RunCheckpoints:
         step, epoch = self._moment
         failure: Exception | None = None
         try:
+            if not saves.has(self._moment):
+                self._before_save()
             saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
         except Exception as error:  # not swallowed: raised below, once all ranks know
             failure = error
@@ -200,4 +295,5 @@ class RunCheckpoints:
         if self._is_main:
             there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
+        saves.leave_place()
         raise Stopped

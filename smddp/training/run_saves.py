@@ -6,15 +6,19 @@ stop, at the end of training, and when the process ends. When to save is ``smddp
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import Any
+from weakref import WeakValueDictionary
 
 from smddp.checkpoint import Checkpointer, SaveReport
 from smddp.checkpoint.ranks import Ranks
+from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.restoring import Stateful
 from smddp.checkpoint.save.rank_saver import SaveFailedError
 from smddp.checkpoint.stores import open_store
@@ -28,6 +32,7 @@ from smddp.training.checkpoint_policy import CheckpointPolicy
 logger = logging.getLogger(__name__)
 
 _ARRIVAL_SECONDS = 60.0  # how long the end of training waits for the platform's copy
+_CHECK_SECONDS = 5.0  # how long to look whether the platform's copy has arrived
 _NEWS_SECONDS = 10.0  # how long a rank waits for word of another one's failure
 
 Moment = tuple[int, int]
@@ -36,6 +41,9 @@ Moment = tuple[int, int]
 _BEGINNING: Moment = (0, 0)
 
 _ends_with: ExitStack | None = None
+
+_open_places: WeakValueDictionary[str, RunSaves] = WeakValueDictionary()
+"""The runs that have not ended, by where they save. Under ``smddp.run`` none ends before the script does."""
 
 
 @contextmanager
@@ -55,18 +63,35 @@ def saves_end_with(stack: ExitStack) -> Iterator[None]:
 class RunSaves:
     """The saves of one run; all ranks call its methods at the same points."""
 
-    def __init__(self, job: Job, policy: CheckpointPolicy, state: Mapping[str, Stateful]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        policy: CheckpointPolicy,
+        state: Mapping[str, Stateful],
+        per_rank: Mapping[str, Stateful] = MappingProxyType({}),
+    ) -> None:
         """Opens the place.
 
         Args:
             job: Where it is.
             policy: What to do there.
             state: By name, what has a ``state_dict`` and is the same on all ranks.
+            per_rank: Likewise, what each rank has its own of.
 
         Raises:
             CheckpointError: Nothing can be saved there; on every rank.
+            ValueError: Another run of this process saves there.
         """
-        self._place = open_store(job.checkpoint_location)
+        if job.checkpoint_location in _open_places:
+            gc.collect()  # a trainer that nobody holds any more is no obstacle
+        if job.checkpoint_location in _open_places:
+            raise ValueError(
+                f"another Trainer of this process keeps its checkpoints in {job.checkpoint_location}: give each a name "
+                'of its own, such as Trainer(..., name="generator")'
+            )
+        self.place = job.checkpoint_location
+        """Where this run saves."""
+        self._place = open_store(self.place)
         Ranks.current().on_main(self._place.check_writable)
         self._upload_monitor: UploadMonitor | None = None
         if job.checkpoints_are_copied and job.cluster.is_main:
@@ -76,6 +101,7 @@ class RunSaves:
         self._checkpointer = Checkpointer(
             job.checkpoint_location,
             state,
+            per_rank=per_rank,
             keep=policy.keep,
             share=policy.writers(job),
             hyperparameters=json.loads(json.dumps(dict(job.hyperparameters)), parse_constant=str),  # no NaN in JSON
@@ -86,6 +112,8 @@ class RunSaves:
         self._is_patient = policy.tolerate_failures > 0
         self._loaded = _BEGINNING  # where there is nothing to save
         self._last = _BEGINNING  # what is loaded, or was saved or begun to be saved since
+        self._random_state: tuple[Moment, Any] | None = None
+        _open_places[job.checkpoint_location] = self
         if _ends_with is not None:
             _ends_with.enter_context(self)
 
@@ -110,19 +138,33 @@ class RunSaves:
         """Takes the memory for saving, in the background."""
         self._checkpointer.warm_up()
 
-    def save(self, moment: Moment, *, position: int | None, metrics: Mapping[str, float]) -> bool:
-        """Begins to save, unless the newest save is of the same moment. Waits for the save before.
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint yet, not even a damaged one; collective."""
+        return Ranks.current().on_main(lambda: not list(open_store(self.place).steps()))
 
-        Returns:
-            Whether it did.
+    def has(self, moment: Moment) -> bool:
+        """Whether the newest save, which may be under way, is of this moment."""
+        return moment == self._last
+
+    def keep_random_state(self, moment: Moment) -> None:
+        """Lets all checkpoints of this moment have the random state that is now."""
+        self._random_state = (moment, rng.capture())
+
+    def save(self, moment: Moment, *, position: int | None, metrics: Mapping[str, float]) -> None:
+        """Begins to save. Waits for the save before.
 
         Raises:
             CheckpointError: More saves before failed than are tolerated, or the state cannot be saved.
         """
-        if moment == self._last:
-            return False
         self._begin(moment, position, metrics)
-        return True
+
+    def is_durable(self, step: int) -> bool:
+        """Whether a checkpoint of this step is durable, in S3 too where the platform copies it; any thread may ask."""
+        report = self.last_report
+        newest = self._loaded[0] if report is None else report.step
+        return newest == step and (
+            report is None or self._upload_monitor is None or self._upload_monitor.settle(_CHECK_SECONDS)
+        )
 
     def failure(self) -> Exception | None:
         """What a save failed with that is not tolerated, if one did."""
@@ -170,6 +212,10 @@ class RunSaves:
         step = self._loaded[0] if self.last_report is None else self.last_report.step
         return f"the next attempt goes on from {self._place.path(step)}" if step else "the next attempt begins anew"
 
+    def leave_place(self) -> None:
+        """Lets another run of this process save there: this one will not."""
+        _open_places.pop(self.place, None)
+
     def finish(self) -> None:
         """Waits until the newest save is durable, or says that it is not.
 
@@ -191,6 +237,7 @@ class RunSaves:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Ends: after success once all is durable, with an exception once ten seconds are over."""
+        self.leave_place()
         if error is None:
             self.finish()
         self._checkpointer.__exit__(kind, error, traceback)
@@ -201,7 +248,15 @@ class RunSaves:
 
     def _begin(self, moment: Moment, position: int | None, metrics: Mapping[str, float]) -> None:
         step, epoch = moment
-        self._checkpointer.save(step, epoch=epoch, position=position, metrics=metrics)
+        own = None
+        if self._random_state is not None and self._random_state[0] == moment:
+            own = rng.capture()
+            rng.restore([self._random_state[1]], rank=0)
+        try:
+            self._checkpointer.save(step, epoch=epoch, position=position, metrics=metrics)
+        finally:
+            if own is not None:
+                rng.restore([own], rank=0)
         self._last = moment
 
     def _is_durable(self, moment: Moment, seconds: float) -> bool:

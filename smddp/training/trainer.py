@@ -18,7 +18,7 @@ All ranks must run the same loop: everything but ``log`` is for every rank, the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -28,26 +28,31 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from smddp.checkpoint.metric_values import as_numbers
-from smddp.data import EvaluationSampler
+from smddp.checkpoint.restore.restoring import Stateful
 from smddp.data.build_order import AnyDataset, OrderOptions
+from smddp.data.dataloader_options import DataLoaderOptions, StatefulLoader
 from smddp.data.loaders import Loaders
 from smddp.data.order.host_sharding import OnChange
 from smddp.data.order.partition import Tail
-from smddp.data.shards import ShardEvaluation
-from smddp.distributed import Replica, current_membership, join, move, share_outcome, sum_over_ranks
+from smddp.distributed import Replica, current_membership, join, share_outcome, sum_over_ranks
 from smddp.job import Job
 from smddp.job.saved_model import write_model
+from smddp.training.batches import BatchStreams, Loop
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.metrics import StepRate, report
+from smddp.training.model_checks import check_optimizers, underlying_module
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName
 from smddp.training.run_checkpoints import RunCheckpoints
+from smddp.training.state_parts import LoaderState, state_parts
+from smddp.training.step_loss import StepLoss
 
 logger = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
 _DEFAULT_POLICY = CheckpointPolicy()
+_NOTHING_LEFT = "nothing is left to train; take another run directory or checkpoint_s3_uri to begin anew, or"
 
 
 class Trainer:
@@ -67,67 +72,93 @@ class Trainer:
         self,
         job: Job,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
-        scheduler: LRScheduler | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
         precision: PrecisionName = "auto",
         accumulate: int = 1,
         clip_norm: float | None = None,
         checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
         log_every: int = 50,
+        state: Mapping[str, Stateful | dict[str, Any]] | None = None,
+        name: str | None = None,
+        place: bool = True,
     ) -> None:
         """Prepares the model; joins the process group if that was not done yet.
 
         Args:
             job: Where checkpoints and the model go, and who the ranks are.
-            model: The model; it is moved to the rank's device.
-            optimizer: The optimizer of its parameters.
-            scheduler: A schedule, stepped once each optimizer step (not each epoch).
+            model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device.
+            optimizer: The optimizer of its parameters, or several that step together.
+            scheduler: A schedule, or several, stepped once each optimizer step (not each epoch).
             precision: What the forward pass computes in; see `smddp.Precision`.
             accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
             clip_norm: The largest norm of all gradients together, or None.
             checkpoints: When to save, and what becomes of it; see `smddp.CheckpointPolicy`.
             seed: Decides the order of the data.
             log_every: Optimizer steps from one metric line to the next.
+            state: By name, what else a checkpoint keeps and a resume brings back, the same on all ranks: an average of
+                the weights, another model or optimizer, a schedule by epoch; anything with ``state_dict`` and
+                ``load_state_dict``, or a dict of numbers and tensors. The trainer neither moves nor steps it.
+            name: Of this trainer, where a job has several: its checkpoints and its model get a directory of that name.
+            place: False leaves the model where it is, on one device or on several.
 
         Raises:
-            ValueError: If a number is out of its range, or the device cannot compute in the precision.
+            ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
+                do not belong together, or a name is not possible.
         """
         _check_positive(accumulate=accumulate, clip_norm=clip_norm, log_every=log_every)
         self._membership = current_membership() or join(job.cluster)
         self._cluster = self._membership.cluster
-        self._job = job
+        self._job = job if name is None else job.part(name)
 
-        self.device = self._membership.device
-        self.module = model.to(self.device)
+        self.module = underlying_module(model)
+        self.device = self._membership.device if place else next(self.module.parameters()).device
+        if place:
+            self.module.to(self.device)
+        optimizers, schedulers = _listed(optimizer), _listed(scheduler)
+        check_optimizers(optimizers, self.module, world_size=self._cluster.world_size)
         numbers = Precision(precision, self.device)
-        self.model: nn.Module = numbers.wrap(self.module)
+        self.model: nn.Module = numbers.wrap(model)
         self._replica: Replica | None = None
-        if self._cluster.world_size > 1:
-            self.model = self._replica = Replica(self.model, self._membership)
-
         scaler = numbers.scaler()
-        self._optimizer_step = OptimizerStep(
-            optimizer, scheduler=scheduler, scaler=scaler, accumulate=accumulate, clip_norm=clip_norm
+        self._optimizer_step = step = OptimizerStep(
+            optimizers, schedulers=schedulers, scaler=scaler, accumulate=accumulate, clip_norm=clip_norm
         )
-        self._state: dict[str, Any] = {
-            "model": self.module,
-            "optimizer": optimizer,
-            "scheduler": scheduler,
-            "scaler": scaler,
-        }
-        self._run_checkpoints = RunCheckpoints(job, self._membership, checkpoints)
+        if self._cluster.world_size > 1:
+            accumulates = None if accumulate == 1 else lambda: step.accumulates
+            self.model = self._replica = Replica(self.model, self._membership, accumulates=accumulates)
+
+        self._state = state_parts(self.module, optimizers, schedulers, scaler, state or {})
+        self._per_rank: dict[str, Stateful] = {}
+        self._loss = StepLoss(self._membership, self.module)
+        self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._check_finite)
         self._progress = self._run_checkpoints.progress
-        self._in_step = False
+        self._counts_steps = False
 
         self._accumulate = accumulate
         self._seed = seed
         self._loaders = Loaders(self._membership, seed=seed, pin_memory=self.device.type == "cuda")
+        self._streams = BatchStreams(
+            self._loaders,
+            Loop(
+                begin=self._begin,
+                micro_batches=lambda: step.micro_batch,
+                finish_window=self._finish_window,
+                next_epoch=self._next_epoch,
+                begin_evaluation=self._run_checkpoints.begin_evaluation,
+                end_evaluation=self._run_checkpoints.end_evaluation,
+            ),
+            device=self.device,
+            accumulate=accumulate,
+            world_size=self._cluster.world_size,
+        )
 
         self._rate = StepRate()
         self._log_every = log_every
         self._next_look = 1
+        self._loss.collects = log_every == 1
 
     @property
     def steps(self) -> int:
@@ -141,8 +172,8 @@ class Trainer:
 
     def loader(
         self,
-        dataset: AnyDataset,
-        batch_size: int,
+        dataset: AnyDataset | DataLoader[Any],
+        batch_size: int | None = None,
         *,
         shuffle: bool = True,
         tail: Tail = "drop",
@@ -155,9 +186,14 @@ class Trainer:
 
         What ``num_workers`` draw at random for a sample depends on seed, epoch and sample alone.
 
+        A DataLoader of your own is taken over: a plain one (shuffled, in order, or by a DistributedSampler) lends its
+        dataset and its options, and each rank gets its share; its ``batch_size`` is that of one micro-batch of one
+        rank. One with ``state_dict``, such as torchdata's StatefulDataLoader, is used as it is, and resumed on as many
+        ranks.
+
         Args:
             dataset: All of the data, the same on all ranks: a dataset with a length, a `ShardedDataset`, or a
-                `PipeDataset`.
+                `PipeDataset`; or a DataLoader, which has all other arguments in itself.
             batch_size: Samples an optimizer step, over all ranks and micro-batches; it must divide by both.
             shuffle: False keeps the dataset's order.
             tail: What becomes of the samples beyond the last whole batch of an epoch: ``"drop"`` leaves them out,
@@ -174,8 +210,19 @@ class Trainer:
                 training has begun.
             PeerFailedError: If another rank's dataset has no length.
         """
-        if self._loaders.order is not None or self._run_checkpoints.has_started:
+        if self._loaders.loader is not None or self._run_checkpoints.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
+        if isinstance(dataset, StatefulLoader):
+            self._loaders.loader = dataset
+            self._per_rank["loader"] = LoaderState(dataset, self._cluster.world_size)
+            return dataset
+        if isinstance(dataset, DataLoader):
+            own = DataLoaderOptions.of(dataset)
+            dataset, shuffle, tail = own.dataset, own.shuffle, "drop" if own.drop_last else "short"
+            batch_size = own.micro_batch_size * self._accumulate * self._cluster.world_size
+            options = {**own.options, **options}
+        if batch_size is None:
+            raise ValueError("give batch_size: samples an optimizer step, over all ranks and micro-batches")
         order = OrderOptions(
             global_batch=batch_size,
             accumulate=self._accumulate,
@@ -217,8 +264,7 @@ class Trainer:
             CheckpointError: On every rank: checkpoints cannot be saved there, none of those there are is valid, or the
                 newest that is does not fit the model.
         """
-        state = {name: part for name, part in self._state.items() if part is not None}
-        return self._run_checkpoints.resume(state, self._loaders.order)
+        return self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
@@ -230,17 +276,13 @@ class Trainer:
             Stopped: If the job was told to stop, after a checkpoint that is durable.
             CheckpointError: If more saves in a row failed than the policy tolerates, or the one before a stop.
         """
-        if not self._run_checkpoints.has_started:
-            self.resume()
+        self._begin()
         progress = self._progress
+        self._counts_steps = False
         self._start_epoch()
         self._between_steps()
         if progress.epoch >= count and self.is_main:
-            logger.warning(
-                "all %d epochs are in the checkpoint: nothing is left to train; take another run directory or "
-                "checkpoint_s3_uri to begin anew, or ask for more epochs to go on",
-                count,
-            )
+            logger.warning("all %d epochs are in the checkpoint: %s ask for more epochs to go on", count, _NOTHING_LEFT)
         while progress.epoch < count:
             self._rate.restart(progress.steps)
             yield progress.epoch
@@ -250,22 +292,60 @@ class Trainer:
             self._between_steps()
         self._run_checkpoints.finish()
 
+    def steps_to(self, count: int) -> Iterator[int]:
+        """The optimizer steps up to ``count``, from where the newest checkpoint stopped: the number of those taken.
+
+        For loops that count steps, not epochs. ``batches`` goes on with the next epoch of the data then, without end::
+
+            batches = trainer.batches(loader)
+            for _ in trainer.steps_to(10_000):
+                images, labels = next(batches)
+                trainer.step(cross_entropy(trainer.model(images), labels))
+
+        With ``accumulate``, a number comes once for each micro-batch. A checkpoint is saved at the end, and waited for.
+
+        Raises:
+            Stopped, CheckpointError: As ``epochs`` does.
+        """
+        self._begin()
+        self._counts_steps = True
+        self._start_epoch()
+        self._between_steps()
+        if self.steps >= count and self.is_main:
+            logger.warning("all %d steps are in the checkpoint: %s ask for more steps to go on", count, _NOTHING_LEFT)
+        self._rate.restart(self.steps)
+        while self.steps < count:
+            yield self.steps
+        self._run_checkpoints.save()
+        self._between_steps()
+        self._run_checkpoints.finish()
+
+    def save(self, *, wait: bool = False) -> None:
+        """Saves a checkpoint of this moment, between two steps, unless there is one; all ranks must call it.
+
+        Args:
+            wait: Return once it is durable. Else that is some time later; ``smddp.run`` waits for it at the end.
+
+        Raises:
+            CheckpointError: More saves in a row failed than the policy tolerates.
+            TrainingDivergedError: The weights are not finite.
+        """
+        self._begin()
+        self._run_checkpoints.save()
+        if wait:
+            self._run_checkpoints.finish()
+
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader, on the device; each that is trained on wants its ``step``."""
-        batches = loader if self.device.type == "cpu" else (move(batch, self.device) for batch in loader)
-        if isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation):
-            if self._replica is not None:
-                self._replica.share_buffers()
-            yield from batches
-            return
-        for batch in batches:
-            self._in_step = True
-            if self._replica is not None and self._optimizer_step.accumulates:
-                with self._replica.no_sync():  # around the forward pass too: DDP decides there
-                    yield batch
-            else:
-                yield batch
-        self._in_step = False
+        """The batches of a loader, on the device; each that is trained on wants its ``step``.
+
+        The first training batch resumes, where that was not done before. A loader that was not made by ``loader`` is
+        told of in the log: its place is in no checkpoint. Where its batches end within an optimizer step, that step is
+        taken with what there is. Under ``torch.no_grad``, and from an ``evaluation_loader``, batches are only moved.
+
+        Raises:
+            ValueError: A DataLoader would give every rank all of the data.
+        """
+        return self._streams.of(loader)
 
     def step(self, loss: Tensor) -> None:
         """Takes the loss of one micro-batch; with the last one of an optimizer step, takes that step.
@@ -276,20 +356,40 @@ class Trainer:
             loss: A scalar, the mean over this rank's micro-batch.
 
         Raises:
+            ValueError: The loss does not come from ``trainer.model`` (with several ranks), or batches and steps do not
+                pair up (with ``accumulate``).
+            TrainingDivergedError: At a metric line or a save: neither the loss nor the weights are finite.
             Stopped, CheckpointError: As ``epochs`` does.
         """
-        order = self._loaders.order
-        if not self._optimizer_step.backward_and_step(
-            loss, 1.0 if order is None else order.loss_weight(self._optimizer_step.micro_batch)
-        ):
-            return
-        self._in_step = False
-        if order is not None:
-            order.advance()
+        order, optimizer_step, replica = self._loaders.order, self._optimizer_step, self._replica
+        self._streams.check_step()
+        if replica is not None and not replica.averages and not optimizer_step.accumulates:
+            raise ValueError(
+                "the ranks' gradients would not be averaged: compute each loss by trainer.model(...), after the "
+                "trainer.step() of the loss before it"
+            )
+        weight = 1.0 if order is None else order.loss_weight(optimizer_step.micro_batch)
+        self._loss.add(loss, weight)
+        if optimizer_step.backward_and_step(loss, weight):
+            self._after_step()
+
+    def _finish_window(self) -> None:
+        """Takes the optimizer step with the micro-batches that a loader's end left."""
+        if self._replica is not None:
+            self._replica.average_gradients()
+        self._optimizer_step.finish_window()
+        self._after_step()
+
+    def _after_step(self) -> None:
+        if self._replica is not None:
+            self._replica.averages = False
+            self._replica.share_buffers()
+        self._streams.count_step()
         progress = self._progress
         progress.steps += 1
         if progress.steps >= self._next_look:
-            self._look(loss)
+            self._look()
+        self._loss.collects = (progress.steps + 1) % self._log_every == 0
 
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
         """The sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
@@ -300,7 +400,7 @@ class Trainer:
         if not isinstance(value, Tensor):
             value = torch.tensor(value, dtype=None if _is_integral(value) else torch.float64)
         total = sum_over_ranks(value.detach().to(self.device), self._membership)
-        if not self._in_step:
+        if not self._streams.in_step:
             self._between_steps()
         return total
 
@@ -315,8 +415,18 @@ class Trainer:
         """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait."""
         share_outcome(lambda: write_model(self.module, self._job.model_dir), self._membership)
 
+    def _begin(self) -> None:
+        if not self._run_checkpoints.has_started:
+            self.resume()
+
+    def _next_epoch(self) -> bool:
+        if self._counts_steps:
+            self._progress.epoch += 1
+            self._start_epoch()
+        return self._counts_steps
+
     def _start_epoch(self) -> None:
-        self._in_step = False
+        self._streams.start_epoch()
         self._optimizer_step.restart()
         self._loaders.start_epoch(self._progress.epoch)
 
@@ -324,16 +434,30 @@ class Trainer:
         self._run_checkpoints.between_steps()
         self._next_look = self._progress.steps + 1  # what was agreed may have moved
 
-    def _look(self, loss: Tensor) -> None:
+    def _check_finite(self) -> None:
+        self._loss.check_finite(self._progress.steps)
+
+    def _look(self) -> None:
         """What is due after this step; sets the next step after which something may be."""
-        step = self._progress.steps
-        if step % self._log_every == 0 and self.is_main:
-            metrics = {"loss": loss.item(), "lr": self._optimizer_step.learning_rate}
-            if (order := self._loaders.order) is not None:
-                metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
-            report(step, self._progress.epoch, metrics)
-        self._run_checkpoints.after_step()
-        self._next_look = min(self._run_checkpoints.next_step, (step // self._log_every + 1) * self._log_every)
+        step, checkpoints = self._progress.steps, self._run_checkpoints
+        if not checkpoints.has_started:
+            checkpoints.begin_anew(self._state, self._per_rank, self._loaders.order)
+        if step % self._log_every == 0:
+            loss = self._loss.mean()
+            if self.is_main:
+                metrics = {"loss": loss, "lr": self._optimizer_step.learning_rate}
+                if (order := self._loaders.order) is not None:
+                    metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
+                report(step, self._progress.epoch, metrics)
+            self._loss.check_finite(step, loss)
+        checkpoints.after_step()
+        self._next_look = min(checkpoints.next_step, (step // self._log_every + 1) * self._log_every)
+
+
+def _listed(parts: Any) -> list[Any]:
+    if parts is None:
+        return []
+    return list(parts) if isinstance(parts, Sequence) else [parts]
 
 
 def _is_integral(value: float | list[float]) -> bool:

@@ -122,7 +122,8 @@ smddp.leave()
 
 
 def test_what_one_rank_knows_all_ranks_decide(run_ranks: Callable[..., list[Any]]) -> None:
-    expected = "Decision(stop=False, stop_age=-1.0, save=False, failed=False, stall=0.25)\nTrue True False True\n"
+    first = "Decision(stop=False, stop_age=-1.0, save=False, failed=False, metrics_differ=False, stall=0.25)"
+    expected = f"{first}\nTrue True False True\n"
     for ended in run_ranks(TWO_RANKS):
         assert ended.printed == expected, ended.logged
 

@@ -17,7 +17,7 @@ def quadratic() -> tuple[nn.Linear, Callable[[Tensor], Tensor]]:
 def test_one_step_is_what_a_hand_written_loop_does() -> None:
     x = torch.randn(8, 3)
     ours, loss = quadratic()
-    OptimizerStep(torch.optim.SGD(ours.parameters(), lr=0.1), clip_norm=0.5).backward_and_step(loss(x))
+    OptimizerStep([torch.optim.SGD(ours.parameters(), lr=0.1)], clip_norm=0.5).backward_and_step(loss(x))
 
     theirs, loss = quadratic()
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
@@ -32,10 +32,10 @@ def test_one_step_is_what_a_hand_written_loop_does() -> None:
 def test_micro_batches_add_up_to_their_whole_batch() -> None:
     x = torch.randn(8, 3)
     whole, loss = quadratic()
-    assert OptimizerStep(torch.optim.SGD(whole.parameters(), lr=0.1)).backward_and_step(loss(x))
+    assert OptimizerStep([torch.optim.SGD(whole.parameters(), lr=0.1)]).backward_and_step(loss(x))
 
     pieces, loss = quadratic()
-    optimizer_step = OptimizerStep(torch.optim.SGD(pieces.parameters(), lr=0.1), accumulate=4)
+    optimizer_step = OptimizerStep([torch.optim.SGD(pieces.parameters(), lr=0.1)], accumulate=4)
     done = []
     for piece in x.split(2):
         accumulates = optimizer_step.accumulates
@@ -48,7 +48,7 @@ def test_micro_batches_add_up_to_their_whole_batch() -> None:
 
 def test_a_step_that_was_never_finished_leaves_no_gradients_behind() -> None:
     model, loss = quadratic()
-    optimizer_step = OptimizerStep(torch.optim.SGD(model.parameters(), lr=0.1), accumulate=2)
+    optimizer_step = OptimizerStep([torch.optim.SGD(model.parameters(), lr=0.1)], accumulate=2)
     optimizer_step.backward_and_step(loss(torch.ones(1, 3)))
     optimizer_step.restart()
     assert model.weight.grad is None
@@ -61,7 +61,7 @@ def test_a_step_that_fp16_skips_does_not_move_weights_or_schedule(clip_norm: flo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     scaler = GradScaler("cpu", init_scale=2.0)
-    optimizer_step = OptimizerStep(optimizer, scheduler=scheduler, scaler=scaler, clip_norm=clip_norm)
+    optimizer_step = OptimizerStep([optimizer], schedulers=[scheduler], scaler=scaler, clip_norm=clip_norm)
     before = model.weight.detach().clone()
 
     assert optimizer_step.backward_and_step(
@@ -80,9 +80,9 @@ def test_scaled_and_clipped_gradients_are_those_of_the_unscaled_loss() -> None:
     x = torch.randn(8, 3)
     scaled, loss = quadratic()
     optimizer = torch.optim.SGD(scaled.parameters(), lr=0.1)
-    OptimizerStep(optimizer, scaler=GradScaler("cpu", init_scale=1024.0), clip_norm=0.1).backward_and_step(loss(x))
+    OptimizerStep([optimizer], scaler=GradScaler("cpu", init_scale=1024.0), clip_norm=0.1).backward_and_step(loss(x))
 
     plain, loss = quadratic()
-    OptimizerStep(torch.optim.SGD(plain.parameters(), lr=0.1), clip_norm=0.1).backward_and_step(loss(x))
+    OptimizerStep([torch.optim.SGD(plain.parameters(), lr=0.1)], clip_norm=0.1).backward_and_step(loss(x))
 
     assert torch.allclose(scaled.weight, plain.weight, atol=1e-6)

@@ -67,8 +67,8 @@ def copied(job: Job) -> Job:
 
 
 def guard(job: Job, **policy: object) -> RunCheckpoints:
-    guarded = RunCheckpoints(job, join(job.cluster), CheckpointPolicy(**policy))  # type: ignore[arg-type]
-    guarded.resume({"model": nn.Linear(2, 2)}, None)
+    guarded = RunCheckpoints(job, join(job.cluster), CheckpointPolicy(**policy), before_save=lambda: None)  # type: ignore[arg-type]
+    guarded.resume({"model": nn.Linear(2, 2)}, {}, None)
     return guarded
 
 
@@ -145,8 +145,9 @@ def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest
     guarded = guard(job, every=1)
     step(guarded)
     guarded.finish()
-    again = RunCheckpoints(job, join_again(), CheckpointPolicy())
-    assert again.resume({"model": nn.Linear(2, 2)}, None)
+    del guarded
+    again = RunCheckpoints(job, join_again(), CheckpointPolicy(), before_save=lambda: None)
+    assert again.resume({"model": nn.Linear(2, 2)}, {}, None)
     monkeypatch.setattr(DirectoryStore, "write", None)
     with pytest.raises(Stopped):
         stop_at_once(again)

@@ -1,0 +1,87 @@
+"""What a DataLoader that the user made asks for, in the terms of a loader whose place a checkpoint keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+_REMEDY = (
+    "give trainer.loader() the dataset itself, or a loader that keeps its place: torchdata's StatefulDataLoader, or "
+    "smddp.ShardedDataset"
+)
+_PASSED_ON = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+@runtime_checkable
+class StatefulLoader(Protocol):
+    """A loader that keeps its place by itself, as torchdata's StatefulDataLoader does."""
+
+    def state_dict(self) -> Any:
+        """Return the place."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Go to it, with the next iteration."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class DataLoaderOptions:
+    """A plain DataLoader, taken apart."""
+
+    dataset: Dataset[Any]
+    micro_batch_size: int
+    """Samples of one batch of it: what one rank computes at a time."""
+    shuffle: bool
+    drop_last: bool
+    options: dict[str, Any]
+    """Further arguments of DataLoader."""
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> DataLoaderOptions:
+        """Take it apart.
+
+        Raises:
+            ValueError: Its order is not one that can be kept: it reads in sequence, or has a sampler of its own.
+        """
+        if isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                f"the DataLoader reads {type(loader.dataset).__name__} in sequence, and keeps no place in it: {_REMEDY}"
+            )
+        batch_sampler = loader.batch_sampler
+        if type(batch_sampler) is not BatchSampler:
+            raise ValueError(f"the DataLoader's batches come from {type(batch_sampler).__name__}: {_REMEDY}")
+        sampler: object = batch_sampler.sampler
+        size = len(loader.dataset)  # type: ignore[arg-type]
+        if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size:
+            shuffle = True
+        elif type(sampler) is SequentialSampler:
+            shuffle = False
+        elif isinstance(sampler, DistributedSampler):
+            shuffle = sampler.shuffle
+        else:
+            raise ValueError(f"the DataLoader's order is that of {type(sampler).__name__}: {_REMEDY}")
+        return cls(
+            dataset=loader.dataset,
+            micro_batch_size=batch_sampler.batch_size,
+            shuffle=shuffle,
+            drop_last=batch_sampler.drop_last,
+            options={name: getattr(loader, name) for name in _PASSED_ON},
+        )

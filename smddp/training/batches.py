@@ -1,0 +1,181 @@
+"""The batches of a loader as the loop gets them, and what the one under way means for the place in the data.
+
+A place is counted by batches that were given out and done with, not by optimizer steps: several steps a batch count
+once, and a batch that the loop passed over counts too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from smddp.data import EvaluationSampler
+from smddp.data.loaders import Loaders
+from smddp.data.shards import ShardEvaluation
+from smddp.distributed import move
+
+logger = logging.getLogger(__name__)
+
+_WRAP = "give trainer.loader() the dataset, or this DataLoader, and use what it returns"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Loop:
+    """What the batches need of their trainer."""
+
+    begin: Callable[[], None]
+    """Resumes, unless that was done."""
+    micro_batches: Callable[[], int]
+    """How many micro-batches of the optimizer step under way were taken."""
+    finish_window: Callable[[], None]
+    """Takes the optimizer step with the micro-batches there are."""
+    next_epoch: Callable[[], bool]
+    """Whether the loop counts steps; then the data's next epoch has begun."""
+    begin_evaluation: Callable[[], None]
+    end_evaluation: Callable[[], None]
+
+
+class BatchStreams:
+    """Gives out the batches of all loaders of one trainer.
+
+    Args:
+        loaders: Those that the trainer made.
+        loop: Its trainer.
+        device: Where batches are put.
+        accumulate: Micro-batches an optimizer step.
+        world_size: How many ranks there are.
+    """
+
+    def __init__(self, loaders: Loaders, loop: Loop, *, device: torch.device, accumulate: int, world_size: int) -> None:
+        self.in_step = False
+        """Whether a training batch is under way: then not all ranks are sure to stand at the same point."""
+        self._loaders = loaders
+        self._loop = loop
+        self._device = device
+        self._accumulate = accumulate
+        self._world_size = world_size
+        self._given: int | None = None  # batches of the epoch that were given out; None: the loop iterates by itself
+        self._counted = True  # whether the place has counted the optimizer step's worth of data under way
+        self._warned = False
+
+    def of(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches, on the device."""
+        if is_evaluation(loader):
+            self._loop.begin_evaluation()
+            yield from self._moved(loader)
+            self._loop.end_evaluation()
+        elif not torch.is_grad_enabled():
+            yield from self._moved(loader)
+        else:
+            self._loop.begin()
+            keeps_place = loader is self._loaders.loader
+            is_own = keeps_place and self._loaders.order is not None
+            if not keeps_place:
+                self._check_foreign(loader)
+            while True:
+                given = 0
+                for batch in self._ordered(loader) if is_own else self._foreign(loader):
+                    given += 1
+                    yield batch
+                if not self._loop.next_epoch():
+                    break
+                if not given:
+                    raise ValueError("the loader gave no batch in a whole epoch: trainer.steps() would never end")
+
+    def start_epoch(self) -> None:
+        """Forgets what was under way."""
+        self.in_step = False
+        self._given, self._counted = None, True
+
+    def count_step(self) -> None:
+        """Counts the data of an optimizer step as consumed; called after each."""
+        self.in_step = False
+        order = self._loaders.order
+        if order is not None and (self._given is None or not self._counted):
+            order.advance()
+            self._counted = True
+
+    def check_step(self) -> None:
+        """Sees that the micro-batch about to be taken is the one that the place in the data says.
+
+        Raises:
+            ValueError: The loop took no step on a batch before, or several on one.
+        """
+        if self._accumulate > 1 and self._given is not None:
+            self._check_taken((self._given - 1) % self._accumulate)
+
+    def _ordered(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of the training loader, whose place is kept."""
+        order = self._loaders.order
+        assert order is not None
+        self._given = 0
+        try:
+            for batch in self._moved(loader):
+                if self._given % self._accumulate == 0:
+                    self._counted = False
+                self._given += 1
+                self.in_step = True
+                yield batch
+                if self._given % self._accumulate == 0 and not self._counted:  # the loop passed over it
+                    self._check_taken(0)
+                    order.advance()
+                    self._counted = True
+        finally:
+            self.in_step = False
+            self._given = None
+
+    def _check_taken(self, expected: int) -> None:
+        taken = self._loop.micro_batches()
+        if taken != expected:
+            raise ValueError(
+                f"{taken} of {self._accumulate} micro-batches of the optimizer step were taken, where {expected} were "
+                f"given out before: with accumulate={self._accumulate} each batch wants exactly one trainer.step(); "
+                "leave samples out in the dataset, or multiply such a loss by 0"
+            )
+
+    def _foreign(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a loader that the user made. Its last optimizer step may have fewer micro-batches."""
+        try:
+            for batch in self._moved(loader):
+                self.in_step = True
+                yield batch
+        finally:
+            self.in_step = False
+        if self._loop.micro_batches():
+            self._loop.finish_window()
+
+    def _moved(self, loader: Iterable[Any]) -> Iterable[Any]:
+        return loader if self._device.type == "cpu" else (move(batch, self._device) for batch in loader)
+
+    def _check_foreign(self, loader: Iterable[Any]) -> None:
+        """Refuses what would train wrongly, and warns once of what is not kept.
+
+        Raises:
+            ValueError: Every rank would train on the same data.
+        """
+        kind = type(loader).__name__
+        if self._world_size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            sampler = getattr(loader.batch_sampler, "sampler", None)
+            if isinstance(sampler, RandomSampler | SequentialSampler):
+                raise ValueError(
+                    f"this {kind} gives each of {self._world_size} ranks all of the data, by a "
+                    f"{type(sampler).__name__}: {_WRAP}"
+                )
+        if not self._warned:
+            self._warned = True
+            remedy = _WRAP if isinstance(loader, DataLoader) else "use trainer.loader(dataset, batch_size=...)"
+            logger.warning(
+                "the place in this %s is in no checkpoint: after a resume its epoch begins anew; to go on in "
+                "mid-epoch, %s",
+                *(kind, remedy),
+            )
+
+
+def is_evaluation(loader: object) -> bool:
+    """Whether this is a loader of `Trainer.evaluation_loader`."""
+    return isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation)

@@ -1,0 +1,95 @@
+"""What a trainer's checkpoint holds, by name: the model, its optimizers, and what the user keeps beside them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from smddp.checkpoint.restore.restoring import Stateful, check_parts
+
+_OWN = ("model", "optimizer", "scheduler", "scaler", "position", "progress", "loader")
+
+
+def state_parts(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    schedulers: Sequence[LRScheduler],
+    scaler: GradScaler | None,
+    extra: Mapping[str, Stateful | dict[str, Any]],
+) -> dict[str, Stateful]:
+    """Return the parts by name.
+
+    Several optimizers are ``optimizer-0``, ``optimizer-1`` and so on, and several schedules likewise.
+
+    Raises:
+        ValueError: A name of ``extra`` is taken, or is not possible.
+        TypeError: A part of ``extra`` has no state.
+    """
+    own: dict[str, Stateful] = {"model": model, **_numbered("optimizer", optimizers)}
+    own |= _numbered("scheduler", schedulers)
+    if scaler is not None:
+        own["scaler"] = scaler
+    if taken := sorted(name for name in extra if name in _OWN or name in own):
+        raise ValueError(f"state has {', '.join(taken)}: the trainer's own parts have these names; choose others")
+    parts = {name: DictState(part) if isinstance(part, dict) else part for name, part in extra.items()}
+    check_parts(parts, {})
+    return {**own, **parts}
+
+
+class DictState:
+    """A dict of the user's, such as the counter of an early stop: saved as it is, and restored in place."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy."""
+        return copy.deepcopy(self._values)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the dict's items."""
+        self._values.clear()
+        self._values.update(state)
+
+
+class LoaderState:
+    """The place of a loader that keeps its own: that of this rank, among as many ranks as there are.
+
+    Args:
+        loader: It has ``state_dict`` and ``load_state_dict``.
+        world_size: How many ranks share the data.
+    """
+
+    def __init__(self, loader: Stateful, world_size: int) -> None:
+        self._loader = loader
+        self._world_size = world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place, and of how many ranks it is one."""
+        return {"world_size": self._world_size, "state": self._loader.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the place.
+
+        Raises:
+            ValueError: It is of another number of ranks.
+        """
+        if state["world_size"] != self._world_size:
+            raise ValueError(
+                f"the loader's place is that of one of {state['world_size']} ranks, here are {self._world_size}: "
+                "samples would be lost or come twice; resume with as many ranks, or give trainer.loader() the dataset, "
+                "whose place fits any number of them"
+            )
+        self._loader.load_state_dict(state["state"])
+
+
+def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Stateful]:
+    if len(parts) == 1:
+        return {name: parts[0]}
+    return {f"{name}-{number}": part for number, part in enumerate(parts)}

@@ -1,0 +1,464 @@
+"""Loops other than the README's: what the checkpoint holds, where they go on, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from smddp import CheckpointPolicy, Trainer
+from smddp.checkpoint import list_checkpoints
+from smddp.distributed import leave
+from smddp.errors import TrainingDivergedError
+from smddp.job import Job
+from smddp.process.preemption import Stopped, stop_signal
+
+SAMPLES = 40
+WEIGHT = torch.arange(3.0)
+
+
+@pytest.fixture(autouse=True)
+def _end() -> Iterator[None]:
+    yield
+    leave()
+    stop_signal.requested = False
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
+
+
+def points() -> TensorDataset:
+    return TensorDataset(torch.arange(SAMPLES, dtype=torch.float32).unsqueeze(1) / SAMPLES)
+
+
+class Parts:
+    """A trainer with its model and its optimizer."""
+
+    def __init__(self, job: Job, **options: Any) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.trainer = Trainer(job, self.model, self.optimizer, **options)
+
+    def step(self, batch: Tensor) -> None:
+        self.trainer.step((self.trainer.model(batch) - batch).square().mean())
+
+
+def steps_saved(job: Job) -> list[int]:
+    return [checkpoint.step for checkpoint in list_checkpoints(job.checkpoint_dir)]
+
+
+# Loops of one's own
+
+
+def test_a_loop_of_steps_alone_saves_before_a_stop(job: Job) -> None:
+    parts = Parts(job)
+    with pytest.raises(Stopped):
+        for number in range(10):
+            stop_signal.requested = number == 3
+            parts.step(torch.ones(2, 1))
+    assert steps_saved(job)[-1] == parts.trainer.steps > 0
+    stop_signal.requested = False
+    again = Parts(job)
+    assert again.trainer.resume()
+    assert again.trainer.steps == parts.trainer.steps
+    assert torch.equal(again.model.weight, parts.model.weight)
+
+
+def test_a_loop_of_steps_that_forgets_to_resume_is_refused(job: Job) -> None:
+    parts = Parts(job)
+    parts.step(torch.ones(2, 1))
+    parts.trainer.save(wait=True)
+    del parts
+    again = Parts(job)
+    with pytest.raises(ValueError, match=r"call trainer\.resume\(\) before its first forward pass"):
+        again.step(torch.ones(2, 1))
+
+
+def test_steps_to_counts_steps_over_epochs_and_goes_on_where_it_stopped(job: Job) -> None:
+    def seen(parts: Parts, count: int) -> list[list[float]]:
+        given = []
+        batches = parts.trainer.batches(parts.trainer.loader(points(), batch_size=8))
+        for _ in parts.trainer.steps_to(count):
+            (batch,) = next(batches)
+            given.append(batch.flatten().tolist())
+            parts.step(batch)
+        return given
+
+    undisturbed = seen(Parts(job.part("undisturbed")), 13)
+    assert len(undisturbed) == 13  # of 5 steps an epoch
+    disturbed = Parts(job.part("disturbed"))
+    first = seen(disturbed, 7)
+    weight = disturbed.model.weight
+    del disturbed
+    gc.collect()
+    again = Parts(job.part("disturbed"))
+    assert first + seen(again, 13) == undisturbed
+    assert not torch.equal(again.model.weight, weight)
+    assert steps_saved(job.part("disturbed"))[-1] == 13
+
+
+def test_with_accumulation_steps_to_counts_optimizer_steps(job: Job) -> None:
+    parts = Parts(job, accumulate=2)
+    batches = parts.trainer.batches(parts.trainer.loader(points(), batch_size=8))
+    numbers = []
+    for number in parts.trainer.steps_to(3):
+        numbers.append(number)
+        parts.step(next(batches)[0])
+    assert numbers == [0, 0, 1, 1, 2, 2]
+
+
+def test_batches_of_an_empty_loader_end_with_an_error(job: Job) -> None:
+    parts = Parts(job)
+    batches = parts.trainer.batches([])
+    with pytest.raises(ValueError, match="no batch in a whole epoch"):
+        for _ in parts.trainer.steps_to(1):
+            next(batches)
+
+
+# State beside the model
+
+
+def test_state_beside_the_model_is_saved_and_comes_back(job: Job) -> None:
+    def with_extras(job: Job) -> tuple[Parts, nn.Module, dict[str, Any], list[torch.optim.Optimizer]]:
+        average, patience = nn.Linear(1, 1), {"best": 0.0, "bad_epochs": 0}
+        parts = Parts(job, state={"ema": average, "patience": patience})
+        return parts, average, patience, []
+
+    parts, average, patience, _ = with_extras(job)
+    loader = parts.trainer.loader(points(), batch_size=8)
+    for epoch in parts.trainer.epochs(2):
+        for (batch,) in parts.trainer.batches(loader):
+            parts.step(batch)
+        with torch.no_grad():
+            average.weight.copy_(parts.model.weight)
+        patience |= {"best": epoch + 0.5, "bad_epochs": epoch}
+    kept = average.weight.detach().clone()
+    del parts, average
+    again, other, counter, _ = with_extras(job)
+    again.trainer.resume()
+    assert torch.equal(other.weight, kept)
+    assert counter == {"best": 1.5, "bad_epochs": 1}
+
+
+def test_several_optimizers_step_together_and_are_saved(job: Job) -> None:
+    def trainer() -> tuple[Trainer, nn.Module, list[torch.optim.Optimizer]]:
+        torch.manual_seed(1)
+        model = nn.Linear(1, 1)
+        optimizers = [torch.optim.SGD([model.weight], lr=0.1, momentum=0.9), torch.optim.Adam([model.bias], lr=0.01)]
+        return Trainer(job, model, optimizers), model, optimizers
+
+    made, model, _ = trainer()
+    before = [weight.detach().clone() for weight in model.parameters()]
+    for _ in range(3):
+        made.step(made.model(torch.ones(2, 1)).square().mean())
+    assert not any(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
+    made.save(wait=True)
+    del made, model
+    again, _, (first, second) = trainer()
+    again.resume()
+    assert "momentum_buffer" in first.state_dict()["state"][0]
+    assert second.state_dict()["state"][0]["step"] == 3
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "rng", "a b"])
+def test_a_name_that_is_taken_or_impossible_is_refused(job: Job, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Parts(job, state={name: nn.Linear(1, 1)})
+
+
+def test_state_without_a_state_is_refused(job: Job) -> None:
+    with pytest.raises(TypeError, match="no state_dict"):
+        Parts(job, state={"counter": 3})
+
+
+def test_two_trainers_in_one_place_are_an_error_and_names_keep_them_apart(job: Job) -> None:
+    first, second = Parts(job), Parts(job)
+    first.trainer.resume()
+    with pytest.raises(ValueError, match=r'name="generator"'):
+        second.trainer.resume()
+    named = Parts(job, name="critic")
+    named.step(torch.ones(2, 1))
+    named.trainer.save(wait=True)
+    named.trainer.save_model()
+    assert steps_saved(job.part("critic")) == [1]
+    assert (job.model_dir / "critic" / "model.safetensors").exists()
+    assert steps_saved(job) == []
+
+
+@pytest.mark.parametrize("name", ["", "../other", "step-3", "a/b", ".hidden"])
+def test_a_name_that_is_no_directory_is_refused(job: Job, name: str) -> None:
+    with pytest.raises(ValueError, match="name a directory"):
+        Parts(job, name=name)
+
+
+# Loaders of one's own
+
+
+def train(parts: Parts, loader: Any, *, epochs: int = 2, stop_at: int | None = None) -> list[float]:
+    seen: list[float] = []
+    for _ in parts.trainer.epochs(epochs):
+        for (batch,) in parts.trainer.batches(loader):
+            parts.step(batch)
+            seen += batch.flatten().tolist()
+            if parts.trainer.steps == stop_at:
+                parts.trainer.save(wait=True)
+                return seen
+    return seen
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_plain_dataloader_is_taken_over_with_its_place(job: Job, workers: int) -> None:
+    def loader(parts: Parts) -> DataLoader[Any]:
+        own = DataLoader(points(), batch_size=6, shuffle=True, num_workers=workers)
+        return parts.trainer.loader(own)
+
+    whole = Parts(job.part("whole"))
+    undisturbed = train(whole, loader(whole))
+    assert sorted(undisturbed[:SAMPLES]) == sorted(points().tensors[0].flatten().tolist())  # the short batch, too
+    parts = Parts(job)
+    first = train(parts, loader(parts), stop_at=9)
+    del parts
+    again = Parts(job)
+    assert first + train(again, loader(again)) == undisturbed
+    assert torch.equal(again.model.weight, whole.model.weight)
+
+
+def test_its_order_and_its_tail_are_kept(job: Job) -> None:
+    parts = Parts(job, accumulate=2)
+    loader = parts.trainer.loader(DataLoader(points(), batch_size=3, drop_last=True))
+    assert train(parts, loader, epochs=1) == points().tensors[0].flatten().tolist()[:36]
+    sampler = DistributedSampler(points(), num_replicas=1, rank=0, shuffle=True)
+    shuffled = Parts(job.part("shuffled"))
+    seen = train(shuffled, shuffled.trainer.loader(DataLoader(points(), batch_size=3, sampler=sampler)), epochs=1)
+    assert seen != sorted(seen)
+    assert len(set(seen)) == SAMPLES
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
+        return iter([(torch.ones(1),)] * 6)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(points(), batch_size=4, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
+        DataLoader(points(), batch_sampler=[[1, 2], [3]]),
+        DataLoader(Stream(), batch_size=2),
+        DataLoader(points(), batch_size=None),
+    ],
+)
+def test_a_dataloader_whose_place_cannot_be_kept_is_refused_with_the_remedy(job: Job, loader: Any) -> None:
+    with pytest.raises(ValueError, match="StatefulDataLoader"):
+        Parts(job).trainer.loader(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_keeps_its_place_goes_on_in_mid_epoch(job: Job, workers: int) -> None:
+    def loader(parts: Parts) -> Any:
+        torch.manual_seed(5)
+        return parts.trainer.loader(
+            StatefulDataLoader(points(), batch_size=4, sampler=range(SAMPLES - 1, -1, -1), num_workers=workers)
+        )
+
+    parts = Parts(job)
+    first = train(parts, loader(parts), epochs=1, stop_at=4)
+    del parts
+    again = Parts(job)
+    second = train(again, loader(again), epochs=1)
+    assert first + second == points().tensors[0].flatten().tolist()[::-1]
+    assert again.trainer.steps == 10
+
+
+def test_a_loader_of_another_kind_is_told_of_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    parts = Parts(job)
+    assert len(train(parts, DataLoader(points(), batch_size=8))) == 2 * SAMPLES
+    told = [record.getMessage() for record in caplog.records if "in no checkpoint" in record.getMessage()]
+    assert len(told) == 1
+    assert "trainer.loader()" in told[0]
+
+
+def test_micro_batches_that_are_left_over_make_a_step_of_their_mean(job: Job) -> None:
+    batches = [(torch.full((2, 1), value),) for value in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    parts = Parts(job, accumulate=3, clip_norm=1e9)
+    train(parts, batches, epochs=1)
+    assert parts.trainer.steps == 2
+
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for window in (batches[:3], batches[3:]):
+        optimizer.zero_grad()
+        torch.stack([(model(batch) - batch).square().mean() for (batch,) in window]).mean().backward()
+        optimizer.step()
+    assert torch.allclose(parts.model.weight, model.weight)
+
+
+# Batches and steps that do not pair up
+
+
+def resumed_after(job: Job, stop_at: int, use: Any) -> tuple[list[float], list[float]]:
+    """What a disturbed run saw before and after its stop, and what one saw that was not."""
+
+    def run(job: Job, stop_at: int | None) -> list[float]:
+        parts, seen = Parts(job), []
+        loader = parts.trainer.loader(points(), batch_size=4)
+        for _ in parts.trainer.epochs(1):
+            for number, (batch,) in enumerate(parts.trainer.batches(loader)):
+                seen.append(batch[0].item())
+                use(parts, number, batch)
+                if parts.trainer.steps == stop_at:
+                    parts.trainer.save(wait=True)
+                    return seen
+        return seen
+
+    undisturbed = run(job.part("undisturbed"), None)
+    return run(job, stop_at) + run(job, None), undisturbed
+
+
+def test_several_steps_a_batch_count_once(job: Job) -> None:
+    def use(parts: Parts, _number: int, batch: Tensor) -> None:
+        for _ in range(2):
+            parts.step(batch)
+
+    disturbed, undisturbed = resumed_after(job, 6, use)
+    assert len(undisturbed) == 10
+    assert disturbed == undisturbed
+
+
+def test_a_batch_that_is_passed_over_does_not_come_again(job: Job) -> None:
+    values = []
+
+    def use(parts: Parts, _number: int, batch: Tensor) -> None:
+        values.append(batch)
+        if int(batch[0].item() * SAMPLES) % 3 != 1:
+            parts.step(batch)
+
+    disturbed, undisturbed = resumed_after(job, 4, use)
+    assert disturbed == undisturbed
+
+
+def test_with_accumulation_each_batch_wants_its_step(job: Job) -> None:
+    parts = Parts(job, accumulate=2)
+    loader = parts.trainer.loader(points(), batch_size=8)
+    with pytest.raises(ValueError, match=r"exactly one trainer\.step"):
+        for _ in parts.trainer.epochs(1):
+            for number, (batch,) in enumerate(parts.trainer.batches(loader)):
+                if number != 3:
+                    parts.step(batch)
+
+
+# Model and optimizer that do not belong together
+
+
+def test_an_optimizer_of_another_model_is_refused(job: Job) -> None:
+    with pytest.raises(ValueError, match="none of the model's parameters"):
+        Trainer(job, nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+
+
+def test_a_group_that_is_added_later_is_clipped_too(job: Job) -> None:
+    parts = Parts(job, clip_norm=1e-3)
+    extra = nn.Parameter(torch.ones(1))
+    parts.optimizer.add_param_group({"params": [extra]})
+    parts.trainer.step(parts.trainer.model(torch.ones(2, 1)).mean() + 1e6 * extra.sum())
+    assert abs(extra.item() - 1) < 1e-3
+
+
+def test_a_compiled_model_is_saved_under_its_own_names(job: Job) -> None:
+    model = nn.Linear(1, 1)
+    compiled: Any = torch.compile(model, backend="eager")
+    trainer = Trainer(job, compiled, torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.step(trainer.model(torch.ones(2, 1)).mean())
+    trainer.save(wait=True)
+    trainer.save_model()
+    assert set(torch.load(job.model_dir / "model.pt", weights_only=True)) == {"weight", "bias"}
+    del trainer
+    plain = Parts(job)
+    assert plain.trainer.resume()
+
+
+# Evaluation, and losses that are not finite
+
+
+def test_random_numbers_of_an_evaluation_do_not_change_what_comes_after(job: Job) -> None:
+    def run(job: Job, stop: bool) -> list[float]:
+        parts, drawn = Parts(job), []
+        loader, evaluation = (
+            parts.trainer.loader(points(), batch_size=8),
+            parts.trainer.evaluation_loader(points(), batch_size=8),
+        )
+        for epoch in parts.trainer.epochs(2):
+            for (batch,) in parts.trainer.batches(loader):
+                drawn.append(random.random() + torch.rand(1).item())
+                parts.step(batch)
+            with torch.no_grad():
+                for number, _ in enumerate(parts.trainer.batches(evaluation)):
+                    torch.rand(3)
+                    random.random()
+                    if stop and epoch == 0 and number == 2:
+                        stop_signal.requested = True
+                        parts.trainer.sum(1)
+        return drawn
+
+    random.seed(3)
+    undisturbed = run(job.part("undisturbed"), stop=False)
+    random.seed(3)
+    with pytest.raises(Stopped):
+        run(job, stop=True)
+    stop_signal.requested = False
+    torch.manual_seed(99)
+    random.seed(99)
+    assert run(job, stop=False) == undisturbed[5:]
+
+
+def test_a_long_evaluation_begins_with_a_checkpoint(job: Job) -> None:
+    parts = Parts(job, checkpoints=CheckpointPolicy(seconds=None))
+    loader = parts.trainer.loader(points(), batch_size=8)
+    evaluation = parts.trainer.evaluation_loader(points(), batch_size=8)
+    for epoch in parts.trainer.epochs(2):
+        for (batch,) in parts.trainer.batches(loader):
+            parts.step(batch)
+        for _ in parts.trainer.batches(evaluation):
+            # Nobody knows how long the first one takes; the second is known to be short.
+            assert parts.trainer._run_checkpoints._saves is not None
+            parts.trainer._run_checkpoints._saves._checkpointer.wait()
+            assert steps_saved(job)[-1] == 5
+        assert epoch in (0, 1)
+
+
+def test_a_model_that_diverged_is_not_saved_and_fails_the_job(job: Job) -> None:
+    parts = Parts(job, checkpoints=CheckpointPolicy(every=2, seconds=None), log_every=1000)
+    with pytest.raises(TrainingDivergedError, match=r"weight, bias have values that are not finite"):
+        for number in range(100):
+            parts.step(torch.full((2, 1), float("nan") if number == 5 else 1.0))
+    assert parts.trainer.steps == 6
+    parts.trainer._run_checkpoints.finish()
+    assert steps_saved(job) == [2, 4]
+
+
+def test_a_loss_that_is_not_finite_alone_is_only_told(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    parts = Parts(job, log_every=1)
+    for number in range(3):
+        loss = (parts.trainer.model(torch.ones(2, 1))).square().mean()
+        parts.trainer.step(loss + (float("inf") if number else 0.0))
+    told = [record.getMessage() for record in caplog.records if "training goes on" in record.getMessage()]
+    assert len(told) == 1
+
+
+def test_the_metric_line_shows_the_loss_of_the_whole_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    parts = Parts(job, accumulate=2, log_every=1)
+    for value in (1.0, 3.0):
+        parts.trainer.step(0 * parts.trainer.model(torch.ones(1, 1)).sum() + value)
+    assert any("loss=2 " in record.getMessage() for record in caplog.records)
