@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
+    from smddp.process.preemption import Stopped as Stopped
     from smddp.training import CheckpointPolicy as CheckpointPolicy
     from smddp.training import Precision as Precision
     from smddp.training import Trainer as Trainer
@@ -37,6 +38,7 @@ _HOMES = {
     "Precision": "smddp.training",
     "Retention": "smddp.checkpoint",
     "ShardedDataset": "smddp.data.shards",
+    "Stopped": "smddp.process.preemption",
     "Trainer": "smddp.training",
     "fingerprint": "smddp.data.fingerprint",
     "join": "smddp.distributed",

@@ -221,6 +221,11 @@ class Checkpointer:
                 )
 
     @property
+    def has_begun(self) -> bool:
+        """Whether something was saved, or is being saved."""
+        return self._saves > 0
+
+    @property
     def busy(self) -> bool:
         """Whether something is under way in the background: whether the next save would have to wait."""
         return self._background_task.under_way is not None

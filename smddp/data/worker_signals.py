@@ -1,4 +1,4 @@
-"""DataLoader workers that outlive a SIGTERM until their rank ends.
+"""DataLoader workers that outlive a stop's signal until their rank ends.
 
 ``scancel``, stock torchrun and ``kill -- -PGID`` signal every process of a rank. A rank that is told to stop trains on
 until all ranks agree on a step, and needs its workers for that; torch's own handler would end them at once.
@@ -15,11 +15,13 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
+from smddp.process.preemption import STOP_SIGNALS
+
 _GRACE_SECONDS = 0.5
 
 
 class OutliveStop:
-    """A ``worker_init_fn``: the worker ignores SIGTERM for as long as its parent lives.
+    """A ``worker_init_fn``: the worker ignores a stop's signals for as long as its parent lives.
 
     Args:
         then: The user's own ``worker_init_fn``, called with the worker's number.
@@ -37,7 +39,8 @@ class OutliveStop:
             if os.getppid() != parent:
                 os._exit(0)
 
-        signal.signal(signal.SIGTERM, ignore_while_parent_lives)
+        for number in STOP_SIGNALS:
+            signal.signal(number, ignore_while_parent_lives)
         if self.then is not None:
             self.then(worker_id)
 

@@ -1,6 +1,6 @@
 """The ranks of a job as one: joining and leaving the process group, and what they tell each other."""
 
-from smddp.distributed.agreement import Agreement, Decision
+from smddp.distributed.agreement import Agreement, Decision, StopQuestion
 from smddp.distributed.collectives import PeerFailedError, from_rank, on_each_rank, share_outcome, sum_over_ranks
 from smddp.distributed.device import move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
@@ -14,6 +14,7 @@ __all__ = [
     "Membership",
     "PeerFailedError",
     "Replica",
+    "StopQuestion",
     "current_membership",
     "from_rank",
     "is_communication_error",

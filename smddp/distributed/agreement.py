@@ -55,6 +55,7 @@ class Agreement:
         """Seconds from one checkpoint to the next, or None; only rank 0's counts, and it may change."""
         self._membership = membership
         self._stop_signal = stop_signal
+        stop_signal.heeded = True
         self._vector = torch.zeros(7, dtype=torch.float64, device=membership.control_device)
         self._steps_apart = 1
         self._last_step = 0
@@ -118,3 +119,29 @@ class Agreement:
         self._vector.copy_(torch.tensor(numbers, dtype=torch.float64))
         dist.all_reduce(self._vector, op=dist.ReduceOp.MAX)
         return self._vector.tolist()
+
+
+class StopQuestion:
+    """Answers, on all ranks alike, whether the job was told to stop, for a loop that asks at each of its turns.
+
+    Args:
+        membership: The ranks; all must ask equally often.
+        stop_signal: What this process was told.
+    """
+
+    def __init__(self, membership: Membership, stop_signal: StopSignal) -> None:
+        self._membership = membership
+        self._stop_signal = stop_signal
+        self._agreement: Agreement | None = None
+        self._asked = 0
+        self.answer = False
+        """The last answer: once True it stays so."""
+
+    def __call__(self) -> bool:
+        """Asks the other ranks where that is due, a few times a second at most."""
+        if self._agreement is None:
+            self._agreement = Agreement(self._membership, self._stop_signal)
+        self._asked += 1
+        if not self.answer and self._asked >= self._agreement.next_step:
+            self.answer = self._agreement.decide(self._asked).stop
+        return self.answer

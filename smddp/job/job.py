@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
 """Names the place in S3 that checkpoints are saved to directly, wherever the job runs."""
+
+_stop_question: Callable[[], bool] | None = None
 
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
@@ -124,6 +126,21 @@ class Job:
             return str(self.checkpoint_dir)
         return self.checkpoint_s3_uri
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was told to stop; for a loop of one's own under ``smddp.run``, without a Trainer.
+
+        All ranks must ask at the same points, and get the same answer. It costs a comparison; a few times a second the
+        ranks agree. Once it is True, save, wait until that is durable, and raise ``smddp.Stopped``: exit code 75 tells
+        that the job can go on. A script that never asks is ended by SIGTERM where it is.
+
+        Raises:
+            JobError: The process was not started by ``smddp.run``, and nothing watches for SIGTERM.
+        """
+        if _stop_question is None:
+            raise JobError("job.stopping is answered under smddp.run(main) alone: who else would see SIGTERM?")
+        return _stop_question()
+
     def part(self, name: str) -> Job:
         """The same job, where one of its several models keeps what is its own: directories and places of that name.
 
@@ -160,6 +177,12 @@ class Job:
                 f"The job's directories can't be made: {error}. Outside of SageMaker, "
                 "--run-dir or SMDDP_RUN_DIR moves them."
             ) from error
+
+
+def answer_stop_question(question: Callable[[], bool] | None) -> None:
+    """Lets ``job.stopping`` of this process be answered so; None: by an error."""
+    global _stop_question
+    _stop_question = question
 
 
 def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:

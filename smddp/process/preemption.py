@@ -1,30 +1,33 @@
 """A stop is not a failure: SIGTERM sets a flag, and training ends at the next step's boundary.
 
 SageMaker (StopTrainingJob, a spot interruption), Slurm and Kubernetes all send SIGTERM and grant some time before
-SIGKILL. The handler here only remembers that it came: no collective and no file is ever touched inside a signal
-handler. Which step to stop at is agreed between the ranks elsewhere (``smddp.distributed.Agreement``).
+SIGKILL. ``sbatch --signal=USR1@120`` sends SIGUSR1 before the time is up, and that is a stop too. The handler here only
+remembers that it came: no collective and no file is ever touched inside a signal handler. Which step to stop at is
+agreed between the ranks elsewhere (``smddp.distributed.Agreement``).
 
-``smddp.run`` watches for SIGTERM by itself. A loop of one's own does it so::
+``smddp.run`` watches for these signals. A loop of one's own asks ``job.stopping``, on all ranks at the same points::
 
-    from smddp.process.preemption import Stopped, stop_signal
-
-    with stop_signal:
-        for step, batch in enumerate(loader):
-            ...
-            if stop_signal.requested:
-                checkpointer.save(step)
-                raise Stopped
+    for step, batch in enumerate(loader):
+        ...
+        if job.stopping:
+            checkpointer.save(step)
+            checkpointer.wait()
+            raise smddp.Stopped
 """
 
 from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
 RESUMABLE = 75
 """The exit code of a job that stopped with its work saved: run it again and it goes on (EX_TEMPFAIL of sysexits.h)."""
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(SystemExit):
@@ -39,15 +42,21 @@ class Stopped(SystemExit):
 
 
 class StopSignal:
-    """Remembers that SIGTERM came, from when it is entered (``with``) until it is left.
+    """Remembers that a stop was asked for by a signal, from when it is entered (``with``) until it is left.
 
     A second SIGTERM changes nothing: a checkpoint that is being written is written to its end.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.heeded = False
+        """Whether something asks ``requested`` from time to time, and will end the process in good order."""
+        self.unheeded: Callable[[], None] | None = None
+        """Called by a signal that comes ``patience`` seconds after the first one, or later, if nothing heeds it yet;
+        it raises what the main thread shall end with."""
+        self.patience = 20.0
         self._requested_at: float | None = None
-        self._previous: Any = signal.SIG_DFL
+        self._previous: dict[int, Any] = {}
 
     @property
     def age(self) -> float:
@@ -56,25 +65,38 @@ class StopSignal:
             return -1.0
         return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
+    @property
+    def is_unheeded(self) -> bool:
+        """Whether a stop was requested, and nothing has begun to ask for it in all the time that it had."""
+        return not self.heeded and self.age >= self.patience
+
     def __enter__(self) -> StopSignal:
         """Starts to watch.
 
         Raises:
             ValueError: Outside of the main thread, where Python allows no signal handlers.
         """
-        self.requested, self._requested_at = False, None
-        self._previous = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
+        self.requested, self._requested_at, self.heeded = False, None, False
+        self._previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        for number, previous in self._previous.items():
+            if number == signal.SIGTERM or previous == signal.SIG_DFL:  # SIGUSR1 may have a meaning of the user's
+                signal.signal(number, self._request)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._request:  # else somebody chose what comes after
+                signal.signal(number, previous or signal.SIG_DFL)
 
     def _request(self, _signal_number: int, _frame: FrameType | None) -> None:
         if self._requested_at is None:
             self._requested_at = time.monotonic()  # the grace counts from the first
         self.requested = True
+        if self.is_unheeded and self.unheeded is not None:
+            self.heeded = True  # a second signal must not disturb the end
+            self.unheeded()
 
 
 stop_signal = StopSignal()

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+from torch.optim import Optimizer
+
+from smddp.checkpoint import Checkpointer
 from smddp.cluster import Cluster
-from smddp.distributed import FirstFailure, Membership, is_communication_error, join, leave
-from smddp.errors import SmddpError
+from smddp.distributed import FirstFailure, Membership, StopQuestion, is_communication_error, join, leave
+from smddp.errors import CheckpointError, SmddpError
 from smddp.job import Job, failure_report, hyperparameters
+from smddp.job.job import answer_stop_question
 from smddp.process.exit_codes import write_exit_code
-from smddp.process.preemption import RESUMABLE, stop_signal
+from smddp.process.preemption import RESUMABLE, STOP_SIGNALS, Stopped, stop_signal
+from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS, all_work_is_durable
 from smddp.training.run_saves import saves_end_with
+from smddp.training.stop_deadline import StopDeadline, main_thread_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -45,32 +52,44 @@ def run(main: Callable[..., None]) -> NoReturn:
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
             on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
     """
-    code = _run(main)
-    if code == RESUMABLE:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not spoil the exit code
+    with stop_signal:
+        stop_signal.unheeded = _end_unheeded
+        try:
+            code = _run(main)
+        except Stopped:  # before the ranks had joined
+            code = RESUMABLE
+        stop_signal.unheeded = None
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # what comes now must not spoil the exit code
     raise SystemExit(code)
 
 
 def _run(main: Callable[..., None]) -> int:
     cluster: Cluster | None = None
     job: Job | None = None
-    try:
-        cluster = Cluster.detect()
-        _set_up_logging(cluster)
-        job = Job.detect(cluster=cluster)
-        arguments, job = _arguments(main, job)
-        job.make_directories()
-        earlier = failure_report.find(job.output_dir)
-        membership = join(cluster)
-    except Exception as error:
-        # What a user got wrong is said by its message; its place in our code would only bury that.
-        logger.critical("the job could not begin: %s", error, exc_info=not isinstance(error, SmddpError))
-        _record(
-            job.output_dir if job is not None else _output_dir_of_sagemaker(), failure_report.describe(error, cluster)
-        )
-        return 1
-    with stop_signal:
+    with ExitStack() as watching:
+        try:
+            cluster = Cluster.detect()
+            _set_up_logging(cluster)
+            job = Job.detect(cluster=cluster)
+            arguments, job = _arguments(main, job)
+            job.make_directories()
+            earlier = failure_report.find(job.output_dir)
+            late = partial(_end_late, job, cluster)
+            watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
+            membership = join(cluster)
+        except Exception as error:
+            # What a user got wrong is said by its message; its place in our code would only bury that.
+            logger.critical("the job could not begin: %s", error, exc_info=not isinstance(error, SmddpError))
+            output_dir = job.output_dir if job is not None else _output_dir_of_sagemaker()
+            _record(output_dir, failure_report.describe(error, cluster))
+            return 1
+        question = StopQuestion(membership, stop_signal)
+        answer_stop_question(question)
+        watching.callback(answer_stop_question, None)
         code = _train(partial(main, **arguments), job, membership)
+    if code == 0 and question.answer and cluster.is_main:
+        logger.warning("the script ended with 0 after it was told to stop: it counts as done; else raise smddp.Stopped")
     if code in (0, RESUMABLE):
         failure_report.forget(job.output_dir, earlier)
     return code
@@ -116,6 +135,8 @@ def _run_well(main: Callable[[], None]) -> int:
         if _exit_code(ending) in (0, RESUMABLE):
             return _exit_code(ending)
         raise
+    finally:
+        stop_signal.unheeded = None  # there is nothing left to end
     return 0
 
 
@@ -178,6 +199,54 @@ def _end_soon(membership: Membership) -> None:
     """Sees to it that the process ends, even if its threads or the process group's destructor wait for lost ranks."""
     if membership.store is not None:
         faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
+
+
+class StoppedUnheeded(SystemExit):
+    """A stop ended a script that had begun to train, and that never asks whether to stop."""
+
+
+def _end_unheeded() -> None:
+    """Ends the main thread where SIGTERM met it, since nothing there asks for a stop."""
+    if _has_begun_to_train():
+        raise StoppedUnheeded(
+            "told to stop, and nothing in this script asks for that: what was done since its last checkpoint is lost. "
+            "Use smddp.Trainer, or ask job.stopping in the loop, save, and raise smddp.Stopped"
+        )
+    logger.info("told to stop before training began: nothing is lost")
+    raise Stopped
+
+
+def _has_begun_to_train() -> bool:
+    """Whether there are traces of training in memory; it takes a while, and is asked once, at the end."""
+    return any(
+        (isinstance(found, Checkpointer) and found.has_begun)
+        or (isinstance(found, Optimizer) and (found.state or _has_gradients(found)))
+        for found in gc.get_objects()
+    )
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(weight.grad is not None for group in optimizer.param_groups for weight in group["params"])
+
+
+def _end_late(job: Job, cluster: Cluster) -> None:
+    """Ends a rank that was told to stop and came to no step's end in time; called in a thread."""
+    code = RESUMABLE if all_work_is_durable() or not _has_begun_to_train() else 1
+    where = main_thread_traceback()
+    seconds = stop_signal.age
+    if code == RESUMABLE:
+        logger.warning("told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds)
+    else:
+        late = CheckpointError(
+            f"told to stop {seconds:.0f} s ago, and this rank has come to no step's end since: what it did after its "
+            "last checkpoint is lost. It was here"
+        ).with_traceback(where)
+        logger.critical("the stop was not heeded in time", exc_info=late)
+        _record(job.output_dir, failure_report.describe(late, cluster))
+    with suppress(OSError):
+        write_exit_code(code, os.environ)
+    logging.shutdown()
+    os._exit(code)
 
 
 def _give_up(output_dir: Path, report: str) -> None:

@@ -34,15 +34,15 @@ said of a checkpoint that is not takes time too."""
 
 _LONG_EVALUATION_SECONDS = 30.0
 
-_LEAST_SECONDS = 10.0  # for it nevertheless, where the step in which SIGTERM came took longer
+LEAST_SECONDS = 10.0  # for it nevertheless, where the step in which SIGTERM came took longer
 
 
 _runs: WeakSet[RunCheckpoints] = WeakSet()
 
 
 def all_work_is_durable() -> bool:
-    """Whether no step of any run of this process would be lost if it ended now; any thread may ask."""
-    return all(run.is_durable for run in list(_runs))
+    """Whether there are runs in this process, and no step of them would be lost if it ended now; any thread may ask."""
+    return bool(_runs) and all(run.is_durable for run in list(_runs))
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class RunCheckpoints:
             self._measured = report
             self._agreement.save_seconds = self._auto.after(stall=decision.stall, durable=report.durable_seconds)
         if decision.stop:
-            self._stop(saves, max(STOP_SECONDS - decision.stop_age, _LEAST_SECONDS))
+            self._stop(saves, max(STOP_SECONDS - decision.stop_age, LEAST_SECONDS))
         if decision.metrics_differ and self._is_main and not self._told_of_metrics:
             self._told_of_metrics = True
             logger.warning(

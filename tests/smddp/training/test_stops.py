@@ -1,0 +1,222 @@
+"""A SIGTERM at any moment of a script: what is saved, what is told, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from smddp.checkpoint import list_checkpoints
+
+pytestmark = pytest.mark.usefixtures("fork_python")
+
+HEAD = """
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import torch
+from torch import nn
+import smddp
+
+run = importlib.import_module("smddp.training.run")
+run.STOP_SECONDS, run.LEAST_SECONDS = 1.5, 0.5
+run.stop_signal.patience = 0.5
+
+def ready():
+    print("ready", flush=True)
+
+def parts(job, **options):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer
+"""
+
+
+class Ended(NamedTuple):
+    code: int
+    log: str
+    failure: str
+    steps: list[int]
+
+
+def stopped(tmp_path: Path, body: str, *, by: signal.Signals = signal.SIGTERM) -> Ended:
+    """Sends SIGTERM once the script is ready, and waits for its end."""
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + body + "\nsmddp.run(main)\n")
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()
+        process.send_signal(by)
+        _, log = process.communicate(timeout=60)
+    failure = tmp_path / "run" / "output" / "failure"
+    return Ended(
+        process.returncode,
+        log,
+        failure.read_text() if failure.exists() else "",
+        [found.step for found in list_checkpoints(tmp_path / "run" / "checkpoints")],
+    )
+
+
+def test_before_training_began_nothing_is_lost_and_75_says_so(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        """
+def main(job):
+    ready()
+    time.sleep(30)  # a look at the data, say
+""",
+    )
+    assert (ended.code, ended.failure) == (75, "")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_loop_that_never_asks_is_ended_and_told_how_to_ask(tmp_path: Path, momentum: float) -> None:
+    ended = stopped(
+        tmp_path,
+        f"""
+def main(job):
+    model, optimizer = parts(job)
+    optimizer.param_groups[0]["momentum"] = {momentum}
+    for step in range(10_000):
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        if step == 3:
+            ready()
+        time.sleep(0.01)
+""",
+    )
+    assert ended.code == 1
+    assert "job.stopping" in ended.failure
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_loop_that_asks_saves_and_goes_on_later(tmp_path: Path, by: signal.Signals) -> None:
+    body = """
+def main(job):
+    model, optimizer = parts(job)
+    with smddp.Checkpointer(job.checkpoint_location, {"model": model, "optimizer": optimizer}) as checkpointer:
+        found = checkpointer.load()
+        for step in range(found.step if found else 0, 10_000):
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            if step == 3 or found:
+                ready()
+            if job.stopping:
+                checkpointer.save(step + 1)
+                checkpointer.wait()
+                raise smddp.Stopped
+            time.sleep(0.01)
+"""
+    first = stopped(tmp_path, body, by=by)
+    assert (first.code, first.failure) == (75, ""), first.log
+    assert first.steps[-1] > 3
+    second = stopped(tmp_path, body)
+    assert second.code == 75, second.log
+    assert second.steps[-1] > first.steps[-1]
+
+
+TRAINER = """
+def trained(job):
+    model, optimizer = parts(job)
+    trainer = smddp.Trainer(job, model, optimizer, checkpoints=smddp.CheckpointPolicy(seconds=None))
+    loader = trainer.loader(torch.utils.data.TensorDataset(torch.ones(8, 1)), batch_size=4)
+    return trainer, loader
+
+def train(trainer, loader):
+    for (batch,) in trainer.batches(loader):
+        trainer.step(trainer.model(batch).mean())
+"""
+
+
+def test_an_evaluation_that_takes_too_long_is_left_with_all_steps_saved(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        TRAINER
+        + """
+def main(job):
+    trainer, loader = trained(job)
+    evaluation = trainer.evaluation_loader(range(8), batch_size=4)
+    for _ in trainer.epochs(3):
+        train(trainer, loader)
+        for batch in trainer.batches(evaluation):
+            time.sleep(0.5)  # the checkpoint of before it becomes durable
+            ready()
+            threading.Event().wait(60)
+""",
+    )
+    assert (ended.code, ended.failure) == (75, ""), ended.log
+    assert ended.steps == [2]
+    assert "all steps are in a checkpoint" in ended.log
+
+
+def test_a_rank_that_hangs_in_a_step_is_ended_with_the_place(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        TRAINER
+        + """
+def hangs():
+    ready()
+    threading.Event().wait(60)
+
+def main(job):
+    trainer, loader = trained(job)
+    for _ in trainer.epochs(3):
+        for (batch,) in trainer.batches(loader):
+            trainer.step(trainer.model(batch).mean())
+            if trainer.steps == 3:
+                hangs()
+""",
+    )
+    assert ended.code == 1
+    assert "told to stop 2 s ago" in ended.failure
+    assert "hangs: threading.Event().wait(60)" in ended.failure
+
+
+def test_storage_that_hangs_does_not_hold_a_stop(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        TRAINER
+        + """
+from smddp.checkpoint.stores.directory import DirectoryStore
+
+def main(job):
+    trainer, loader = trained(job)
+    DirectoryStore.commit = lambda *_, **__: threading.Event().wait(60)
+    for _ in trainer.epochs(300):
+        train(trainer, loader)
+        ready()
+""",
+    )
+    assert ended.code == 1
+    assert "told to stop" in ended.failure
+
+
+def test_a_stop_after_all_is_done_changes_no_exit_code(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        """
+import atexit
+
+def late():
+    ready()
+    time.sleep(0.5)
+
+def main(job):
+    atexit.register(late)
+""",
+    )
+    assert ended.code == 0
