@@ -7,9 +7,10 @@ It only says what is wanted. The moment is found by the trainer (``smddp.trainin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from smddp.checkpoint import Retention
+from smddp.checkpoint.restore.optimizers import OnChange
 from smddp.job import Job
 
 
@@ -45,6 +46,10 @@ class CheckpointPolicy:
     """Where SageMaker copies the directory to S3: watch that each checkpoint arrives there, and warn if one does not;
     or upload it then."""
 
+    on_change: OnChange = "keep"
+    """Whose options an optimizer has after a resume (learning rate, momentum, weight decay), where this script's are
+    not those that were saved: ``"keep"`` the checkpoint's and warn, ``"take"`` this script's, or ``"refuse"``."""
+
     mean_hours_between_failures: float = 1000.0
     """Of one node, for ``every="auto"``; a job on n nodes is taken to fail n times as often. 1000 h is what Meta saw:
     jobs on one node of 8 GPUs failed every 47.7 days, those on 128 every 7.9 h (Kokolis et al., "Revisiting Reliability
@@ -65,6 +70,8 @@ class CheckpointPolicy:
             raise ValueError(f'share={self.share!r}: give "node", "all", or None to let the place decide')
         if self.sync not in ("watch", "upload"):
             raise ValueError(f'sync={self.sync!r}: give "watch" or "upload"')
+        if self.on_change not in get_args(OnChange):
+            raise ValueError(f'on_change={self.on_change!r}: give "keep", "take" or "refuse"')
         if not self.mean_hours_between_failures > 0:
             raise ValueError(
                 f"mean_hours_between_failures={self.mean_hours_between_failures}: give a time greater than 0"

@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from smddp.checkpoint.restore.optimizers import NamedOptimizer, OnChange
 from smddp.checkpoint.restore.restoring import Stateful, check_parts
 
 _OWN = ("model", "optimizer", "scheduler", "scaler", "position", "progress", "loader")
@@ -22,17 +23,21 @@ def state_parts(
     schedulers: Sequence[LRScheduler],
     scaler: GradScaler | None,
     extra: Mapping[str, Stateful | dict[str, Any]],
+    *,
+    on_change: OnChange,
+    speaks: bool,
 ) -> dict[str, Stateful]:
     """Return the parts by name.
 
     Several optimizers are ``optimizer-0``, ``optimizer-1`` and so on, and several schedules likewise.
 
     Raises:
-        ValueError: A name of ``extra`` is taken, or is not possible.
+        ValueError: A name of ``extra`` is taken or not possible.
         TypeError: A part of ``extra`` has no state.
     """
-    own: dict[str, Stateful] = {"model": model, **_numbered("optimizer", optimizers)}
-    own |= _numbered("scheduler", schedulers)
+    named = [NamedOptimizer(each, model, on_change=on_change, speaks=speaks) for each in optimizers]
+    own: dict[str, Stateful] = {"model": model, **_numbered("optimizer", named)}
+    own |= _numbered("scheduler", [Schedule(each) for each in schedulers] if on_change == "take" else schedulers)
     if scaler is not None:
         own["scaler"] = scaler
     if taken := sorted(name for name in extra if name in _OWN or name in own):
@@ -40,6 +45,27 @@ def state_parts(
     parts = {name: DictState(part) if isinstance(part, dict) else part for name, part in extra.items()}
     check_parts(parts, {})
     return {**own, **parts}
+
+
+class Schedule:
+    """A schedule that goes on from where it was, at the learning rates that its optimizer has now.
+
+    The optimizer must have its state by then: parts get theirs in the order in which they are given.
+    """
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self._scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedule's state."""
+        return self._scheduler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the progress, and leave the learning rates that it begins with."""
+        rates = [group["initial_lr"] for group in self._scheduler.optimizer.param_groups]
+        self._scheduler.load_state_dict(dict(state))
+        for each in [self._scheduler, *getattr(self._scheduler, "_schedulers", [])]:
+            each.base_lrs = list(rates)
 
 
 class DictState:

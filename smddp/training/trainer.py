@@ -130,7 +130,11 @@ class Trainer:
             accumulates = None if accumulate == 1 else lambda: step.accumulates
             self.model = self._replica = Replica(self.model, self._membership, accumulates=accumulates)
 
-        self._state = state_parts(self.module, optimizers, schedulers, scaler, state or {})
+        self._state = state_parts(
+            *(self.module, optimizers, schedulers, scaler, state or {}),
+            on_change=checkpoints.on_change,
+            speaks=self._cluster.is_main,
+        )
         self._per_rank: dict[str, Stateful] = {}
         self._loss = StepLoss(self._membership, self.module)
         self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._check_finite)

@@ -6,7 +6,8 @@ What can be seen beforehand, a part that is not there or a module of another mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.names import is_part_name
 from smddp.checkpoint.restore import rng
+from smddp.checkpoint.restore.optimizers import check_optimizer
 from smddp.checkpoint.restore.reader import Loaded
 from smddp.errors import CheckpointError
 
@@ -37,6 +39,18 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Go back to what `state_dict` gave."""
+
+
+@runtime_checkable
+class Checking(Stateful, Protocol):
+    """One that can tell beforehand whether it will take a state."""
+
+    def check(self, state: Any, /) -> None:
+        """See that the state fits; nothing is changed.
+
+        Raises:
+            ValueError: It does not.
+        """
 
 
 def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
@@ -101,6 +115,10 @@ class Restoration:
         for name, part in self._state.items():
             if isinstance(part, torch.nn.Module):
                 self._check_module(name, part, self._loaded.unflatten(name))
+            elif isinstance(part, Checking):
+                self._check_part(name, part.check)
+            elif isinstance(part, torch.optim.Optimizer):
+                self._check_part(name, partial(check_optimizer, part))
         unused = sorted((saved | own) - set(self._state) - set(self._per_rank))
         if unused and self._rank == 0:
             logger.warning("%s also has %s: not used", self._what, ", ".join(unused))
@@ -111,7 +129,8 @@ class Restoration:
         Raises:
             CheckpointError: a part does not take it.
         """
-        for name, part in self._state.items():
+        # Modules last: they always take what was checked, so that a part that does not leaves them as they were.
+        for name, part in sorted(self._state.items(), key=lambda item: isinstance(item[1], torch.nn.Module)):
             self._give(name, part, self._loaded.unflatten(name))
         is_new = self._rank >= len(self._ranks)
         own = {} if is_new else self._ranks[self._rank]
@@ -135,6 +154,16 @@ class Restoration:
                 f"{self._what} does not fit this run's {name}: {type(error).__name__}: {error}"
             ) from error
 
+    def _check_part(self, name: str, check: Callable[[Any], None]) -> None:
+        try:
+            check(self._loaded.unflatten(name))
+        except (ValueError, KeyError, TypeError) as error:
+            reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise CheckpointError(
+                f"{self._what} does not fit this run's {name}: {reason}. Nothing was loaded; resume with what it was "
+                "saved of, or start anew in another directory"
+            ) from error
+
     def _check_module(self, name: str, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
         present = module.state_dict()
         misshapen = [
@@ -153,10 +182,23 @@ class Restoration:
                 f"{self._what} is of another model than this run's {name}: {'; '.join(found)}. Nothing was loaded; "
                 "resume with the model that it was saved of, or start anew in another directory"
             )
+        casts = sorted(
+            {
+                f"{_dtype(saved[key])} to {_dtype(present[key])}"
+                for key in present
+                if _dtype(saved[key]) != _dtype(present[key]) and not is_lazy(present[key])
+            }
+        )
+        if casts and self._rank == 0:
+            logger.warning("%s: values of %s are cast from %s", self._what, name, ", ".join(casts))
 
 
 def _shape(value: Any) -> list[int] | None:
     return list(value.shape) if isinstance(value, torch.Tensor) and not is_lazy(value) else None
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _some(keys: list[str]) -> str:

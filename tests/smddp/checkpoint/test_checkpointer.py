@@ -486,9 +486,7 @@ def test_a_checkpoint_of_another_model_says_what_differs_and_loads_nothing(tmp_p
 def test_a_part_that_does_not_take_its_state_is_named(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     saved(tmp_path, {"optimizer": torch.optim.SGD(model.parameters(), lr=1.0)})
-    with pytest.raises(
-        CheckpointError, match=r"step 1 does not fit this run's optimizer: ValueError: loaded state dict"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 1 does not fit this run's optimizer: it has groups of"):
         Checkpointer(tmp_path, {"optimizer": torch.optim.SGD([model.weight], lr=1.0)}).load()
 
 

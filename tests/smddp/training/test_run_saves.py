@@ -259,7 +259,7 @@ def test_a_stop_whose_checkpoint_fails_is_no_resumable_end(start: Start) -> None
 def test_a_stop_whose_checkpoint_takes_too_long_is_no_resumable_end(start: Start) -> None:
     hanging = SLOW.replace("time.sleep(0.4)", "time.sleep(0.4 if step < 10 else 600)")
     body = """
-smddp.training.run_checkpoints.STOP_SECONDS, smddp.training.run_checkpoints._LEAST_SECONDS = 3, 1
+smddp.training.run_checkpoints.STOP_SECONDS, smddp.training.run_checkpoints.LEAST_SECONDS = 3, 1
 def main(job: smddp.Job):
     for _ in train(job, steps=500, every=100, seconds=0.05): pass
 """

@@ -1,0 +1,177 @@
+"""A script that changed between two runs: what holds is said, and nothing is given to the wrong parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from smddp import Checkpointer, CheckpointPolicy, Trainer
+from smddp.distributed import leave
+from smddp.errors import CheckpointError
+from smddp.job import Job
+
+
+@pytest.fixture(autouse=True)
+def _end() -> Iterator[None]:
+    yield
+    leave()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
+
+
+def model() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"first": nn.Linear(3, 3, bias=False), "second": nn.Linear(3, 3, bias=False)})
+
+
+def trained(job: Job, optimizer: torch.optim.Optimizer, module: nn.ModuleDict, **options: Any) -> None:
+    trainer = Trainer(job, module, optimizer, **options)
+    for _ in range(2):
+        trainer.step(module["first"](torch.ones(1, 3)).sum() + 10 * module["second"](torch.ones(1, 3)).sum())
+    trainer.save(wait=True)
+
+
+def resumed(job: Job, optimizer: torch.optim.Optimizer, module: nn.ModuleDict, **options: Any) -> None:
+    on_change = options.pop("on_change", "keep")
+    Trainer(job, module, optimizer, checkpoints=CheckpointPolicy(on_change=on_change), **options).resume()
+
+
+def test_parameters_in_another_order_get_their_own_moments(job: Job) -> None:
+    module = model()
+    trained(job, torch.optim.SGD([module["first"].weight, module["second"].weight], lr=0.1, momentum=0.9), module)
+    again = model()
+    optimizer = torch.optim.SGD([again["second"].weight, again["first"].weight], lr=0.1, momentum=0.9)
+    resumed(job, optimizer, again)
+    assert optimizer.state[again["second"].weight]["momentum_buffer"].mean() == pytest.approx(19.0)
+    assert optimizer.state[again["first"].weight]["momentum_buffer"].mean() == pytest.approx(1.9)
+    assert "param_names" not in optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize(
+    ("on_change", "holds", "told"),
+    [("keep", 0.1, "the checkpoint's options"), ("take", 0.001, "this script's options")],
+)
+def test_another_learning_rate_is_told_with_what_holds(
+    job: Job, caplog: pytest.LogCaptureFixture, on_change: str, holds: float, told: str
+) -> None:
+    module = model()
+    trained(job, torch.optim.SGD(module.parameters(), lr=0.1), module)
+    again = model()
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.001)
+    resumed(job, optimizer, again, on_change=on_change)
+    assert optimizer.param_groups[0]["lr"] == holds
+    assert f"goes on with {told}: lr was 0.1 when it was saved, and the script has 0.001" in caplog.text
+
+
+def test_under_a_schedule_it_is_the_rate_that_the_schedule_began_with(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    def parts(lr: float) -> tuple[nn.ModuleDict, torch.optim.Optimizer, CosineAnnealingLR]:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+        return module, optimizer, CosineAnnealingLR(optimizer, T_max=10)
+
+    module, optimizer, scheduler = parts(0.1)
+    trained(job, optimizer, module, scheduler=scheduler)
+    saved = optimizer.param_groups[0]["lr"]
+    assert saved < 0.1
+
+    module, optimizer, scheduler = parts(0.1)
+    resumed(job, optimizer, module, scheduler=scheduler, on_change="refuse")  # nothing changed
+    assert optimizer.param_groups[0]["lr"] == saved
+    assert "goes on with" not in caplog.text
+
+    module, optimizer, scheduler = parts(0.2)
+    leave()
+    resumed(job, optimizer, module, scheduler=scheduler, on_change="take")
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * saved)
+    assert scheduler.last_epoch == 2
+    scheduler.step()
+    _module, _, whole = parts(0.2)
+    for _ in range(3):
+        whole.optimizer.step()
+        whole.step()
+    assert scheduler.get_last_lr() == pytest.approx(whole.get_last_lr())
+
+
+def test_a_change_that_is_not_allowed_changes_nothing(job: Job) -> None:
+    module = model()
+    trained(job, torch.optim.SGD(module.parameters(), lr=0.1), module)
+    again = model()
+    before = again["first"].weight.detach().clone()
+    with pytest.raises(CheckpointError, match=r"on_change='refuse'.*Nothing was loaded"):
+        resumed(job, torch.optim.SGD(again.parameters(), lr=0.2), again, on_change="refuse")
+    assert torch.equal(again["first"].weight, before)
+
+
+@pytest.mark.parametrize("direction", [(torch.optim.SGD, torch.optim.Adam), (torch.optim.Adam, torch.optim.SGD)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(
+    job: Job, direction: tuple[Any, Any], plain: bool
+) -> None:
+    saved, present = direction
+    module, again = model(), model()
+    nn.init.zeros_(again["first"].weight)
+    with pytest.raises(CheckpointError, match=r"another kind than this run's (Adam|SGD).*Nothing was loaded"):
+        if plain:
+            with Checkpointer(
+                job.checkpoint_dir, {"model": module, "optimizer": saved(module.parameters(), lr=0.1)}
+            ) as checkpointer:
+                checkpointer.save(1)
+            Checkpointer(job.checkpoint_dir, {"model": again, "optimizer": present(again.parameters(), lr=0.1)}).load()
+        else:
+            trained(job, saved(module.parameters(), lr=0.1), module)
+            resumed(job, present(again.parameters(), lr=0.1), again)
+    assert torch.equal(again["first"].weight, torch.zeros(3, 3))
+
+
+def test_other_parameters_are_refused_by_name(job: Job) -> None:
+    module = model()
+    trained(job, torch.optim.SGD(module.parameters(), lr=0.1), module)
+    again = model()
+    with pytest.raises(CheckpointError, match=r"not in both: second\.weight"):
+        resumed(job, torch.optim.SGD(again["first"].parameters(), lr=0.1), again)
+
+
+def test_moments_of_another_shape_are_refused_without_names(tmp_path: Path) -> None:
+    layer, other = nn.Linear(2, 3, bias=False), nn.Linear(2, 4, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with Checkpointer(tmp_path, {"optimizer": optimizer}) as checkpointer:
+        checkpointer.save(1)
+    with pytest.raises(CheckpointError, match=r"momentum_buffer of shape \[3, 2\]"):
+        Checkpointer(tmp_path, {"optimizer": torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)}).load()
+
+
+def test_a_cast_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Checkpointer(tmp_path, {"model": nn.Linear(2, 2)}) as checkpointer:
+        checkpointer.save(1)
+    Checkpointer(tmp_path, {"model": nn.Linear(2, 2).bfloat16()}).load()
+    assert "values of model are cast from float32 to bfloat16" in caplog.text
+
+
+def test_a_part_that_fails_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    class Fails:
+        def state_dict(self) -> dict[str, int]:
+            return {"a": 1}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise RuntimeError("no")
+
+    module, again = model(), model()
+    nn.init.zeros_(again["first"].weight)
+    with Checkpointer(tmp_path, {"model": module, "other": Fails()}) as checkpointer:
+        checkpointer.save(1)
+    with pytest.raises(CheckpointError, match="this run's other"):
+        Checkpointer(tmp_path, {"model": again, "other": Fails()}).load()
+    assert torch.equal(again["first"].weight, torch.zeros(3, 3))
