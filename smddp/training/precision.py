@@ -20,6 +20,7 @@ PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 _CPU = torch.device("cpu")
 _BF16_CAPABILITY = (8, 0)  # Ampere; what is older only emulates bf16, and slowly
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_LOW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Precision:
     """
 
     requested: PrecisionName = "auto"
-    """What was asked for. ``"auto"`` is fp32 on a CPU, bf16 on a GPU that has it in hardware, else fp16."""
+    """What was asked for. ``"auto"`` is fp32 on a CPU, bf16 on a GPU that has it in hardware, else fp16; a GPU that
+    only emulates bf16, slower than fp32, is refused."""
 
     device: torch.device = _CPU
     """Where the model computes."""
@@ -50,10 +52,10 @@ class Precision:
             allowed = ", ".join(repr(name) for name in get_args(PrecisionName))
             raise ValueError(f"precision={self.requested!r} is unknown; use one of {allowed}")
         name = _best(self.device) if self.requested == "auto" else self.requested
-        if name == "bf16" and self.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        if name == "bf16" and self.device.type == "cuda" and not _computes_bf16(self.device):
             raise ValueError(
-                f"precision='bf16' needs a GPU that supports it, and {torch.cuda.get_device_name(self.device)} "
-                "does not; use 'fp16' or 'auto'"
+                f"precision='bf16' needs a GPU that has it in hardware, and {torch.cuda.get_device_name(self.device)} "
+                "has not; use 'fp16' or 'auto'"
             )
         object.__setattr__(self, "name", name)
 
@@ -73,15 +75,31 @@ class Precision:
         return GradScaler(self.device.type) if self.name == "fp16" else None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with its forward pass in this precision and float32 outputs; for fp32 the model itself."""
+        """The model with its forward pass in this precision; for fp32 the model itself.
+
+        A model that returns one tensor returns it as float32, for a loss outside of autocast. Whatever else it returns
+        (a tuple, a dict, an object of its own) is handed on as it is, its tensors in the precision that they were
+        computed in: call ``.float()`` on those that a loss takes. In fp32 that costs nothing.
+
+        Example:
+            >>> class Classifier(torch.nn.Linear):
+            ...     def forward(self, x):
+            ...         return {"logits": super().forward(x)}
+            >>> model = Precision("bf16").wrap(Classifier(2, 3))
+            >>> outputs = model(torch.ones(1, 2))
+            >>> outputs["logits"].dtype
+            torch.bfloat16
+            >>> loss = torch.nn.functional.cross_entropy(outputs["logits"].float(), torch.tensor([1]))
+            >>> loss.dtype
+            torch.float32
+        """
         return model if self.name == "fp32" else MixedPrecisionModel(model, self)
 
 
 class MixedPrecisionModel(nn.Module):
     """A model whose forward pass runs under autocast, in training and in evaluation alike.
 
-    Outputs come back as float32 (in tuples, lists and dicts too), so that a loss may be computed outside of
-    autocast with nothing lost.
+    What it returns is for the script, whose types are its own: only a tensor that is all of the output is converted.
     """
 
     def __init__(self, module: nn.Module, precision: Precision) -> None:
@@ -93,23 +111,17 @@ class MixedPrecisionModel(nn.Module):
         """Calls the wrapped model."""
         with self._precision.autocast():
             outputs = self.module(*args, **kwargs)
-        return _to_float32(outputs)
+        if isinstance(outputs, Tensor) and outputs.dtype in _LOW:
+            return outputs.float()  # cross_entropy under autocast would make the same copy
+        return outputs
 
 
 def _best(device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
-    return "bf16" if torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY else "fp16"
+    return "bf16" if _computes_bf16(device) else "fp16"
 
 
-def _to_float32(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-    if isinstance(value, tuple):
-        converted = [_to_float32(item) for item in value]
-        return type(value)(*converted) if hasattr(value, "_fields") else tuple(converted)
-    if isinstance(value, list):
-        return [_to_float32(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _to_float32(item) for key, item in value.items()}
-    return value
+def _computes_bf16(device: torch.device) -> bool:
+    """Whether a GPU has bf16 in hardware; ``torch.cuda.is_bf16_supported`` counts emulation, too."""
+    return torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY

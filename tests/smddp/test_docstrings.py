@@ -13,6 +13,7 @@ import pytest
     [
         "smddp.training.auto_interval",
         "smddp.training.checkpoint_policy",
+        "smddp.training.precision",
         "smddp.cluster.cluster",
         "smddp.job.hyperparameters.command_line",
         "smddp.job.hyperparameters.decode",

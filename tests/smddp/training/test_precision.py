@@ -1,3 +1,6 @@
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -40,27 +43,55 @@ def test_only_fp16_scales_its_loss() -> None:
     assert Precision("fp32", CPU).scaler() is None
 
 
+class ModelOutput(OrderedDict[str, object]):
+    """Fields by name and by key, as transformers' outputs have them."""
+
+    def __getattr__(self, name: str) -> object:
+        return self[name]
+
+
+@dataclass(frozen=True)
+class Detections:
+    boxes: Tensor
+
+
 class Outputs(NamedTuple):
     logits: Tensor
     label: int
 
 
-class Many(nn.Module):
-    def forward(self, x: Tensor) -> dict[str, object]:
-        low = x @ x
-        return {"named": Outputs(low, 3), "list": [low, (low, "text")], "counts": torch.tensor([1])}
+class Returns(nn.Module):
+    """A model that computes in low precision and returns what ``make`` makes of that."""
+
+    def __init__(self, make: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.make = make
+        self.returned: object = None
+
+    def forward(self, x: Tensor) -> object:
+        self.returned = self.make(x @ x)
+        return self.returned
 
 
-def test_nested_outputs_become_float32_and_the_rest_is_left_alone() -> None:
-    outputs = Precision("bf16", CPU).wrap(Many())(torch.ones(2, 2))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda low: ModelOutput(loss=low.sum(), logits=low),
+        lambda low: Detections(low),
+        lambda low: Outputs(low, 3),
+        lambda low: {"logits": low},
+        lambda low: (low, [low]),
+    ],
+    ids=["an OrderedDict of its own", "a dataclass", "a namedtuple", "a dict", "a tuple"],
+)
+def test_an_output_that_is_no_tensor_is_handed_on_as_it_is(make: Callable[[Tensor], object]) -> None:
+    model = Returns(make)
+    assert Precision("bf16", CPU).wrap(model)(torch.ones(2, 2)) is model.returned
 
-    assert isinstance(outputs["named"], Outputs)
-    assert outputs["named"].logits.dtype == torch.float32
-    assert outputs["named"].label == 3
-    assert outputs["list"][0].dtype == torch.float32
-    assert outputs["list"][1][0].dtype == torch.float32
-    assert outputs["list"][1][1] == "text"
-    assert outputs["counts"].dtype == torch.int64
+
+def test_a_tensor_that_is_not_of_low_precision_is_handed_on_as_it_is() -> None:
+    model = Returns(lambda low: low.argmax(dim=1))
+    assert Precision("bf16", CPU).wrap(model)(torch.ones(2, 2)) is model.returned
 
 
 def test_autocast_covers_a_block_of_ones_own() -> None:
@@ -77,8 +108,15 @@ def test_auto_on_a_gpu_is_bf16_where_it_is_in_hardware(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     assert Precision("auto", torch.device("cuda", 0)).name == name
+
+
+def test_a_gpu_that_only_emulates_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    with pytest.raises(ValueError, match=r"bf16' needs a GPU that has it in hardware, and Tesla T4 has not"):
+        Precision("bf16", torch.device("cuda", 0))
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
