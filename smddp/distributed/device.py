@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -32,17 +37,50 @@ def rank_device(cluster: Cluster) -> torch.device:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device: a tensor, or tuples, lists and dicts of them at any depth.
+    """The batch with its tensors on the device, in the types that it came in.
 
-    Copies from pinned memory do not wait for the GPU. What is no tensor is passed through.
+    An object with a method ``to`` is asked to move itself (PackedSequence, transformers' BatchEncoding). Tuples,
+    namedtuples, lists, mappings and dataclasses are copied with their items moved, at any depth. Any other object is
+    passed through as it is. Copies from pinned memory do not wait for the GPU, where a ``to`` takes ``non_blocking``.
     """
+    kind: Any = type(batch)
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
+    if callable(getattr(kind, "to", None)):
+        moved = batch.to(device, non_blocking=True) if _takes_non_blocking(kind) else batch.to(device)
+        return batch if moved is None else moved  # None: it moved in place
     if isinstance(batch, tuple):
-        moved = [move(item, device) for item in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else tuple(moved)
+        items = [move(item, device) for item in batch]
+        return kind._make(items) if hasattr(kind, "_make") else kind(items)
     if isinstance(batch, list):
-        return [move(item, device) for item in batch]
-    if isinstance(batch, dict):
-        return {key: move(item, device) for key, item in batch.items()}
+        items = [move(item, device) for item in batch]
+        return items if kind is list else _with_items(batch, dict(enumerate(items)))
+    if isinstance(batch, Mapping):
+        named = {key: move(item, device) for key, item in batch.items()}
+        if kind is dict:
+            return named
+        return _with_items(batch, named) if isinstance(batch, MutableMapping) else kind(named)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        clone = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            if hasattr(batch, field.name):
+                object.__setattr__(clone, field.name, move(getattr(batch, field.name), device))  # frozen, maybe
+        return clone
     return batch
+
+
+def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
+    """A copy with other items, and what else belongs to a class of its own."""
+    clone = copy.copy(container)
+    for key, item in items.items():
+        clone[key] = item
+    return clone
+
+
+@functools.cache
+def _takes_non_blocking(kind: Any) -> bool:
+    try:
+        parameters = inspect.signature(kind.to).parameters.values()
+    except ValueError:  # written in C, without one
+        return False
+    return any(each.name == "non_blocking" or each.kind is each.VAR_KEYWORD for each in parameters)
