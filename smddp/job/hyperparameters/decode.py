@@ -22,9 +22,12 @@ class _Parts(dict[str, Any]):
 def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
     """Make a dataclass from hyperparameters as hyperparameters.json holds them.
 
-    A text is JSON if the field's type takes it so (as V2 and our ``encode`` send it), else it is the value itself (as
-    V3 and others send a str). Keys may be written with dashes, and name a field of a nested dataclass with a dot.
-    The SDK's own keys, ``sagemaker_...`` and ``mp_parameters``, are passed over unless they are fields.
+    A text is JSON if the field's type takes it so (as V2 and our ``encode`` send it), else the value itself (as V3 and
+    others send a str), else the value in another spelling: ``True``, ``None`` and ``(1, 2)`` as Python writes them,
+    ``yes``, ``no``, ``on``, ``off``, ``1`` and ``0`` for a bool, ``"5"`` with its quotes for an int. Python's ``True``
+    and ``None`` come before the text itself, in a union with str. Keys may be written with dashes, and name a field of
+    a nested dataclass with a dot. The SDK's own keys, ``sagemaker_...`` and ``mp_parameters``, are passed over unless
+    they are fields.
 
     Args:
         cls: The dataclass. Fields that are not given take their defaults.

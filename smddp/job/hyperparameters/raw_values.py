@@ -1,20 +1,28 @@
-"""One field's value from what arrived for it: text, JSON data, or the words of a command line."""
+"""One field's value from what arrived for it: text, JSON data, or the words of a command line.
+
+Whoever submits a job spells values their own way: as JSON (V2), as ``str(value)`` (Boto3), as JSON of a str (V2's
+tuner: ``"32"`` with its quotes for the category 32), as a word (the console: ``yes``). The field's type says which
+reading is meant. That holds for a whole value; what lies within a list or an object has the type that JSON gave it.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args, get_origin
 
 from smddp.errors import HyperparameterError
-from smddp.job.hyperparameters.json_values import attempt, from_json
+from smddp.job.hyperparameters.json_values import attempt
 from smddp.job.hyperparameters.schema import describe, members
 
 TEXT_KEY = "__text__"
 """The key of an object that stands for a str which would be misread if it travelled bare."""
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_BRACKETS = ("[", "(", "{")
 
 
 class Words(list[str]):
@@ -22,7 +30,7 @@ class Words(list[str]):
 
 
 class Verbatim(str):
-    """A text that is the value itself, whatever it looks like."""
+    """A text that is the value itself, whatever it looks like, if the type takes a str at all."""
 
     __slots__ = ()
 
@@ -32,8 +40,9 @@ def from_raw(annotation: Any, given: Any, name: str) -> Any:
 
     Args:
         annotation: The field's type.
-        given: A text, which is JSON if the type takes it so and else the value itself; :class:`Verbatim` text;
-            :class:`Words`, of which several are the elements of a list; anything else is JSON data.
+        given: A text, which is JSON if the type takes it so, else the value itself, else the value in another
+            spelling (``True``, ``.5``, ``yes``, ``(1, 2)``, ``"5"``); :class:`Verbatim` text; :class:`Words`, of which
+            several are the elements of a list; anything else is JSON data.
         name: The field's full name, for errors.
 
     Raises:
@@ -42,8 +51,12 @@ def from_raw(annotation: Any, given: Any, name: str) -> Any:
     if isinstance(given, Words):
         return _from_words(annotation, given, name)
     if isinstance(given, Verbatim):
-        return from_json(annotation, str(given), name)
-    return _first_that_fits(annotation, _interpretations(given) if isinstance(given, str) else _unwrapped(given), name)
+        return _first_that_fits(annotation, [str(given), *_interpretations(str(given))], name)
+    if not isinstance(given, str):
+        return _first_that_fits(annotation, _unwrapped(given), name)
+    if annotation in (Any, object) and given in _PYTHON_WORDS:
+        return given  # no type says that it is no str; the toolkits take it for one
+    return _first_that_fits(annotation, _interpretations(given), name)
 
 
 def _from_words(annotation: Any, words: Words, name: str) -> Any:
@@ -83,16 +96,26 @@ def _first_that_fits(annotation: Any, candidates: Sequence[Any], name: str) -> A
 
 
 def _interpretations(text: str) -> list[Any]:
-    """What a text may mean: JSON, the text itself, or what Python writes so (``True``, ``.5``, ``nan``)."""
-    interpretations: list[Any] = []
+    """What a text may mean, the likeliest first."""
+    parsed: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
-        interpretations += _unwrapped(json.loads(text))
-    interpretations.append(text)
+        parsed = _unwrapped(json.loads(text))
     if text in _PYTHON_WORDS:
-        interpretations.append(_PYTHON_WORDS[text])
-    with contextlib.suppress(ValueError):
-        interpretations.append(float(text))
-    return interpretations
+        parsed.append(_PYTHON_WORDS[text])
+    quoted = [inner for inner in parsed if isinstance(inner, str)]
+    return [*parsed, text, *_spellings(text), *(each for inner in quoted for each in _interpretations(inner))]
+
+
+def _spellings(text: str) -> Iterator[Any]:
+    """What a text means that is no JSON: numbers and brackets as Python writes them, and the words for a bool."""
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            yield number(text)
+    if text.lower() in _FLAGS:
+        yield _FLAGS[text.lower()]
+    if text.startswith(_BRACKETS):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            yield json.loads(json.dumps(ast.literal_eval(text)))  # tuples are lists in JSON, and keys are text
 
 
 def _unwrapped(value: Any) -> list[Any]:

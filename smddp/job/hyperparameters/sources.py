@@ -36,7 +36,7 @@ def from_json_file(cls: type[T], path: str | Path) -> T:
 def from_sm_hps(cls: type[T], text: str) -> T:
     """Make a dataclass from the value of SM_HPS, whose values are JSON data and no longer text.
 
-    V3 has lost there which of its values were a str ("5" is 5), so a str that looks like a number is refused.
+    V3 has lost there which of its values were a str ("5" is 5), so a number is refused where a str belongs.
 
     Raises:
         HyperparameterError: The text is no JSON object, or does not fit the dataclass.

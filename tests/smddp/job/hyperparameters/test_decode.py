@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +15,11 @@ from smddp.job.hyperparameters import decode, decode_untyped
 class Precision(Enum):
     FP32 = "fp32"
     BF16 = "bf16"
+
+
+class Level(Enum):
+    LOW = 1
+    HIGH = 2
 
 
 @dataclass
@@ -86,6 +91,62 @@ def test_booleans_in_pythons_spelling_are_understood(text: str, value: bool) -> 
     assert decode(Config, {"epochs": "1", "amp": text}).amp is value
 
 
+@pytest.mark.parametrize(
+    ("annotation", "text", "value"),
+    [
+        (int, '"32"', 32),  # the tuner of V2's SDK sends the category 32 so
+        (int, "05", 5),
+        (float, '"1e-3"', 0.001),
+        (float, '"5"', 5.0),
+        (bool, '"True"', True),
+        (bool, "TRUE", True),
+        (bool, "1", True),
+        (bool, "0", False),
+        (bool, "yes", True),
+        (bool, "Off", False),
+        (bool | None, "no", False),
+        (bool | str, "False", False),
+        (int | None, '"None"', None),
+        (str | None, "None", None),
+        (Path | None, "None", None),
+        (Literal[16, 32], '"32"', 32),
+        (Level, '"2"', Level.HIGH),
+        (list[str], "['a', \"b's\"]", ["a", "b's"]),
+        (list[bool], "[True, False]", [True, False]),
+        (tuple[float, ...], "(.5, 1)", (0.5, 1.0)),
+        (dict[int, str], "{1: 'a'}", {1: "a"}),
+    ],
+)
+def test_a_text_that_only_the_fields_type_explains_is_read_by_it(annotation: Any, text: str, value: object) -> None:
+    cls = make_dataclass("One", [("field", annotation)])
+    assert repr(decode(cls, {"field": text}).field) == repr(value)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "value"),
+    [
+        (str, "5", "5"),
+        (str, "True", "True"),
+        (str, "null", "null"),
+        (str, "None", "None"),
+        (str, "[1, 2]", "[1, 2]"),
+        (int | str, "05", "05"),
+        (int | str, '"5"', "5"),
+        (bool | int, "1", 1),
+        (bool | str, "yes", "yes"),
+        (str | list[str], "['a']", "['a']"),
+        (Literal["1", "2"], "1", "1"),
+        (Any, "True", "True"),
+        (Any, "None", "None"),
+    ],
+)
+def test_a_text_that_fits_the_type_as_it_is_is_not_read_as_something_else(
+    annotation: Any, text: str, value: object
+) -> None:
+    cls = make_dataclass("One", [("field", annotation)])
+    assert repr(decode(cls, {"field": text}).field) == repr(value)  # type: ignore[attr-defined]
+
+
 def test_json_data_is_taken_as_it_is() -> None:
     config = decode(Config, {"epochs": 3, "sizes": [1, 2], "model": {"depth": 2}, "schedule": "step"})
     assert config == Config(epochs=3, sizes=[1, 2], model=Model(depth=2), schedule="step")
@@ -100,11 +161,13 @@ def test_json_data_is_taken_as_it_is() -> None:
         ({"epochs": "1", "lr.x": "8"}, "unknown hyperparameter 'lr.x'"),
         ({"epochs": "1", "zzz": "8"}, "unknown hyperparameter 'zzz'. Its fields"),
         ({"epochs": "ten"}, "epochs: expected int, found 'ten' (str)"),
-        ({"epochs": '"10"'}, "epochs: expected int, found '10' (str)"),
+        ({"epochs": '"ten"'}, "epochs: expected int, found 'ten' (str)"),
         ({"epochs": "1.0"}, "epochs: expected int, found 1.0 (float)"),
         ({"epochs": "true"}, "epochs: expected int, found True (bool)"),
-        ({"epochs": "1", "amp": "1"}, "amp: expected bool, found 1 (int)"),
-        ({"epochs": "1", "amp": "yes"}, "amp: expected bool, found 'yes' (str)"),
+        ({"epochs": "1", "amp": "2"}, "amp: expected bool, found 2 (int)"),
+        ({"epochs": "1", "amp": 1}, "amp: expected bool, found 1 (int)"),
+        ({"epochs": "1", "amp": "maybe"}, "amp: expected bool, found 'maybe' (str)"),
+        ({"epochs": "1", "sizes": "{1, 2}"}, "sizes: expected list[int], found '{1, 2}' (str)"),
         ({"epochs": "1", "sizes": "[1, 2.5]"}, "sizes[1]: expected int, found 2.5 (float)"),
         ({"epochs": "1", "precision": "fp8"}, "precision: expected Precision (FP32, BF16), found 'fp8'"),
         ({"epochs": "1", "schedule": "linear"}, "schedule: expected Literal['cosine', 'step'], found 'linear'"),

@@ -53,8 +53,12 @@ def test_a_str_in_sm_hps_is_the_value_itself() -> None:
     assert from_sm_hps(Config, '{"name": "\\"quoted\\""}').name == '"quoted"'
     with pytest.raises(HyperparameterError, match="name: expected str, found 5"):
         from_sm_hps(Config, '{"name": 5}')
-    with pytest.raises(HyperparameterError, match="epochs: expected int, found '5'"):
-        from_sm_hps(Config, '{"epochs": "5"}')
+    with pytest.raises(HyperparameterError, match="epochs: expected int, found 'five'"):
+        from_sm_hps(Config, '{"epochs": "five"}')
+
+
+def test_a_str_in_sm_hps_is_read_by_the_type_of_a_field_that_takes_none() -> None:
+    assert from_sm_hps(Config, '{"epochs": "5", "name": "None"}') == Config(5, "None")
 
 
 @pytest.mark.parametrize(
