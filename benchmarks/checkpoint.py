@@ -103,7 +103,9 @@ def report(found: dict[str, list[Measurement]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--megabytes", type=int, nargs="+", default=[200, 2000], help="sizes of the state")
     parser.add_argument("--repeats", type=int, default=5, help="processes for each contender and size")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))

@@ -48,7 +48,9 @@ def without_leftovers(image: str) -> Iterator[None]:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--image", default="smddp-training")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()

@@ -29,7 +29,7 @@ def seconds_after_the_end(platform: LocalSageMaker, fit: Callable[[str], object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="how long the script sleeps")
     arguments = parser.parse_args()

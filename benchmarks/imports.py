@@ -45,7 +45,7 @@ def measure(statement: str) -> tuple[float, set[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
 

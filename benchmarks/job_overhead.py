@@ -85,7 +85,9 @@ def job_request(platform: LocalSageMaker, prefix: str, *, hosts: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--hosts", type=int, default=1)
     arguments = parser.parse_args()

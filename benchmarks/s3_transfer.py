@@ -172,7 +172,9 @@ def main(megabytes: int, repeats: int, parent: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm"))

@@ -125,7 +125,9 @@ def print_scale() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     sizes = [10**6, 10**7, 10**8, 10**9, 10**10]
     parser.add_argument("--sizes", nargs="+", type=lambda text: int(float(text)), default=sizes)
     parser.add_argument("--gigabytes", type=float, default=6, help="that an order may take")

@@ -115,7 +115,7 @@ CONTESTANTS: dict[str, tuple[str, Callable[[int], float]]] = {
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None, allow_abbrev=False)
     arguments.add_argument("--steps", type=int, default=3000, help="steps of one measurement")
     arguments.add_argument("--repeats", type=int, default=5, help="measurements of each; the median counts")
     options = arguments.parse_args()

@@ -217,7 +217,7 @@ def _forget_peak() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("name", choices=CONTENDERS)
     parser.add_argument("megabytes", type=float)
     parser.add_argument("directory", type=Path, help="an empty one")

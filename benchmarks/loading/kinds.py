@@ -331,7 +331,7 @@ def _processor_seconds() -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--kind", required=True)
     parser.add_argument("--directory", type=Path, default=Path())
     parser.add_argument("--uri", default="")

@@ -116,7 +116,9 @@ def _await_ranks() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m smddp.launch.mpi_host", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m smddp.launch.mpi_host", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--first", required=True, help="the host that runs mpirun")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -129,7 +129,9 @@ def _signal_ranks(mpirun: int, signum: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m smddp.launch.mpirun", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m smddp.launch.mpirun", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--processes", type=int, default=1, help="ranks on each host")
     parser.add_argument("--hosts", type=lambda text: text.split(","), default=[], help="all hosts, this one first")
     parser.add_argument("--interface", help="the network interface between the hosts")

@@ -131,7 +131,9 @@ def free_port() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m smddp.launch.torchrun", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m smddp.launch.torchrun", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)

@@ -41,7 +41,10 @@ def names(form: Form) -> set[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.torture",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     known = sorted(set().union(*map(names, FORMS)), key=lambda name: int(name[1:]))
     parser.add_argument("promises", nargs="*", metavar="R1", help=f"which ones, of {', '.join(known)}; all")

@@ -109,7 +109,9 @@ def _disturb(root: Path, before: list[int], watch: Countdown | FullDisk, code: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--saves", type=int, default=4)
     arguments = parser.parse_args()
     logging.getLogger("smddp").setLevel(logging.CRITICAL)

@@ -79,7 +79,7 @@ def start(directory: Path) -> list[Child]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.exits")
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.exits", allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--together", type=int, default=4, help="runs side by side")
     arguments = parser.parse_args()

@@ -121,7 +121,9 @@ def _save_in_a_child(root: Path, step: int, *, kill_at: int | None) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--saves", type=int, default=6)
     arguments = parser.parse_args()
     logging.getLogger("smddp").setLevel(logging.ERROR)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--target", type=int, default=10_000)
 arguments = parser.parse_args()
 

@@ -180,7 +180,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--factor", type=int)
 parser.add_argument("--training", type=Path, default=os.environ["SM_CHANNEL_TRAINING"])
 arguments = parser.parse_args()

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from smddp.errors import DistributedError
+from smddp.launch import mpirun
 from smddp.launch.mpirun import launch, mpirun_command
 
 
@@ -21,6 +22,14 @@ def test_the_user_s_options_come_last_and_before_the_program():
 def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
     with pytest.raises(DistributedError, match="install OpenMPI"):
         launch(["no-such-mpirun"])
+
+
+def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
+    started = []
+    monkeypatch.setattr(mpirun, "launch", lambda command, others: started.append(command) or 0)
+    assert mpirun.main(["--processes", "2", "train.py", "--h", "a", "--option", "b", "--p", "1", "--i", "2"]) == 0
+    assert started[0][-9:] == ["train.py", "--h", "a", "--option", "b", "--p", "1", "--i", "2"]
+    assert started[0][:5] == ["mpirun", "--host", "localhost:2", "-np", "2"]
 
 
 @pytest.mark.mpi

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from smddp.errors import DistributedError
+from smddp.launch import torchrun
 from smddp.launch.torchrun import Node, free_port
 
 pytestmark = pytest.mark.usefixtures("fork_python")
@@ -46,6 +47,16 @@ def test_two_nodes_share_one_world_and_arguments_arrive_as_they_are(start, scrip
     ]
     assert [agent.returncode for agent in agents] == [0, 0]
     assert not any("barrier" in log for log in logged)
+
+
+def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
+    started = []
+    monkeypatch.setattr(torchrun, "launch", lambda node, command: started.append((node, command[1:])) or 0)
+    options = ["--n", "1", "--node", "2", "--max-restarts", "3", "--", "--help"]
+    assert torchrun.main(["--nnodes", "1", "train.py", *options]) == 0
+    ((node, command),) = started
+    assert command == ["train.py", *options]
+    assert (node.nodes, node.max_restarts) == (1, 0)
 
 
 def test_a_stop_while_the_other_node_is_awaited_ends_at_once(start, script):

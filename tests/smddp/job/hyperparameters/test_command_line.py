@@ -85,6 +85,7 @@ def test_options(line: str, expected: Config | None) -> None:
     ("line", "message"),
     [
         ("--batchsize 8", "unknown hyperparameter 'batchsize' (did you mean 'batch_size'?)"),
+        ("--batch 8", "unknown hyperparameter 'batch'"),
         ("--no-lr", "unknown hyperparameter 'no-lr'"),
         ("train --lr 1", "unexpected argument 'train'"),
         ("--lr=1 2", "unexpected argument '2'"),
