@@ -326,7 +326,7 @@ class Checkpointer:
             size = rank_saver.save(request, cancelled)
             report = SaveReport(
                 step=request.step,
-                stall_seconds=stalled,
+                stall_seconds=stalled + rank_saver.gpu_stall_seconds,
                 waited_seconds=waited,
                 durable_seconds=time.perf_counter() - started,
                 size=size,
@@ -339,7 +339,7 @@ class Checkpointer:
         if self._is_main:
             logger.info(
                 "saved %s: %.1f MB in %.2f s, for which training stood still %.3f s",
-                *(self._store.path(report.step), size / 1e6, report.durable_seconds, stalled + waited),
+                *(self._store.path(report.step), size / 1e6, report.durable_seconds, report.stall_seconds + waited),
             )
         rank_saver.prune(request)
         return report

@@ -46,6 +46,8 @@ class RankSaver:
     Attributes:
         group: All ranks.
         committer: What rank 0 commits with.
+        gpu_stall_seconds: For how long the last save that was written held training up on a GPU, beyond the time that
+            `take` took.
     """
 
     def __init__(self, store: Store, group: SaveGroup, committer: Committer, snapshotter: Snapshotter) -> None:
@@ -62,6 +64,7 @@ class RankSaver:
         self._store = store
         self._rank = group.ranks.rank
         self._snapshotter = snapshotter
+        self.gpu_stall_seconds = 0.0
 
     def take(
         self, number: int, *, step: int, epoch: int, position: int | None, metrics: Mapping[str, float]
@@ -154,7 +157,7 @@ class RankSaver:
         if request.failure is not None:
             raise request.failure
         assert request.snapshot is not None
-        self._snapshotter.await_copies()
+        self.gpu_stall_seconds = self._snapshotter.await_copies()
         return RankResult(
             files=write(self._store, request.step, request.directory, request.snapshot.files),
             fingerprint=_fingerprint(request.snapshot.sizes),

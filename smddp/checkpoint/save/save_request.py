@@ -39,7 +39,7 @@ class SaveReport:
 
     step: int
     stall_seconds: float
-    """How long training stood still while its state was copied."""
+    """How long training stood still while its state was copied, on this rank's GPU or on the CPU."""
     waited_seconds: float
     """How long it stood still before, because the save before had not ended."""
     durable_seconds: float

@@ -69,10 +69,13 @@ class Snapshotter:
         except Exception as error:
             raise CheckpointError(f"could not take the state: {type(error).__name__}: {error}") from error
 
-    def await_copies(self) -> None:
-        """Return once the state that was taken last has come from the GPUs."""
-        self._staging.await_copies()
-        self._own_staging.await_copies()
+    def await_copies(self) -> float:
+        """Return once the state that was taken last has come from the GPUs.
+
+        Returns:
+            The seconds for which that held training up on a GPU, beyond those that `take` kept the CPU.
+        """
+        return self._staging.await_copies() + self._own_staging.await_copies()
 
     def preparation(self) -> Callable[[], None]:
         """Give what takes the memory for a state like the present one; it may be called beside training."""

@@ -8,6 +8,7 @@ costs training is one copy of the state.
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 from smddp.checkpoint.format.memory import allocate, tensor_at
 from smddp.checkpoint.format.tensors import Layout
+from smddp.checkpoint.save.gpu_copies import GpuCopies
 from smddp.checkpoint.save.parallel_copy import Span, copy_spans
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,8 @@ class Staging:
         self._files: list[StagedFile] = []
         self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, place, its address and bytes
         self._signatures: dict[str, Signature] = {}
-        self._copied: list[torch.cuda.Event] = []
+        self._gpu_copies = GpuCopies([])
+        self._copy_seconds = 0.0  # for which the last copy kept the CPU
 
     def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Take the memory for these files and touch it, so that the copy finds it ready; may run beside training."""
@@ -68,7 +71,10 @@ class Staging:
             The files in the same order.
         """
         self._arrange(files)
-        devices: set[torch.device] = set()
+        started = time.perf_counter()
+        self._gpu_copies = GpuCopies(
+            {tensor.device for each in files.values() for tensor in each.values() if tensor.is_cuda}
+        )
         spans: list[Span] = []
         for staged, views in zip(self._files, self._views, strict=True):
             tensors = files[staged.name]
@@ -77,21 +83,20 @@ class Staging:
                 tensor = tensors[name]
                 if _is_plain(tensor):
                     spans.append(Span(address, tensor.data_ptr(), size))
-                    continue
-                # On the stream that training uses: so the copy comes after what computed the tensor, and what training
-                # does to it next comes after the copy, without the CPU having to wait.
-                view.copy_(tensor, non_blocking=tensor.is_cuda)
-                if tensor.is_cuda:
-                    devices.add(tensor.device)
-        copy_spans(spans)
-        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+                else:
+                    view.copy_(tensor, non_blocking=tensor.is_cuda)
+        self._gpu_copies.end()
+        copy_spans(spans)  # the CPU's own, while the GPUs copy
+        self._copy_seconds = time.perf_counter() - started
         return list(self._files)
 
-    def await_copies(self) -> None:
-        """Return once everything has come from the GPUs."""
-        for event in self._copied:
-            with torch.cuda.device(event.device):  # a thread that never said so would open the first GPU
-                event.synchronize()
+    def await_copies(self) -> float:
+        """Return once everything has come from the GPUs.
+
+        Returns:
+            The seconds for which the copies held training up on a GPU, beyond those that `copy` kept the CPU.
+        """
+        return max(self._gpu_copies.wait() - self._copy_seconds, 0.0)
 
     def _arrange(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Give each file its place in the memory, and each tensor its own; nothing to do if all is as the last time."""

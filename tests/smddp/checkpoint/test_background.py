@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from smddp.checkpoint import Checkpointer, list_checkpoints
+from smddp.checkpoint.save.staging import Staging
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.errors import CheckpointError
 
@@ -266,3 +267,12 @@ def test_each_checkpoint_is_announced_once_it_is_durable(tmp_path: Path) -> None
         checkpointer.save(1)
         checkpointer.save(2)
     assert [step for step, _ in watch.expected] == [1, 2]
+
+
+def test_what_a_save_costs_counts_the_time_for_which_the_gpu_copied(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Staging, "await_copies", lambda _: 1.5)  # of the shared state, and of the rank's own
+    run = new_run()
+    run.save(1)
+    assert run.checkpointer.last_report.stall_seconds == pytest.approx(3.0, abs=0.2)

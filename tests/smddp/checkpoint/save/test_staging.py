@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from smddp.checkpoint.format.tensors import DTYPES
 from smddp.checkpoint.save import staging
 from smddp.checkpoint.save.staging import StagedFile, Staging
+from tests.smddp.checkpoint.save.stand_in_gpu import StandInGpu, on_gpu
 
 STRANGE: dict[str, Callable[[], torch.Tensor]] = {
     "transposed": lambda: torch.arange(12.0).reshape(3, 4).t(),
@@ -111,6 +113,49 @@ def test_a_rank_that_writes_nothing_needs_no_memory() -> None:
     memory = Staging()
     memory.prepare({})
     assert memory.copy({}) == []
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
+    stand_in = StandInGpu()
+    stand_in.install(monkeypatch)
+    return stand_in
+
+
+def test_copies_from_a_gpu_are_timed_on_its_stream_and_not_waited_for(gpu: StandInGpu) -> None:
+    gpu.copy_seconds = 0.25
+    memory = Staging()
+    tensors = {"x": on_gpu(torch.arange(10.0)), "y": torch.arange(3), "z": on_gpu(torch.arange(5.0))}
+    (file,) = memory.copy({"x.safetensors": tensors})
+
+    assert gpu.calls == ["record", "copy", "copy", "record"]
+    assert memory.await_copies() == pytest.approx(0.25, abs=0.05)
+    assert gpu.calls[4:] == ["synchronize"]
+    assert torch.equal(read(file)["x"], torch.arange(10.0))
+
+
+def test_gpu_copies_that_end_while_the_cpu_copies_hold_nothing_up(
+    gpu: StandInGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.copy_seconds = 0.01
+    monkeypatch.setattr(staging, "copy_spans", lambda spans: time.sleep(0.02))
+    memory = Staging()
+    memory.copy({"x.safetensors": {"x": on_gpu(torch.arange(10.0))}})
+    assert memory.await_copies() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_copies_of_a_gpu_take_the_time_that_its_bus_needs() -> None:
+    memory = Staging()
+    tensor = torch.zeros(250_000_000, device="cuda")
+    memory.copy({"x.safetensors": {"x": tensor}})
+    memory.await_copies()
+    started = time.perf_counter()
+    memory.copy({"x.safetensors": {"x": tensor}})
+    asked = time.perf_counter() - started
+    held_up = memory.await_copies()
+    assert asked + held_up == pytest.approx(time.perf_counter() - started, rel=0.5)
+    assert held_up > 0.001  # 1 GB, which no bus moves faster
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
