@@ -7,6 +7,7 @@ costs training is one copy of the state.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import weakref
@@ -43,7 +44,7 @@ class Staging:
     """The memory that holds the state of one save, and is used again for the next.
 
     It is as large as the largest state so far, and pinned where tensors come from a GPU, so that they are copied at the
-    bus's full speed while the CPU goes on.
+    bus's full speed while the CPU goes on. Memory that can't be pinned is used as it is.
     """
 
     def __init__(self) -> None:
@@ -134,8 +135,7 @@ class Staging:
         self._memory, self._pinned = memoryview(b""), None  # give back first: never more than the state at once
         self._memory = allocate(size, shared=True)  # data loader workers are forked while training goes on
         if gpu is not None:
-            with torch.cuda.device(gpu):
-                self._pinned = _pin(self._memory)
+            self._pinned = _pin(self._memory, gpu)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -147,17 +147,28 @@ def _signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
     return tuple((name, tensor.dtype, tensor.shape, tensor.device) for name, tensor in tensors.items())
 
 
-def _pin(memory: memoryview) -> torch.Tensor:
-    """Pin memory for as long as what is returned lives.
+def _pin(memory: memoryview, gpu: torch.device) -> torch.Tensor:
+    """Pin memory for as long as what is returned lives; if that fails, leave it as it is, which is slower.
 
     Not by torch's own allocator of pinned memory, which takes up to twice what it is asked for.
     """
-    pinned = torch.frombuffer(memory, dtype=torch.uint8)
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    code = int(cudart.cudaHostRegister(pinned.data_ptr(), pinned.numel(), 1))  # 1: for every CUDA context
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    with torch.cuda.device(gpu):
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(cudart.cudaHostRegister(tensor.data_ptr(), tensor.numel(), 1))  # 1: for every CUDA context
     if code == 0:
-        unpin = weakref.finalize(pinned, cudart.cudaHostUnregister, pinned.data_ptr())
+        unpin = weakref.finalize(tensor, cudart.cudaHostUnregister, tensor.data_ptr())
         unpin.atexit = False  # CUDA may be gone by then
     else:
-        logger.warning("could not pin %.1f MB (CUDA error %d): saving takes longer", pinned.numel() / 1e6, code)
-    return pinned
+        _forget_error(gpu)
+        logger.warning("could not pin %.1f MB (CUDA error %d): saving takes longer", tensor.numel() / 1e6, code)
+    return tensor
+
+
+def _forget_error(gpu: torch.device) -> None:
+    """Take the error that a call to CUDA has left in this thread, which the next kernel would be blamed for.
+
+    Torch's binding lacks cudaGetLastError, but torch calls it after each kernel: let that be one that does not matter.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=gpu)

@@ -144,6 +144,18 @@ def test_gpu_copies_that_end_while_the_cpu_copies_hold_nothing_up(
     assert memory.await_copies() == 0
 
 
+def test_memory_that_cannot_be_pinned_is_used_as_it_is_and_no_later_kernel_is_blamed(
+    gpu: StandInGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.register_code = 2
+    memory = Staging()
+    for number in range(2):
+        (file,) = memory.copy({"x.safetensors": {"x": on_gpu(torch.full((10,), float(number)))}})
+        assert torch.equal(read(file)["x"], torch.full((10,), float(number)))
+    assert gpu.last_error == 0
+    assert caplog.messages == ["could not pin 0.0 MB (CUDA error 2): saving takes longer"]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_copies_of_a_gpu_take_the_time_that_its_bus_needs() -> None:
     memory = Staging()
