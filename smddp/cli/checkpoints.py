@@ -161,9 +161,10 @@ def export(
     """Write the weights of a checkpoint, the newest valid one by default, as files that others read."""
     from smddp.checkpoint.convert import export as write
 
+    parts = list(dict.fromkeys(part or ["model"]))
     with _one_line_errors():
-        manifest = write(location, destination, None if format is None else format.value, part or ["model"])
-        typer.echo(f"wrote {destination}: {', '.join(part or ['model'])} of step {manifest.step}")
+        manifest = write(location, destination, None if format is None else format.value, parts)
+        typer.echo(f"wrote {destination}: {', '.join(parts)} of step {manifest.step}")
 
 
 @app.command("import")

@@ -10,7 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
-from smddp.checkpoint.convert.sources import find_source
+from smddp.checkpoint.convert.sources import StateSource, find_source, split
+from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES
 from smddp.checkpoint.format.names import is_part_name
 from smddp.checkpoint.restore.restoring import RANKS, RNG
 from smddp.checkpoint.retention import Retention
@@ -68,7 +69,12 @@ def import_checkpoint(
         raise CheckpointError("import a checkpoint in one process, before the ranks of a training are joined")
     found = find_source(source)
     if found.kind == "checkpoint":
-        raise CheckpointError(f"{source} is a checkpoint already: copy its directory")
+        raise _nothing_foreign(found)
+    place, inside = split(destination)
+    if inside is not None:
+        raise CheckpointError(
+            f"{destination} is the name of one checkpoint: give the place that it lies in, {place}, and its step apart"
+        )
     parts, rest = found.read_foreign()
     rest += [name for name in parts if not is_part_name(name) or name in (RANKS, RNG)]
     state = {name: _Part(value) for name, value in parts.items() if name not in rest}
@@ -82,3 +88,12 @@ def import_checkpoint(
     with Checkpointer(destination, state, keep=_KEEP_ALL) as checkpointer:
         checkpointer.save(step, epoch=epoch)
     return sorted(state)
+
+
+def _nothing_foreign(source: StateSource) -> CheckpointError:
+    """Say why a place with checkpoints, or with nothing, is not imported."""
+    if source.step is not None or next(open_store(source.location).newest_first(), None) is not None:
+        return CheckpointError(f"{source} is a checkpoint already: copy its directory")
+    return CheckpointError(
+        f"{source} has nothing to import: a directory has one of {', '.join(WEIGHTS_NAMES)}, or what DCP saved"
+    )

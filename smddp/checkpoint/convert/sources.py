@@ -139,6 +139,15 @@ def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
     Raises:
         CheckpointError: it is a local directory of a checkpoint's name that is not there.
     """
+    place, step = split(location)
+    text = os.fspath(location)
+    if step is not None and not text.startswith("s3://") and not Path(text).exists():
+        raise CheckpointError(f"there is nothing at {text}")
+    return place, step
+
+
+def split(location: str | os.PathLike[str]) -> tuple[str, int | None]:
+    """Take the name of one checkpoint apart, whether it is there or not; any other has no step."""
     text = os.fspath(location)
     if text.startswith("s3://"):
         place, _, name = text.rstrip("/").rpartition("/")
@@ -146,11 +155,7 @@ def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
         return (text, None) if step is None else (place, step)
     absolute = os.path.abspath(text)  # noqa: PTH100 - Path.resolve would follow links
     step = step_of(os.path.basename(absolute))  # noqa: PTH119
-    if step is None or not text:
-        return text, None
-    if not Path(absolute).exists():
-        raise CheckpointError(f"there is nothing at {text}")
-    return os.path.dirname(absolute), step  # noqa: PTH120
+    return (text, None) if step is None or not text else (os.path.dirname(absolute), step)  # noqa: PTH120
 
 
 def no_checkpoint_in(store: Store) -> CheckpointError:

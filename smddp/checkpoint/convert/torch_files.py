@@ -98,7 +98,7 @@ def read_weights_file(path: Path, origin: str) -> Any:
         CheckpointError: it is none of them, is damaged, or would have to run code.
         OSError: it cannot be read.
     """
-    if _beginning(path, 2) == b"\x1f\x8b":
+    if _beginning(path, 2) == b"\x1f\x8b" or path.name.endswith((".tar.gz", ".tgz")):
         return _read_archive(path, origin)
     return _read_unpacked(path, origin)
 

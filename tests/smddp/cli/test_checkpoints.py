@@ -207,8 +207,9 @@ def test_export_and_import_go_round(run: Run, place: Path, tmp_path: Path) -> No
     assert set(torch.load(tmp_path / "w.pt", weights_only=True)) == {"weight", "bias"}
     assert run("export", place, tmp_path / "model")[0] == 0
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.pt", "model.safetensors"]
-    arguments = ("--format", "torch", "--part", "model", "--part", "optimizer")
-    assert run("export", place, tmp_path / "all", *arguments)[0] == 0
+    arguments = ("--format", "torch", "--part", "model", "--part", "optimizer", "--part", "model")
+    code, shown, _ = run("export", place, tmp_path / "all", *arguments)
+    assert (code, shown) == (0, f"wrote {tmp_path}/all: model, optimizer of step 30\n")
     code, shown, _ = run("import", tmp_path / "all", tmp_path / "new", "--step", 7, "--epoch", 2)
     assert (code, shown) == (0, f"wrote step 7 in {tmp_path}/new: model, optimizer\n")
     assert run("verify", tmp_path / "new")[0] == 0
@@ -248,7 +249,12 @@ BAD = [
     (["export", "good", "w.pt", "--part", "teacher"], "has no teacher, only model, optimizer"),
     (["import", "nothing", "new"], "there is nothing at "),
     (["import", "file", "new"], "is not a file that torch.save wrote"),
-    (["import", "empty", "new"], "is a checkpoint already"),
+    (["import", "empty", "new"], "has nothing to import: a directory has one of model.safetensors, "),
+    (["import", "good", "new"], "is a checkpoint already: copy its directory"),
+    (["import", "good/step-000000000001", "new"], "is a checkpoint already: copy its directory"),
+    (["import", "text.tar.gz", "new"], "is not a model.tar.gz, or it is damaged"),
+    (["import", "w0.pt", "good/step-000000000001"], "is the name of one checkpoint: give the place that it lies in"),
+    (["import", "w0.pt", "new/step-000000000007"], "is the name of one checkpoint: give the place that it lies in"),
     (["import", "w0.pt", "new", "--step", "-1"], "steps go from 0"),
     (["import", "w0.pt", "file"], "file"),
     (["import", "w0.pt", "good", "--step", "1"], "already: remove it, or give another step"),
@@ -265,6 +271,7 @@ def test_bad_input_is_one_line_and_code_2(
     for name in ("empty", "foreign/logs", "job/checkpoints", "hollow/step-000000000007"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file").write_text("text")
+    (tmp_path / "text.tar.gz").write_text("text")
     torch.save(nn.Linear(1, 1).state_dict(), "w0.pt")
     save(tmp_path / "good", 1, loss=0.5)
     code, shown, error = run(*arguments)
