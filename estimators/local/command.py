@@ -111,7 +111,7 @@ def _platform(
 
     try:
         platform = LocalSageMaker(directory, region=region, port=port, storage=storage, docker=docker).start()
-    except (LocalPlatformError, OSError) as error:
+    except (LocalPlatformError, OSError, ValueError) as error:
         _fail(str(error))
     try:
         yield platform

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, InvalidRegionError
 from botocore.httpsession import URLLib3Session
+from botocore.utils import validate_region_name
 
 from estimators.local.access import ROLE, Access, bypassed_hosts
 from estimators.local.api.signature import KeyPair
@@ -61,9 +62,14 @@ class LocalSageMaker:
             port: The port on 127.0.0.1; 0 takes any free one.
             grace_seconds: From SIGTERM to SIGKILL, when a job is stopped or interrupted.
             docker: Runs each host of a job as a container of the job's image, instead of as processes.
+
+        Raises:
+            ValueError: The storage is unknown, or the region is no name of one.
         """
         if storage not in ("memory", "disk"):
             raise ValueError(f"storage={storage!r}: give 'memory' or 'disk'")
+        if not _is_region(region):
+            raise ValueError(f"region={region!r}: give the name of an AWS region, such as 'us-east-1'")
         self._directory = None if directory is None else Path(directory).absolute()
         self._region = region
         self._storage = storage
@@ -196,3 +202,11 @@ class LocalSageMaker:
     @property
     def _access(self) -> Access:
         return self._running.access
+
+
+def _is_region(name: str) -> bool:
+    try:
+        validate_region_name(name)
+    except InvalidRegionError:
+        return False
+    return name != ""  # which botocore takes for none at all

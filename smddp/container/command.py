@@ -59,7 +59,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     package = (contract.code_dir / "setup.py").is_file() and entry_point.endswith(".py")
     arguments = user_arguments(contract.hyperparameters)
     launcher = _launcher(contract.framework) if contract.current_group in contract.distribution_groups else None
-    restarts = _max_restarts(environ)
+    restarts, port = _max_restarts(environ), _master_port(environ)
     if restarts and launcher in (None, "mpi"):
         logger.warning("SMDDP_MAX_RESTARTS=%d does nothing here: only ranks of torchrun's can be restarted.", restarts)
     if launcher is None:
@@ -74,10 +74,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     processes = 1 if launcher == "parameter_server" else _processes_per_host(contract.framework, gpus)
     if launcher == "mpi" and contract.current_host != contract.master_host:
         return Command(words=("-m", "smddp.launch.mpi_host", "--first", contract.master_host))
-    if launcher == "mpi":
-        words = _mpirun(contract, processes)
-    else:
-        words = _torchrun(contract, processes, environ.get("SMDDP_MASTER_PORT"), restarts)
+    words = _mpirun(contract, processes) if launcher == "mpi" else _torchrun(contract, processes, port, restarts)
     many = processes * len(contract.distribution_hosts) > 1
     return Command(words=("-m", *words, entry_point, *arguments), many=many)
 
@@ -119,6 +116,13 @@ def _max_restarts(environ: Mapping[str, str]) -> int:
     if not re.fullmatch(r"\d+", given):
         raise JobError(f"SMDDP_MAX_RESTARTS={given!r} must be a whole number, 0 or more.")
     return int(given)
+
+
+def _master_port(environ: Mapping[str, str]) -> str | None:
+    given = environ.get("SMDDP_MASTER_PORT")
+    if given is not None and not (re.fullmatch(r"[1-9]\d{0,4}", given) and int(given) < 2**16):
+        raise JobError(f"SMDDP_MASTER_PORT={given!r} must be a TCP port, 1 to 65535.")
+    return given
 
 
 def _torchrun(contract: Contract, processes: int, port: str | None, restarts: int) -> list[str]:

@@ -16,7 +16,7 @@ from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report
-from smddp.launch.torchrun import free_port
+from smddp.launch.torchrun import check_port, free_port
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.preemption import RESUMABLE
 
@@ -68,6 +68,7 @@ def run_local(
         raise DistributedError(f"There is no script {script} (looked in {Path.cwd()}).")
     if nodes < 1 or processes_per_node < 1:
         raise DistributedError(f"{nodes} nodes of {processes_per_node} processes: give one or more of both.")
+    check_port(master_port or 0)
     if max_restarts < 0:
         raise DistributedError(f"{max_restarts} restarts: give 0 or more.")
     if node_rank is None and master_addr is not None:

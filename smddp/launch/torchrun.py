@@ -50,6 +50,7 @@ class Node:
             raise DistributedError(f"Node rank {self.rank} is not one of 0 to {self.nodes - 1}.")
         if self.max_restarts < 0:
             raise DistributedError(f"{self.max_restarts} restarts: there must be 0 or more.")
+        check_port(self.master_port)
         if self.nodes > 1 and self.master_port == 0:
             raise DistributedError("Several nodes need one --master-port that all of them know.")
 
@@ -127,6 +128,16 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def check_port(port: int) -> None:
+    """Refuse what is no TCP port; 0 stands for any free one.
+
+    Raises:
+        DistributedError: It is none.
+    """
+    if not 0 <= port < 2**16:
+        raise DistributedError(f"The master port {port} is no TCP port: give one from 1 to 65535.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -58,6 +58,12 @@ def test_a_platform_that_cannot_start_is_one_line(tmp_path):
     assert done.returncode == 1
 
 
+def test_a_region_that_is_no_name_of_one_is_one_line():
+    done = run("local", "run", "--region", "no region!", "--", "true")
+    assert done.returncode == 1
+    assert done.stderr == "smddp local: region='no region!': give the name of an AWS region, such as 'us-east-1'\n"
+
+
 @pytest.mark.seaweedfs
 def test_stays_up_until_it_is_told_to_stop(tmp_path):
     """What it prints, put into a shell, leads any program to it; objects are kept in the directory."""

@@ -33,6 +33,12 @@ def test_refuses_a_storage_that_there_is_not():
         LocalSageMaker(storage="tape")
 
 
+@pytest.mark.parametrize("region", ["", "no region!", "a" * 64])
+def test_refuses_a_region_that_is_no_name_of_one(region):
+    with pytest.raises(ValueError, match=r"region=.*: give the name of an AWS region, such as 'us-east-1'"):
+        LocalSageMaker(region=region)
+
+
 def test_offers_a_bucket_and_a_role(platform):
     platform.boto_session.client("s3").put_object(Bucket=platform.default_bucket, Key="a", Body=b"b")
     assert platform.role.startswith("arn:aws:iam::123456789012:role/")

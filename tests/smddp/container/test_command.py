@@ -140,6 +140,12 @@ def test_restarts_that_are_no_number_are_refused(opt_ml):
         choose(opt_ml, environ={"SMDDP_MAX_RESTARTS": "many"}, **{TORCH: True})
 
 
+@pytest.mark.parametrize("port", ["http", "0", "65536", "-1", ""])
+def test_a_port_that_is_none_is_refused(opt_ml, port):
+    with pytest.raises(JobError, match=f"SMDDP_MASTER_PORT='{port}' must be a TCP port, 1 to 65535"):
+        choose(opt_ml, environ={"SMDDP_MASTER_PORT": port}, **{TORCH: True})
+
+
 @pytest.mark.parametrize("name", ["multi_worker_mirrored_strategy", "pytorch_xla_multi_worker"])
 def test_what_is_not_for_pytorch_is_refused(opt_ml, name):
     with pytest.raises(JobError, match=f"sagemaker_{name}_enabled.*torch_distributed"):

@@ -91,6 +91,7 @@ def test_nodes_that_can_not_meet_are_an_error_with_the_address(start, script):
         ({"processes": 0}, "one or more"),
         ({"rank": 2}, "not one of 0 to 1"),
         ({"master_port": 0}, "need one --master-port"),
+        ({"master_port": 99999}, "port 99999 is no TCP port: give one from 1 to 65535"),
     ],
 )
 def test_a_node_that_does_not_fit_is_refused(change, message):
