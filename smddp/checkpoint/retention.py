@@ -37,6 +37,10 @@ class Retention:
     """For ever, those whose step is a multiple of this; None: no such."""
 
     def __post_init__(self) -> None:
+        for name in ("last", "best", "every"):
+            value = getattr(self, name)
+            if type(value) is not int and not (name == "every" and value is None):
+                raise ValueError(f"{name} is {value!r}: give a whole number{' or None' if name == 'every' else ''}")
         if self.last < 1:
             raise ValueError(f"last is {self.last}: at least one checkpoint must stay")
         if self.best < 0:

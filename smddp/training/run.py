@@ -218,11 +218,13 @@ def _end_unheeded() -> None:
 
 def _has_begun_to_train() -> bool:
     """Whether there are traces of training in memory; it takes a while, and is asked once, at the end."""
-    return any(
-        (isinstance(found, Checkpointer) and found.has_begun)
-        or (isinstance(found, Optimizer) and (found.state or _has_gradients(found)))
-        for found in gc.get_objects()
-    )
+    for found in gc.get_objects():
+        kind = type(found)  # not its __class__, which a proxy might compute
+        if issubclass(kind, Checkpointer) and found.has_begun:
+            return True
+        if issubclass(kind, Optimizer) and (found.state or _has_gradients(found)):
+            return True
+    return False
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

@@ -72,6 +72,9 @@ def test_what_was_removed_would_not_have_stayed_later(steps: Mapping[int, float 
         ({"metric": "loss"}, "best is 0 and metric is 'loss': give both, or neither"),
         ({"best": 1, "metric": "loss", "mode": "least"}, "mode is 'least'"),
         ({"every": 0}, "every is 0"),
+        ({"last": 2.5}, "last is 2.5: give a whole number"),
+        ({"best": True, "metric": "loss"}, "best is True"),
+        ({"every": 10.0}, "every is 10.0: give a whole number or None"),
     ],
 )
 def test_rules_that_contradict_each_other_are_refused(options: dict[str, Any], told: str) -> None:
