@@ -254,7 +254,9 @@ class RunCheckpoints:
         assert self._saves is None, "a run begins once"
         self._order = order
         positions = {} if order is None else {"position": order}
-        return RunSaves(self._job, self._policy, {**state, **positions, "progress": self.progress}, per_rank)
+        progress = self.progress
+        parts = {**state, **positions, "progress": progress}
+        return RunSaves(self._job, self._policy, parts, per_rank, lambda: progress.steps)
 
     def _begin(self, saves: RunSaves) -> None:
         self._saves = saves

@@ -10,9 +10,9 @@ import gc
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -68,7 +68,8 @@ class RunSaves:
         job: Job,
         policy: CheckpointPolicy,
         state: Mapping[str, Stateful],
-        per_rank: Mapping[str, Stateful] = MappingProxyType({}),
+        per_rank: Mapping[str, Stateful],
+        steps: Callable[[], int],
     ) -> None:
         """Opens the place.
 
@@ -77,6 +78,7 @@ class RunSaves:
             policy: What to do there.
             state: By name, what has a ``state_dict`` and is the same on all ranks.
             per_rank: Likewise, what each rank has its own of.
+            steps: Tells how many optimizer steps were taken.
 
         Raises:
             CheckpointError: Nothing can be saved there; on every rank.
@@ -109,6 +111,7 @@ class RunSaves:
             listener=self._upload_monitor,
         )
         self._speaks = job.cluster.is_main
+        self._steps = steps
         self._is_patient = policy.tolerate_failures > 0
         self._loaded = _BEGINNING  # where there is nothing to save
         self._last = _BEGINNING  # what is loaded, or was saved or begun to be saved since
@@ -240,6 +243,12 @@ class RunSaves:
         self.leave_place()
         if error is None:
             self.finish()
+            if self._speaks and (lost := self._steps() - self._last[0]) > 0:
+                logger.warning(
+                    "the script ended with %d steps in no checkpoint: another run would take them again; call "
+                    "trainer.save() after the loop, or after a break out of it",
+                    lost,
+                )
         self._checkpointer.__exit__(kind, error, traceback)
         if self._upload_monitor is not None and (
             error is not None or not self._upload_monitor.settle(_ARRIVAL_SECONDS)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import smddp
 from smddp import CheckpointPolicy, Trainer
 from smddp.checkpoint import list_checkpoints
 from smddp.distributed import leave
@@ -124,6 +125,26 @@ def test_batches_of_an_empty_loader_end_with_an_error(job: Job) -> None:
     with pytest.raises(ValueError, match="no batch in a whole epoch"):
         for _ in parts.trainer.steps_to(1):
             next(batches)
+
+
+def test_steps_that_are_in_no_checkpoint_are_told_of_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
+
+    def main(job: Job) -> None:
+        parts = Parts(job)
+        loader = parts.trainer.loader(points(), batch_size=8)
+        for _ in parts.trainer.epochs(2):
+            for (batch,) in parts.trainer.batches(loader):
+                parts.step(batch)
+            if parts.trainer.steps == 10:
+                break
+
+    with pytest.raises(SystemExit) as end:
+        smddp.run(main)
+    assert end.value.code == 0
+    assert "the script ended with 5 steps in no checkpoint" in caplog.text
 
 
 # State beside the model
