@@ -483,3 +483,10 @@ def test_the_metric_line_shows_the_loss_of_the_whole_step(job: Job, caplog: pyte
     for value in (1.0, 3.0):
         parts.trainer.step(0 * parts.trainer.model(torch.ones(1, 1)).sum() + value)
     assert any("loss=2 " in record.getMessage() for record in caplog.records)
+
+
+def test_a_model_that_is_placed_already_stays_where_it_is(job: Job) -> None:
+    model = nn.Linear(1, 1, device="meta")
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), place=False)
+    assert trainer.device == torch.device("meta")
+    assert {weight.device.type for weight in trainer.module.parameters()} == {"meta"}
