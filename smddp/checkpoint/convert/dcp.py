@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 
+from smddp.checkpoint.convert.pickles import UNREADABLE, BoundedUnpickler
+from smddp.checkpoint.convert.proportion import check_proportion
 from smddp.checkpoint.convert.torch_files import read_torch_file
 from smddp.errors import CheckpointError
 
 METADATA_NAME = ".metadata"
 
-_Pieces = Mapping[tuple[str, tuple[int, ...] | None], Any]
+_MOST_DIMENSIONS = 64
+_MOST = 2**63  # what torch counts with has 64 bits
 
 
 def read_dcp(directory: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
@@ -43,19 +46,19 @@ def read_dcp(directory: Path, wanted: Callable[[str], bool] = lambda _: True) ->
         OSError: it cannot be read.
     """
     try:
-        with (directory / METADATA_NAME).open("rb") as file:
-            metadata = _MetadataUnpickler(file).load()
-        pieces = {(index.fqn, _numbers(index.offset)): piece for index, piece in metadata.storage_data.items()}
+        metadata = _MetadataUnpickler((directory / METADATA_NAME).read_bytes()).load()
+        pieces = _Pieces(directory, metadata.storage_data)
         paths = metadata.planner_data or {}
         state: dict[Any, Any] = {}
         for name, described in metadata.state_dict_metadata.items():
             path = paths.get(name, (name,))
             if len(path) == 1 or wanted(path[0]):
-                _put(state, path, _read_value(directory, name, described, pieces))
+                _put(state, path, _read_value(name, described, pieces))
+        check_proportion(state, pieces.size, str(directory))
         return {name: _with_numbers(_with_lists(value)) for name, value in state.items()}
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"cannot read {directory}: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError, EOFError, RuntimeError, MemoryError) as error:
+    except UNREADABLE as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
@@ -120,10 +123,10 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(BoundedUnpickler):
     """Loads DCP's metadata, and refuses every name that DCP does not write there."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str, /) -> Any:
         """Give what stands for a name."""
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
@@ -134,18 +137,66 @@ class _MetadataUnpickler(pickle.Unpickler):
         return _KNOWN[module, name]
 
 
-def _read_value(directory: Path, name: str, described: Any, pieces: _Pieces) -> Any:
+class _Pieces:
+    """The pieces of the values, in the files beside the metadata."""
+
+    def __init__(self, directory: Path, storage_data: Mapping[Any, Any]) -> None:
+        self.size = 0
+        """Bytes of those that were read. They are not more than the files have: none is read twice."""
+        self._directory = directory
+        self._pieces = {(index.fqn, _numbers(index.offset)): piece for index, piece in storage_data.items()}
+        self._files: dict[str, int] = {}  # bytes of those looked at
+
+    def check(self, name: str, start: tuple[int, ...], size: int) -> None:
+        """See that the piece of a tensor that begins there has at least so many bytes, before memory is taken for it.
+
+        Raises:
+            ValueError: it has not.
+        """
+        file, _, length = self._place(name, start)
+        if length < size:
+            raise ValueError(f"a piece of {name!r} needs {size} bytes, and has {length} in {file}")
+
+    def read(self, name: str, start: tuple[int, ...] | None) -> Any:
+        """Read the piece of a tensor that begins there; None: what is no tensor."""
+        file, offset, length = self._place(name, start)
+        self.size += length
+        if self.size > sum(self._files.values()):
+            raise ValueError(f"the pieces have more bytes than {', '.join(self._files)}")
+        with (self._directory / file).open("rb") as opened:
+            opened.seek(offset)
+            content = opened.read(length)
+        return read_torch_file(io.BytesIO(content), f"{self._directory / file} from byte {offset} on")
+
+    def _place(self, name: str, start: tuple[int, ...] | None) -> tuple[str, int, int]:
+        """Give the file of a piece, and its first byte and their number there."""
+        piece = self._pieces[name, start]
+        file, offset, length = piece.relative_path, piece.offset, piece.length
+        if PurePosixPath(file).name != file or file == "..":
+            raise ValueError(f"{file!r} is not a file in the directory")
+        if getattr(piece, "transform_descriptors", None):
+            raise ValueError(f"{file} is compressed, or transformed in another way")
+        if file not in self._files:
+            self._files[file] = (self._directory / file).stat().st_size
+        if not (type(offset) is type(length) is int and offset >= 0 and 0 <= length <= self._files[file] - offset):
+            raise ValueError(f"a piece of {name!r} is not within {file}, which has {self._files[file]} bytes")
+        return file, offset, length
+
+
+def _read_value(name: str, described: Any, pieces: _Pieces) -> Any:
     """Read a tensor, from all its pieces, or whatever else was saved under a name."""
     if not hasattr(described, "chunks"):
-        return _read_piece(directory, pieces[name, None])
+        return pieces.read(name, None)
     shape, dtype = _numbers(described.size), described.properties.dtype
     places = {_numbers(chunk.offsets): _numbers(chunk.sizes) for chunk in described.chunks}
     if len(places) != len(described.chunks) or sum(map(math.prod, places.values())) != math.prod(shape):
         raise ValueError(f"the pieces of {name!r} do not make up a tensor of {list(shape)}")
+    for start, sizes in places.items():
+        pieces.check(name, start, math.prod(sizes) * dtype.itemsize)
     tensor: torch.Tensor | None = None
     written = torch.zeros(shape if len(places) > 1 else (0,), dtype=torch.bool)
     for start, sizes in places.items():
-        piece = _read_piece(directory, pieces[name, start])
+        piece = pieces.read(name, start)
         if not isinstance(piece, torch.Tensor) or tuple(piece.shape) != sizes or piece.dtype != dtype:
             raise ValueError(f"a piece of {name!r} is not the tensor that {METADATA_NAME} says")
         if not all(0 <= first <= end - size for first, size, end in zip(start, sizes, shape, strict=True)):
@@ -161,20 +212,14 @@ def _read_value(directory: Path, name: str, described: Any, pieces: _Pieces) -> 
     return torch.empty(shape, dtype=dtype) if tensor is None else tensor
 
 
-def _read_piece(directory: Path, piece: Any) -> Any:
-    name = piece.relative_path
-    if PurePosixPath(name).name != name or name == "..":
-        raise ValueError(f"{name!r} is not a file in the directory")
-    if getattr(piece, "transform_descriptors", None):
-        raise ValueError(f"{name} is compressed, or transformed in another way")
-    with (directory / name).open("rb") as file:
-        file.seek(piece.offset)
-        content = file.read(piece.length)
-    return read_torch_file(io.BytesIO(content), f"{directory / name} from byte {piece.offset} on")
-
-
 def _numbers(values: Any) -> Any:
-    return None if values is None else tuple(map(int, values))
+    """Give the numbers of a shape, or of a place in one."""
+    if values is None:
+        return None
+    numbers = tuple(values)
+    if len(numbers) > _MOST_DIMENSIONS or not all(type(each) is int and abs(each) < _MOST for each in numbers):
+        raise ValueError(f"{str(numbers)[:100]} is no shape")
+    return numbers
 
 
 def _put(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:

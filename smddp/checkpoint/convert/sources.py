@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
 from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
 from smddp.checkpoint.convert.parts import is_name_of, parts_of
-from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES, read_weights_file
+from smddp.checkpoint.convert.torch_files import read_weights_file
 from smddp.checkpoint.format.names import MANIFEST_NAME
 from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
 from smddp.checkpoint.stores import Store, StoreError, open_store

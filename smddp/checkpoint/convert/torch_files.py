@@ -1,31 +1,30 @@
 """Files of weights that others wrote, read without running what may be in them.
 
 ``torch.save`` writes a pickle, and a pickle can run any code when it is loaded. Here torch's restricted unpickler reads
-it, which knows tensors, numbers, texts and containers; what needs more is refused by name. A SageMaker ``model.tar.gz``
-is never unpacked: one file of it is read.
+it, which knows tensors, numbers, texts and containers; what needs more is refused by name. What torch would believe of
+sizes and places is seen to be so first. A SageMaker ``model.tar.gz`` is never unpacked: one file of it is read.
 """
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import io
 import pickle
 import re
-import shutil
-import tarfile
 import tempfile
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors
 import torch
 from packaging.version import Version
 
+from smddp.checkpoint.convert.archives import extract_weights
+from smddp.checkpoint.convert.pickles import UNREADABLE
+from smddp.checkpoint.convert.proportion import check_proportion
+from smddp.checkpoint.convert.torch_zip import check_torch_zip
 from smddp.errors import CheckpointError
-
-WEIGHTS_NAMES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
-"""What a directory or an archive with a model calls its weights; the first that is there is taken."""
 
 _SAFE_IN_THE_OLD_FORMAT = Version("2.6")
 """Before it, torch ran code from files in its format of before 1.6 even with weights_only (CVE-2025-32434)."""
@@ -56,8 +55,17 @@ def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
             f"{origin} is no file that torch.save wrote since torch 1.6, and torch {torch.__version__} cannot read "
             f"older ones safely; install torch {_SAFE_IN_THE_OLD_FORMAT} or newer"
         )
+    if is_zip:
+        with _opened(file) as opened:
+            check_torch_zip(opened, origin)
+    state = _load(file, origin, mmap=is_zip and isinstance(file, Path))
+    check_proportion(state, _size(file), origin)
+    return state
+
+
+def _load(file: Path | io.BytesIO, origin: str, *, mmap: bool) -> Any:
     try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip and isinstance(file, Path))
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         if found := _UNSAFE.search(str(error)):
             raise CheckpointError(
@@ -65,7 +73,7 @@ def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
                 "it yourself with torch.load(..., weights_only=False), and save the state_dict() of what you need"
             ) from error
         raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged") from error
-    except (RuntimeError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except UNREADABLE as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged: {reason}") from error
 
@@ -98,9 +106,11 @@ def read_weights_file(path: Path, origin: str) -> Any:
         CheckpointError: it is none of them, is damaged, or would have to run code.
         OSError: it cannot be read.
     """
-    if _beginning(path, 2) == b"\x1f\x8b" or path.name.endswith((".tar.gz", ".tgz")):
-        return _read_archive(path, origin)
-    return _read_unpacked(path, origin)
+    if _beginning(path, 2) != b"\x1f\x8b" and not path.name.endswith((".tar.gz", ".tgz")):
+        return _read_unpacked(path, origin)
+    with tempfile.TemporaryDirectory(prefix="smddp-") as directory:
+        extracted = extract_weights(path, origin, Path(directory))
+        return _read_unpacked(extracted, f"{extracted.name} in {origin}")
 
 
 def _read_unpacked(path: Path, origin: str) -> Any:
@@ -110,38 +120,24 @@ def _read_unpacked(path: Path, origin: str) -> Any:
     return read_torch_file(path, origin)
 
 
-def _read_archive(path: Path, origin: str) -> Any:
-    """Read the weights in a model.tar.gz. They go through a temporary file, which is gone when this returns."""
-    try:
-        with tarfile.open(path, "r:gz") as archive, tempfile.TemporaryDirectory(prefix="smddp-") as directory:
-            files = {member.name.removeprefix("./"): member for member in archive if member.isfile()}
-            name = next((name for name in WEIGHTS_NAMES if name in files), None)
-            if name is None:
-                raise CheckpointError(
-                    f"{origin} has none of {', '.join(WEIGHTS_NAMES)}, only "
-                    f"{', '.join(sorted(files)[:10]) or 'nothing'}"
-                )
-            member, free = files[name], shutil.disk_usage(directory).free
-            if member.issparse():
-                raise CheckpointError(f"{name} in {origin} has holes, which no model has: pack it without --sparse")
-            if member.size > free:
-                raise CheckpointError(
-                    f"{name} in {origin} has {member.size} bytes, and {directory} has {free} free: set TMPDIR to a "
-                    "larger disk, or unpack it yourself"
-                )
-            content = archive.extractfile(member)
-            assert content is not None
-            extracted = Path(directory) / name
-            with extracted.open("wb") as file:
-                shutil.copyfileobj(content, file, 2**20)
-            return _read_unpacked(extracted, f"{name} in {origin}")
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise CheckpointError(f"{origin} is not a model.tar.gz, or it is damaged: {error}") from error
-
-
 def _beginning(file: Path | io.BytesIO, size: int) -> bytes:
     """Give the first bytes, which say what a file is."""
-    if isinstance(file, io.BytesIO):
-        return file.getvalue()[:size]
-    with file.open("rb") as opened:
+    with _opened(file) as opened:
         return opened.read(size)
+
+
+def _size(file: Path | io.BytesIO) -> int:
+    with _opened(file) as opened:
+        return opened.seek(0, io.SEEK_END)
+
+
+@contextlib.contextmanager
+def _opened(file: Path | io.BytesIO) -> Iterator[BinaryIO]:
+    """Give a file from its beginning on; what is in memory is there again afterwards."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            yield opened
+        return
+    file.seek(0)
+    yield file
+    file.seek(0)

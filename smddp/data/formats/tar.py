@@ -3,8 +3,6 @@
 ``images/000123.jpg`` and ``images/000123.cls`` are ``{"__key__": "images/000123", "jpg": b"...", "cls": b"..."}``: the
 stem ends at the first dot of the name. A member without a dot, or whose name begins with one, belongs to no record,
 nor does a directory or ``__meta__``. Links, sparse files and devices are refused.
-
-A reader of our own, because tarfile reads headers of any size into memory and takes a cut file for its end.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from smddp.data.formats.byte_stream import ByteStream
 from smddp.data.formats.record import LARGEST_RECORD, RawRecord, place
-from smddp.data.formats.tar_header import BLOCK, DIRECTORY, REFUSED, BadHeaderError, Header, extension_fields
+from smddp.data.formats.tar_header import BLOCK, DIRECTORY, REFUSED
+from smddp.data.formats.tar_members import TarMembers
 from smddp.errors import DataError
 
-_LARGEST_EXTENSION = 1 << 20  # bytes of a long name, or of pax fields
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")
 
@@ -57,13 +55,16 @@ class TarReader:
             largest_record: the most bytes of the members of a record, and of their names.
         """
         self.number = number
-        self.is_complete = False
-        """Whether the last that was read is the mark at the end of an archive."""
         self._name, self._location = name, location
         self._stream = ByteStream(file, name=location + name, offset=offset, size=size)
+        self._members = TarMembers(self._stream, self._fail)
         self._largest = largest_record
-        self._archive = 0
         self._next: _Member | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last that was read is the mark at the end of an archive."""
+        return self._members.is_complete
 
     @property
     def offset(self) -> int:
@@ -123,58 +124,26 @@ class TarReader:
             fields[member.field] = data = self._stream.read(member.size)
             count = len(data) + len(self._stream.read(padding))
         if count < stored:
-            self._cut(member.offset)
+            self._members.fail_as_cut(member.offset)
 
     def _member(self) -> _Member | None:
         """Go to the data of the next member that belongs to a record; None at the end."""
-        stream = self._stream
-        offset = stream.offset
-        extended: dict[str, str] = {}
-        while block := stream.read(BLOCK):
-            if len(block) < BLOCK:
-                self._cut(offset)
-            self.is_complete = block.count(0) == BLOCK
-            if self.is_complete:
-                self._archive += 1
-                offset = stream.offset
-                continue
-            try:
-                header = Header.of(block)
-                if header.is_extension:
-                    if header.size > _LARGEST_EXTENSION:
-                        raise BadHeaderError(f"a member's name or attributes have {header.size} bytes")
-                    extended.update(extension_fields(header, self._extension(header.size, offset)))
-                    continue
-                header = header.extended_by(extended)
-            except BadHeaderError as error:
-                self._fail(offset, f"{error}; the archive is damaged, or no tar file: write it anew", error)
+        while (found := self._members.next()) is not None:
+            header = found.header
             if header.kind in REFUSED:
                 what, advice = REFUSED[header.kind]
-                self._fail(offset, f"{header.name} is {what}; {advice}")
-            if stream.size is not None and header.size > stream.size - stream.offset:
-                self._cut(offset)
+                self._fail(found.offset, f"{header.name} is {what}; {advice}")
             match = None if header.kind == DIRECTORY or _META.match(header.name) else _NAME.fullmatch(header.name)
             if match:
                 return _Member(
-                    key=match[1], field=match[2].lower(), size=header.size, offset=offset, archive=self._archive
+                    key=match[1],
+                    field=match[2].lower(),
+                    size=header.size,
+                    offset=found.offset,
+                    archive=found.archive,
                 )
-            stored = -(-header.size // BLOCK) * BLOCK
-            if stream.skip(stored) < stored:
-                self._cut(offset)
-            offset, extended = stream.offset, {}
-        if stream.size is not None and stream.offset < stream.size:
-            self._cut(offset)
+            self._members.skip(found)
         return None
-
-    def _extension(self, size: int, offset: int) -> bytes:
-        body = self._stream.read(size)
-        padding = -size % BLOCK
-        if len(body) < size or self._stream.skip(padding) < padding:
-            self._cut(offset)
-        return body
-
-    def _cut(self, offset: int) -> NoReturn:
-        self._fail(offset, "the archive is cut: it ends within a member; write it, or copy it, anew")
 
     def _too_large(self, offset: int) -> NoReturn:
         self._fail(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 BLOCK = 512
 """Bytes of a header; the data of a member are padded to a multiple of it."""
 DIRECTORY = b"5"
+SPARSE = b"S"
 _REGULAR = (b"0", b"\0", b"7")  # 7: a contiguous file, which is nothing else today
 _GNU_LONG_NAME, _GNU_LONG_LINK = b"L", b"K"
 _PAX, _PAX_GLOBAL = b"x", b"g"
@@ -17,14 +18,13 @@ _EXTENSIONS = (_GNU_LONG_NAME, _GNU_LONG_LINK, _PAX, _PAX_GLOBAL)
 
 _LINK = "shards hold files only: pack what it leads to (tar --dereference --hard-dereference)"
 _SPECIAL = "shards hold files only: leave it out"
-_SPARSE = ("a sparse file", "pack it without --sparse")
 REFUSED: Mapping[bytes, tuple[str, str]] = {
     b"1": ("a hard link", _LINK),
     b"2": ("a symbolic link", _LINK),
     b"3": ("a device", _SPECIAL),
     b"4": ("a device", _SPECIAL),
     b"6": ("a named pipe", _SPECIAL),
-    b"S": _SPARSE,
+    SPARSE: ("a sparse file", "pack it without --sparse"),
 }
 """Kinds of members that are not read: what each is, and what to do."""
 
@@ -79,7 +79,7 @@ class Header:
         if not fields and not self.name.endswith("/"):
             return self
         if any(name.startswith("GNU.sparse.") for name in fields):
-            return replace(self, kind=b"S")
+            return replace(self, kind=SPARSE)
         name, size = fields.get("path", self.name), fields.get("size", str(self.size))
         if not (size.isascii() and size.isdigit() and len(size) < 20):
             raise BadHeaderError(f"the size of {name!r} is {size[:40]!r}")

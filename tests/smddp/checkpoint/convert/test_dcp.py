@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from collections import OrderedDict
@@ -228,4 +229,72 @@ def test_pieces_that_overlap_or_lie_outside_are_refused(directory: Path, second:
     metadata.storage_data[dataclasses.replace(index, offset=other.offsets)] = piece
     (directory / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=told):
+        read_dcp(directory)
+
+
+def _change(directory: Path, **fields: Any) -> None:
+    """Change what the metadata say of the place of each piece."""
+    metadata = _metadata(directory)
+    for piece in metadata.storage_data.values():
+        for name, value in fields.items():
+            setattr(piece, name, value)
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.parametrize("fields", [{"length": 2**62}, {"length": 2**70}, {"length": -1}, {"offset": -1}], ids=str)
+def test_pieces_that_are_not_within_their_files_are_refused(directory: Path, fields: dict[str, int]) -> None:
+    save({"a": torch.ones(4)}, directory)
+    _change(directory, **fields)
+    with pytest.raises(CheckpointError, match="a piece of 'a' is not within"):
+        read_dcp(directory)
+
+
+def test_a_tensor_larger_than_its_pieces_takes_no_memory(directory: Path) -> None:
+    """Two pieces of nothing but one number each, expanded, would be 2 TB."""
+    save({"a": torch.ones(2), "b": torch.ones(2)}, directory)
+    metadata = _metadata(directory)
+    described, chunk = metadata.state_dict_metadata["a"], metadata.state_dict_metadata["b"].chunks[0]
+    described.size = torch.Size([2**40])
+    described.chunks = [copy.deepcopy(chunk), copy.deepcopy(chunk)]
+    for each, start in zip(described.chunks, (0, 2**39), strict=True):
+        object.__setattr__(each, "offsets", torch.Size([start]))
+        object.__setattr__(each, "sizes", torch.Size([2**39]))
+    (index, piece), *_ = [(key, each) for key, each in metadata.storage_data.items() if key.fqn == "a"]
+    metadata.storage_data[dataclasses.replace(index, offset=torch.Size([2**39]))] = piece
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="a piece of 'a' needs 2199023255552 bytes, and has"):
+        read_dcp(directory)
+
+
+def test_pieces_that_share_their_bytes_are_refused(directory: Path) -> None:
+    save({name: torch.ones(4) for name in "abcd"}, directory)
+    _change(directory, offset=0, length=(directory / "__0_0.distcp").stat().st_size)
+    with pytest.raises(CheckpointError, match=r"more bytes than|not a file that torch.save wrote|is damaged"):
+        read_dcp(directory)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02N" + b"r\xff\xff\xff\x7f" + b".",  # remembers one value under a number that needs 32 GB of memory
+        b"\x80\x02" + b"\x8b\xff\xff\xff\x7f" + b".",  # a number of 2 GB that is not there
+        b"\x80\x04" + b"\x8e" + (2**62).to_bytes(8, "little") + b".",  # bytes that are not there
+    ],
+    ids=["memo", "number", "bytes"],
+)
+def test_a_pickle_that_announces_more_than_it_has_takes_no_memory(directory: Path, content: bytes) -> None:
+    directory.mkdir()
+    (directory / ".metadata").write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError):
+        read_dcp(directory)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000, "kB"
+
+
+def test_a_shape_of_absurd_numbers_is_refused(directory: Path) -> None:
+    save({"a": torch.ones(4)}, directory)
+    metadata = _metadata(directory)
+    metadata.state_dict_metadata["a"].size = (1 << 10**6,) * 1000
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError):
         read_dcp(directory)
