@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 from smddp.checkpoint.convert.sources import no_checkpoint_in
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.restore.reader import CheckpointInfo, inspect
+from smddp.checkpoint.restore.settled import Look, look_until_settled
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.parallel import in_parallel
 from smddp.errors import CheckpointError
@@ -42,39 +44,56 @@ def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max"
     if mode not in ("max", "min"):
         raise ValueError(f"mode is {mode!r}: whether the best is the 'max' or the 'min' of the metric")
     store = open_store(location)
-    steps = store.steps()
-    if not steps:
+    manifests: list[Manifest] = []
+
+    def look() -> Look[CheckpointInfo]:
+        steps = store.steps()
+        found = in_parallel([partial(_manifest, store, step) for step in steps], threads=_THREADS)
+        manifests[:] = [manifest for manifest in found if isinstance(manifest, Manifest)]
+        passed_over = {step: None if manifest is None else "" for step, manifest in zip(steps, found, strict=True)}
+        for step in _ranked(manifests, metric, mode):
+            info = inspect(store, step)
+            if info.valid:
+                return Look(found=info, passed_over=passed_over)
+            logger.warning("passed over %s, which is better by %s: %s", info.path, metric, info.reason)
+            passed_over[step] = None if info.status == "incomplete" else info.reason
+        return Look(found=None, passed_over=passed_over)
+
+    last = look_until_settled(store, look)
+    if last.found is not None:
+        return last.found
+    if not last.passed_over:
         raise no_checkpoint_in(store)
-    found = in_parallel([partial(_manifest, store, step) for step in steps], threads=_THREADS)
-    manifests = [manifest for manifest in found if manifest is not None]
+    ranked = _ranked(manifests, metric, mode)
+    if not ranked:
+        known = sorted({name for manifest in manifests for name in manifest.metrics})
+        has = f"only of {', '.join(known)}" if known else "nor of another: trainer.log(accuracy=...) gives them"
+        raise CheckpointError(f"no checkpoint in {store} has a value of {metric!r}, {has}")
+    damaged = ", ".join(map(store.path, ranked))
+    raise CheckpointError(f"of the checkpoints in {store} that have {metric!r} none is valid: {damaged}")
+
+
+def _ranked(manifests: Sequence[Manifest], metric: str, mode: Literal["max", "min"]) -> list[int]:
+    """Give the steps that have a value of the metric, the best first."""
     sign = -1.0 if mode == "max" else 1.0
     ranked = sorted(
         (sign * manifest.metrics[metric], manifest.step)
         for manifest in manifests
         if not math.isnan(manifest.metrics.get(metric, math.nan))
     )
-    if not ranked:
-        known = sorted({name for manifest in manifests for name in manifest.metrics})
-        has = f"only of {', '.join(known)}" if known else "nor of another: trainer.log(accuracy=...) gives them"
-        raise CheckpointError(f"no checkpoint in {store} has a value of {metric!r}, {has}")
-    damaged = []
-    for _, step in ranked:
-        info = inspect(store, step)
-        if info.valid:
-            return info
-        logger.warning("passed over %s, which is better by %s: %s", info.path, metric, info.reason)
-        damaged.append(info.path)
-    raise CheckpointError(f"of the checkpoints in {store} that have {metric!r} none is valid: {', '.join(damaged)}")
+    return [step for _, step in ranked]
 
 
-def _manifest(store: Store, step: int) -> Manifest | None:
-    """Read a manifest; None if there is none that can be trusted."""
+def _manifest(store: Store, step: int) -> Manifest | str | None:
+    """Read a manifest; why it cannot be trusted; None if there is none."""
     try:
         content = store.read_manifest(step)
         manifest = None if content is None else Manifest.from_json(content)
-        return manifest if manifest is not None and manifest.step == step else None
+        if manifest is not None and manifest.step != step:
+            raise CheckpointError(f"its manifest is that of step {manifest.step}")
     except StoreError:
         raise
     except CheckpointError as error:
         logger.warning("passed over %s: %s", store.path(step), error)
-        return None
+        return str(error)
+    return manifest

@@ -16,6 +16,7 @@ from smddp.checkpoint.format import strict_json
 from smddp.checkpoint.format.manifest import Manifest, NewerFormatError
 from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME
 from smddp.checkpoint.format.state_tree import unflatten
+from smddp.checkpoint.restore.settled import Look, look_until_settled
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.store import Store, StoreError, step_name
@@ -155,25 +156,34 @@ def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | 
         It; None if no checkpoint was ever finished here.
 
     Raises:
-        CheckpointError: there are checkpoints, but none is valid, or the newest needs a newer smddp.
+        CheckpointError: there are checkpoints, but none is valid, or the newest needs a newer smddp, or they are
+            removed faster than they can be read.
         StoreError, OSError: one cannot be read, whether it is valid or not.
     """
-    damaged = []
-    for step in store.newest_first():
-        info, loaded = _examine(store, step, partial(_load, parts=parts))
-        if loaded is not None:
-            return loaded
-        if info.status == "newer":
-            raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
-        logger.warning("skipped the checkpoint %s: %s", info.path, info.reason)
-        if info.status == "damaged":
-            damaged.append(f"{step_name(step)}: {info.reason}")
-    if damaged:
+    told: set[tuple[int, str]] = set()
+
+    def look() -> Look[Loaded]:
+        passed_over: dict[int, str | None] = {}
+        for step in store.newest_first():
+            info, loaded = _examine(store, step, partial(_load, parts=parts))
+            if loaded is not None:
+                return Look(found=loaded, passed_over=passed_over)
+            if info.status == "newer":
+                raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
+            if (step, info.reason) not in told:
+                told.add((step, info.reason))
+                logger.warning("skipped the checkpoint %s: %s", info.path, info.reason)
+            passed_over[step] = info.reason if info.status == "damaged" else None
+        return Look(found=None, passed_over=passed_over)
+
+    last = look_until_settled(store, look)
+    damaged = [f"{step_name(step)}: {reason}" for step, reason in last.passed_over.items() if reason is not None]
+    if last.found is None and damaged:
         raise CheckpointError(
             f"there are checkpoints in {store}, but none is valid ({'; '.join(damaged)}); restore one from a copy, or "
             "move them away to start anew"
         )
-    return None
+    return last.found
 
 
 def _examine(
