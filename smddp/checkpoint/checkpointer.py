@@ -126,12 +126,13 @@ class Checkpointer:
             What was loaded; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointError: there are checkpoints but none is valid, or the valid one does not fit the state; or a
-                save failed in the background. On every rank.
+            CheckpointError: there are checkpoints but none is valid, or the valid one does not fit the state; or
+                another run saves there; or a save failed in the background. On every rank.
         """
         self._await_turn()
         rank_saver = self._begin()
         ranks, found = rank_saver.group.ranks, list[Loaded]()
+        ranks.on_main(lambda: rank_saver.committer.take_place(rank_saver.group.run, make=False))
         description = ranks.on_main(lambda: self._read(found))
         if description is None:
             return None
@@ -265,8 +266,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._rank_saver = None
-            self._is_closed = True
+            self._end()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -281,6 +281,17 @@ class Checkpointer:
             logger.warning("%s was given up", name)
         else:
             self._log_failure()
+            self._leave_place()
+
+    def _end(self) -> None:
+        self._leave_place()
+        self._rank_saver = None
+        self._is_closed = True
+
+    def _leave_place(self) -> None:
+        """Let other runs have the place, unless something is still written there."""
+        if self._rank_saver is not None and not self.busy:
+            self._rank_saver.committer.release_place()
 
     def _log_failure(self) -> None:
         """Say what the last save failed with, where another exception is to be the one that is raised."""

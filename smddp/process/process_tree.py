@@ -99,6 +99,12 @@ def find_ranks(root: int) -> set[int]:
     return set(Descendants(root).ranks())
 
 
+def started(process: int) -> int | None:
+    """When a process was started, in the kernel's ticks; None if there is none of this number any more."""
+    found = _parent_and_start(process)
+    return None if found is None else found[1]
+
+
 def catches(process: int, signum: int) -> bool:
     """Whether a process has a handler for this signal: what has none yet would be killed by it."""
     for line in _read(process, "status").splitlines():

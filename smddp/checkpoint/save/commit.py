@@ -23,12 +23,14 @@ from smddp.checkpoint.format.names import DIGESTS_NAME, STATE_NAME, TENSORS_SUFF
 from smddp.checkpoint.format.tensors import Layout, header_size
 from smddp.checkpoint.restore.reader import inspect
 from smddp.checkpoint.restore.restoring import RANKS
+from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.retention import Pruner, Retention
 from smddp.checkpoint.save.rank_results import RankResult
 from smddp.checkpoint.save.save_request import SaveRequest
 from smddp.checkpoint.save.staging import Staging
 from smddp.checkpoint.save.writer import write
-from smddp.checkpoint.stores.store import Store, StoreError
+from smddp.checkpoint.stores.owner import Owner
+from smddp.checkpoint.stores.store import Hold, Store, StoreError
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,34 @@ class Committer:
         self._pruner = Pruner(store, keep)
         self._replaced: bytes | None = None
         self._commit_unconfirmed: str | None = None
+        self._hold: Hold | None = None
+
+    def take_place(self, run: str, *, make: bool) -> None:
+        """Keep other runs out of the place, from now until `release_place`.
+
+        Args:
+            run: the run's id.
+            make: whether to make the place if it is not there: otherwise nothing is done then, nor where this user may
+                not write.
+
+        Raises:
+            PlaceTakenError: another run saves there.
+            OSError, StoreError: it cannot be written.
+        """
+        if self._hold is not None:
+            return
+        try:
+            self._hold = self._store.hold(Owner.here(run), make=make)
+        except (StoreError, OSError) as error:
+            if make or (isinstance(error, StoreError) and error.transient):
+                raise
+            logger.debug("%s; a save would fail", error)
+
+    def release_place(self) -> None:
+        """Let other runs have the place."""
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
 
     def existing_manifest(self, request: SaveRequest) -> bytes | None:
         """Return the manifest already committed at this step, or None.
@@ -108,7 +138,8 @@ class Committer:
             The checkpoint's size in bytes.
 
         Raises:
-            CheckpointError: what the ranks wrote does not fit together, or another run was faster.
+            CheckpointError: what the ranks wrote does not fit together, or is not there any more; or another run has
+                the place.
             OSError, StoreError: it could not be written.
         """
         step, directory = request.step, request.directory
@@ -144,6 +175,9 @@ class Committer:
             },
         )
         data = manifest.to_json()
+        VerifiedFiles(self._store, manifest).check_sizes()
+        if self._hold is not None:
+            self._hold.check()
         try:
             self._store.commit(step, directory, data, replacing=replacing)
         except StoreError as error:
@@ -155,7 +189,16 @@ class Committer:
         return manifest.size
 
     def prune(self, request: SaveRequest) -> None:
-        """Remove what need not stay once an attempt is a checkpoint; what cannot be removed now is tried again."""
+        """Remove what need not stay once an attempt is a checkpoint; what cannot be removed now is tried again.
+
+        Nothing is removed from a place that another run has.
+        """
+        try:
+            if self._hold is not None:
+                self._hold.check()
+        except (CheckpointError, OSError) as error:
+            logger.error("removed no checkpoints: %s", error)
+            return
         if self._replaced is not None:
             try:
                 self._store.discard(request.step, Manifest.from_json(self._replaced).directory)

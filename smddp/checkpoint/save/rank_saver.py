@@ -136,6 +136,8 @@ class RankSaver:
         try:
             result = RankResult()
             try:
+                if request.failure is None:
+                    self.committer.take_place(request.run, make=True)
                 existing_manifest = self.committer.existing_manifest(request)
                 result = self._write(request)
             except Exception as error:  # not swallowed: the others report first, so that nobody still writes

@@ -13,7 +13,9 @@ from pathlib import Path
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.format.names import MANIFEST_NAME, is_attempt_name
 from smddp.checkpoint.stores.directory_errors import telling, telling_if_barred
+from smddp.checkpoint.stores.directory_hold import DirectoryHold
 from smddp.checkpoint.stores.filesystem import FileSystem
+from smddp.checkpoint.stores.owner import Owner
 from smddp.checkpoint.stores.store import (
     PARTIAL_SUFFIX,
     AlreadyCommittedError,
@@ -75,6 +77,13 @@ class DirectoryStore:
             self._make_root()
             self._write(probe, [memoryview(b"?")])
             self._files.unlink(probe)
+
+    def hold(self, owner: Owner, *, make: bool) -> DirectoryHold | None:
+        """Have the directory, by a lock."""
+        with telling("write to", self.root):
+            if make:
+                self._make_root()
+            return DirectoryHold(self._files, self.root, owner) if self.root.is_dir() else None
 
     def steps(self) -> list[int]:
         """Give all steps, oldest first."""

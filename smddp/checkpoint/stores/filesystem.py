@@ -111,6 +111,24 @@ class FileSystem:
                     raise BlockingIOError(errno.EWOULDBLOCK, held, str(path)) from error
             time.sleep(0.01)
 
+    def open_lock(self, path: Path) -> int:
+        """Open a file for `try_lock`, which is made if it is not there, and give its descriptor."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+
+    def try_lock(self, descriptor: int) -> bool:
+        """Lock a file for this process, until it closes any descriptor of the file or ends; whether no other has it.
+
+        Where the file system has no locks, nobody is kept out.
+        """
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+        return True
+
     def is_directory(self, path: Path) -> bool:
         """Whether a directory is there. A symbolic link to one is none."""
         try:

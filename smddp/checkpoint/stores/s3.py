@@ -19,8 +19,10 @@ from botocore.exceptions import BotoCoreError
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.format.names import is_attempt_name
+from smddp.checkpoint.stores.owner import Owner
 from smddp.checkpoint.stores.s3_commit import Commits
 from smddp.checkpoint.stores.s3_errors import refusal, s3_errors, store_error
+from smddp.checkpoint.stores.s3_hold import S3Hold
 from smddp.checkpoint.stores.s3_listing import Listing
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.s3_transfer import CONNECTIONS, PART_SIZE, Transfer
@@ -88,6 +90,10 @@ class S3Store:
     def check_writable(self) -> None:
         """Put a tiny object beside the checkpoints and delete it. Raises StoreError."""
         self._connect().commits.probe()
+
+    def hold(self, owner: Owner, *, make: bool) -> S3Hold:  # noqa: ARG002 - a prefix need not be made
+        """Have the prefix, by an object."""
+        return S3Hold(self._connect, self._location, owner)
 
     def steps(self) -> list[int]:
         """Give all steps, oldest first, in one request a thousand."""

@@ -61,7 +61,7 @@ class Commits:
                 raise StoreError(f"{doing}: another request for it is always under way; try again", transient=True)
             time.sleep(0.1 * (2**tried - 1))
             condition = {"IfNoneMatch": "*"} if content is None else {"IfMatch": etag}
-            if self._put(key, manifest, condition) and self._are_exclusive:
+            if self.put_if(condition, key, manifest) and self._are_exclusive:
                 return
         raise AlreadyCommittedError(
             f"another process committed a checkpoint of the same step, s3://{self._location.bucket}/{key}: two runs "
@@ -78,9 +78,9 @@ class Commits:
         """
         key = f"{self._location.above_steps}smddp-writable-{secrets.token_hex(8)}"
         content = b"Written, and deleted again, to see whether checkpoints can be saved here.\n"
-        self._put(key, content, {"IfNoneMatch": "*"})
+        self.put_if({"IfNoneMatch": "*"}, key, content)
         try:
-            self._are_exclusive = not self._put(key, content, {"IfNoneMatch": "*"})
+            self._are_exclusive = not self.put_if({"IfNoneMatch": "*"}, key, content)
         finally:
             try:
                 self._client.delete_object(Bucket=self._location.bucket, Key=key)
@@ -94,8 +94,17 @@ class Commits:
                 self._location,
             )
 
-    def _put(self, key: str, content: bytes, condition: dict[str, Any]) -> bool:
-        """Put a small object; False if the condition is not met."""
+    def put_if(self, condition: dict[str, Any], key: str, content: bytes) -> bool:
+        """Put a small object; False if the condition is not met.
+
+        Args:
+            condition: ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
+            key: where.
+            content: what.
+
+        Raises:
+            StoreError: S3 did not take it; it may stand there nevertheless.
+        """
         body = Body([memoryview(content)])
         with s3_errors(f"could not write s3://{self._location.bucket}/{key}"):
             try:

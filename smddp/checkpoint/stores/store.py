@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME, is_attempt_name, is_file_name
+from smddp.checkpoint.stores.owner import Owner
 from smddp.errors import CheckpointError
 
 PARTIAL_SUFFIX = ".smddp-partial"
@@ -40,6 +41,20 @@ class AlreadyCommittedError(CheckpointError):
     """Another writer committed a checkpoint of the same step in the meantime."""
 
 
+class Hold(Protocol):
+    """A place that this process has: no other run saves or removes anything there."""
+
+    def check(self) -> None:
+        """See that it is still so, before something is committed or removed.
+
+        Raises:
+            PlaceTakenError: another run has it.
+        """
+
+    def release(self) -> None:
+        """Let others have it. Once only; in a fork it does nothing."""
+
+
 class Store(Protocol):
     """Where the checkpoints of one run lie.
 
@@ -66,6 +81,19 @@ class Store(Protocol):
 
         Raises:
             StoreError: it cannot; says why and what to do.
+        """
+
+    def hold(self, owner: Owner, *, make: bool) -> Hold | None:
+        """Have the place until the hold is released, or this process ends in whatever way.
+
+        Readers need none. A process has the place once, by however many holds.
+
+        Args:
+            owner: who: this process.
+            make: whether to make the place if it is not there; otherwise the answer is None then.
+
+        Raises:
+            PlaceTakenError: another run has it, and did not end within `PATIENCE_SECONDS`.
         """
 
     def steps(self) -> list[int]:

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ import torch
 
 from smddp.checkpoint import Checkpointer, Manifest, list_checkpoints
 from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME
-from smddp.checkpoint.stores import StoreError
+from smddp.checkpoint.restore.reader import read_newest
+from smddp.checkpoint.stores import StoreError, open_store
+from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.checkpoint.stores.directory_hold import DirectoryHold
 from smddp.checkpoint.stores.filesystem import FileSystem
+from smddp.checkpoint.stores.owner import OWNER_NAME, PlaceTakenError
 from smddp.data import ElasticSampler
 from smddp.errors import CheckpointError
 
@@ -343,7 +348,7 @@ def test_unfinished_saves_of_the_past_are_cleared_away(new_run: NewRun, files_of
     path = run.save(2)
     (path / MANIFEST_NAME).rename(files_of(path) / "manifest.json.smddp-partial")
     new_run().save(3)
-    assert [each.name for each in run.directory.iterdir()] == ["step-000000000003"]
+    assert [each.name for each in run.directory.iterdir() if each.name != OWNER_NAME] == ["step-000000000003"]
 
 
 class Holder:
@@ -391,6 +396,7 @@ def test_a_full_disk_is_reported_and_leaves_the_last_one_and_no_rubbish(
     assert new_run().load() == 1
     run.save(3)
     assert [info.step for info in list_checkpoints(run.directory)] == [1, 3]
+    run.checkpointer.close()
     assert sorted(each.name for each in run.directory.iterdir()) == ["step-000000000001", "step-000000000003"]
 
 
@@ -555,3 +561,77 @@ def test_loading_unpickles_nothing(new_run: NewRun, monkeypatch: pytest.MonkeyPa
     for owner, name in (pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load"):
         monkeypatch.setattr(owner, name, forbidden)
     assert run.load() == 1
+
+
+def outcome_elsewhere(action: Callable[[], object]) -> str:
+    """Do something in another process, and give the CheckpointError that it ends in; nothing if it has none."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            action()
+            os._exit(0)
+        except CheckpointError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(process, 0)
+    assert (status == 0) == (told == "")
+    return told
+
+
+@pytest.mark.parametrize("begin", [lambda run: run.load(), lambda run: run.save(3)], ids=["load", "save"])
+def test_a_second_run_is_refused_at_its_start_and_the_first_goes_on(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Any], object]
+) -> None:
+    monkeypatch.setattr(owners, "PATIENCE_SECONDS", 0.1)
+    first = new_run(last=1)
+    first.save(10)
+    told = outcome_elsewhere(lambda: begin(new_run(last=1)))
+    assert re.search(rf"the run \w{{12}} \(process {os.getpid()} on .*, since .*\) saves its checkpoints in", told)
+    first.save(20)
+    assert [(info.step, info.valid) for info in list_checkpoints(first.directory)] == [(20, True)]
+    assert outcome_elsewhere(lambda: read_newest(open_store(first.directory))) == "", "who reads may"
+    first.checkpointer.close()
+    assert outcome_elsewhere(lambda: begin(new_run())) == ""
+
+
+def test_a_run_whose_place_was_taken_commits_and_removes_nothing(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(last=1)
+    run.save(10)
+
+    def taken(_: object) -> None:
+        raise PlaceTakenError(str(run.directory), None)
+
+    monkeypatch.setattr(DirectoryHold, "check", taken)
+    with pytest.raises(CheckpointError, match="another run saves its checkpoints in"):
+        run.save(20)
+    assert [(info.step, info.valid) for info in list_checkpoints(run.directory)] == [(10, True)]
+
+
+def test_a_place_that_is_lost_after_a_commit_is_not_pruned(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(last=1)
+    run.save(10)
+    checks: list[object] = []
+
+    def taken(hold: object) -> None:
+        checks.append(hold)
+        if len(checks) == 2:
+            raise PlaceTakenError(str(run.directory), None)
+
+    monkeypatch.setattr(DirectoryHold, "check", taken)
+    run.save(20)
+    assert [info.step for info in list_checkpoints(run.directory)] == [10, 20]
+
+
+def test_an_exception_in_training_leaves_the_place_to_the_next_run(new_run: NewRun) -> None:
+    run = new_run()
+    with pytest.raises(ZeroDivisionError), run.checkpointer:
+        run.save(10)
+        raise ZeroDivisionError
+    assert outcome_elsewhere(lambda: new_run().save(20)) == ""

@@ -22,6 +22,7 @@ from smddp.checkpoint.save.save_group import SaveGroup
 from smddp.checkpoint.save.sharing import WHOLE_BELOW
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.checkpoint.stores.owner import OWNER_NAME
 from smddp.distributed import is_communication_error
 from smddp.errors import CheckpointError
 
@@ -155,7 +156,7 @@ def test_when_one_ranks_disk_fails_all_are_told_and_nothing_is_left(
     assert_failed(outcomes, on=failing, text="No space left on device", environmental=True)
     assert isinstance(outcomes[failing].__cause__, OSError)
     monkeypatch.undo()
-    assert [each.name for each in tmp_path.iterdir()] == ["step-000000000005"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [OWNER_NAME, "step-000000000005"]
     assert len({*job.save(7)}) == 1
     assert [info.step for info in list_checkpoints(tmp_path) if info.valid] == [5, 7]
 
@@ -165,7 +166,7 @@ def test_when_one_rank_cannot_take_its_state_all_are_told(failing: int, job: Job
     job.models[failing].state = ValueError("out of reach")
     text = "could not take the state: ValueError: out of reach"
     assert_failed(job.save(5), on=failing, text=text, environmental=False)
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("step-*"))
 
 
 @pytest.mark.parametrize("operation", ["size", "commit", "read_manifest"])
@@ -243,7 +244,7 @@ def test_a_store_of_keys_that_vanishes_is_a_lost_contact(tmp_path: Path) -> None
 def test_the_files_of_a_checkpoint_that_was_replaced_are_removed(job: Job, tmp_path: Path) -> None:
     for _ in range(2):
         job.save(5)
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("step-*")
     assert sorted(each.name for each in path.iterdir()) == [f"{RUN}-0002", "manifest.json"]
 
 
@@ -255,3 +256,22 @@ def test_when_replacing_fails_the_one_that_stands_stays_as_it_is(
     monkeypatch.setattr(job.stores[0], "commit", lambda *_, **__: disk_fails())
     assert_failed(job.save(5), on=0, text="No space left", environmental=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("writer", [0, 1, 2])
+def test_files_that_were_removed_while_they_were_written_are_no_checkpoint(
+    writer: int, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.save(5)
+    commit, name = DirectoryStore.write, f"model-{writer + 1:05}-of-00003.safetensors"
+
+    def write(store: DirectoryStore, step: int, directory: str, written: str, content: Any) -> None:
+        commit(store, step, directory, written, content)
+        if written == "digests.json":  # the last
+            (tmp_path / f"step-{step:012}" / directory / name).unlink()
+
+    monkeypatch.setattr(DirectoryStore, "write", write)
+    for outcome in job.save(6):
+        assert isinstance(outcome, SaveFailedError)
+        assert f"{name} is missing" in str(outcome)
+    assert [info.step for info in list_checkpoints(tmp_path) if info.valid] == [5]
