@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -19,16 +18,13 @@ from smddp.checkpoint.format.state_tree import unflatten
 from smddp.checkpoint.restore.settled import Look, look_until_settled
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores import open_store
+from smddp.checkpoint.stores.directory_errors import MISSING
 from smddp.checkpoint.stores.store import Store, StoreError, step_name
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-
-_LOST = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
-"""What the operating system says of bytes that are not there any more. What else it says, that a file may not be read
-for instance, does not make a checkpoint damaged: it is raised, and nothing is passed over for it."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -209,7 +205,7 @@ def _examine(
     except CheckpointError as error:
         reason = str(error)
     except OSError as error:
-        if error.errno not in _LOST:
+        if error.errno not in MISSING:  # a disk that fails, for instance: that does not make a checkpoint damaged
             raise
         reason = str(error)
     if manifest is not None and store.read_manifest(step) != data:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.format.names import MANIFEST_NAME, is_attempt_name
-from smddp.checkpoint.stores.directory_errors import telling, telling_if_barred
+from smddp.checkpoint.stores.directory_errors import telling, telling_unless_missing
 from smddp.checkpoint.stores.directory_hold import DirectoryHold
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.owner import Owner
@@ -148,7 +148,7 @@ class DirectoryStore:
     def read_manifest(self, step: int) -> bytes | None:
         """Give the manifest's bytes; None where there is none."""
         path = self._step(step) / MANIFEST_NAME
-        with telling_if_barred(path):
+        with telling_unless_missing(path):
             found = self._files.status(path)
             if found is None:
                 return None
@@ -165,7 +165,7 @@ class DirectoryStore:
     def size(self, step: int, directory: str, name: str) -> int | None:
         """Give the size of a file in bytes; None where there is none."""
         path = self._step(step) / path_in_step(directory, name)
-        with telling_if_barred(path):
+        with telling_unless_missing(path):
             found = self._files.status(path)
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
 
@@ -174,7 +174,7 @@ class DirectoryStore:
         path = self._step(step) / path_in_step(directory, name)
         try:
             flat = memory.cast("B") if memory.nbytes else memoryview(b"")
-            with telling_if_barred(path):
+            with telling_unless_missing(path):
                 count = self._files.read_into(path, offset, flat)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(f"{name} is missing") from error

@@ -10,9 +10,12 @@ from pathlib import Path
 from smddp.checkpoint.stores.store import StoreError
 
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
+MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+"""What the operating system says of a file that is not there, or is none. All else says nothing about the file."""
 _FULL = "free some space there, or keep fewer checkpoints"
 _BARRED = "let this user write there, or save somewhere else"
 _UNREADABLE = "let this user read it, and enter the directories above it"
+_FAILING = "the disk or the way to it fails: see the kernel's log (dmesg)"
 _ADVICE = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
@@ -20,11 +23,16 @@ _ADVICE = {
     errno.EPERM: _BARRED,
     errno.EROFS: "make it writable, or save somewhere else",
     errno.ENOTDIR: "move the file away that is in the place of a directory, or save somewhere else",
-    errno.EIO: "the disk or the way to it fails: see the kernel's log (dmesg)",
+    errno.EIO: _FAILING,
     errno.ENOENT: "something else removed it while it was in use",
     errno.EISDIR: "move the directory away that is in the place of a file",
     errno.EWOULDBLOCK: "find it (lsof, fuser; on other hosts, too, if they share the directory): it may hang, or be a "
     "second run that shares the directory",
+}
+_ADVICE_OF_READING = {
+    errno.EACCES: _UNREADABLE,
+    errno.EPERM: _UNREADABLE,
+    errno.EIO: f"{_FAILING}; if it is lost for good, move its checkpoint away to go on from the one before",
 }
 
 
@@ -35,17 +43,20 @@ def telling(action: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "earlier checkpoints are as they were")
-        if action == "read" and advice == _BARRED:
-            advice = _UNREADABLE
+        if action == "read":
+            advice = _ADVICE_OF_READING.get(error.errno or 0, advice)
         raise StoreError(
             f"cannot {action} {path}: {error.strerror or error}; {advice}", transient=error.errno in _TRANSIENT
         ) from error
 
 
 @contextlib.contextmanager
-def telling_if_barred(path: Path) -> Iterator[None]:
-    """Say what to do when this user may not read; of other errors the reader makes what they mean."""
+def telling_unless_missing(path: Path) -> Iterator[None]:
+    """Say what to do when the file system does not let one read what is there; what is not there is the reader's."""
     try:
-        yield
-    except PermissionError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}; {_UNREADABLE}") from error
+        with telling("read", path):
+            yield
+    except StoreError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in MISSING:
+            raise error.__cause__ from None
+        raise

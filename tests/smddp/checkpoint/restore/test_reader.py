@@ -20,9 +20,16 @@ import xxhash
 
 from smddp.checkpoint.format.manifest import FileRecord
 from smddp.checkpoint.restore import rng
-from smddp.checkpoint.restore.reader import inspect, list_checkpoints, read_checkpoint, read_newest
+from smddp.checkpoint.restore.reader import (
+    inspect,
+    inspect_each_alone,
+    list_checkpoints,
+    read_checkpoint,
+    read_newest,
+)
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import RUN, plain, write_checkpoint
 
@@ -257,7 +264,16 @@ class Broken(DirectoryStore):
         super().read_into(step, directory, name, offset, memory)
 
 
-@pytest.mark.parametrize("error", [StoreError("no credentials"), OSError(errno.EACCES, "denied")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreError("no credentials"),
+        OSError(errno.EACCES, "denied"),
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EUCLEAN, "Structure needs cleaning"),
+    ],
+    ids=repr,
+)
 def test_what_cannot_be_reached_is_not_passed_over(store: Store, tmp_path: Path, error: Exception) -> None:
     for step in (1, 2):
         write_checkpoint(store, step, state_of(step))
@@ -269,11 +285,27 @@ def test_what_cannot_be_reached_is_not_passed_over(store: Store, tmp_path: Path,
         assert caught.value is error
 
 
-def test_what_the_disk_has_lost_is_damage(store: Store, tmp_path: Path) -> None:
+def test_what_is_not_there_any_more_is_damage(store: Store, tmp_path: Path) -> None:
     write_checkpoint(store, 1, state_of(1))
     broken = Broken(tmp_path / "checkpoints")
-    broken.error = OSError(errno.EIO, "Input/output error")
-    assert inspect(broken, 1).reason == "[Errno 5] Input/output error"
+    broken.error = OSError(errno.EISDIR, "Is a directory")
+    assert inspect(broken, 1).reason == "[Errno 21] Is a directory"
+
+
+def test_a_disk_that_fails_is_told_and_nothing_older_is_loaded(store: Store, tmp_path: Path) -> None:
+    class Failing(FileSystem):
+        def read_into(self, path: Path, offset: int, memory: memoryview) -> int:
+            if "step-000000000002" in str(path) and path.suffix == ".safetensors":
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read_into(path, offset, memory)
+
+    for step in (1, 2):
+        write_checkpoint(store, step, state_of(step))
+    failing = DirectoryStore(tmp_path / "checkpoints", files=Failing())
+    with pytest.raises(StoreError, match=r"cannot read .*step-000000000002/.*Input/output error; the disk or the way"):
+        read_newest(failing)
+    assert inspect_each_alone(failing, 2).status == "unreadable"
+    assert inspect_each_alone(failing, 1).status == "valid"
 
 
 def test_one_that_is_saved_again_while_it_is_read_is_read_again(store: Store, tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_a_manifest_that_cannot_be_read_is_not_taken_for_missing(tmp_path: Path)
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     save(DirectoryStore(tmp_path))
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(StoreError, match="Input/output error; the disk or the way to it fails"):
         DirectoryStore(tmp_path, files=Failing()).read_manifest(7)
 
 
