@@ -84,6 +84,9 @@ class Layout:
 
         Args:
             tensors: by name, of the dtypes that the format has, on any device. Their values are not looked at.
+
+        Raises:
+            CheckpointError: there are more of them, or longer names, than a file can have.
         """
         ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
         content: dict[str, Any] = {}
@@ -93,6 +96,12 @@ class Layout:
             content[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         text = json.dumps(content, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
+        if len(text) > LARGEST_HEADER:
+            raise CheckpointError(
+                f"{len(tensors)} tensors, such as {ordered[0][0][:100]!r}, need a header of {len(text)} bytes in a "
+                f"file, and safetensors reads {LARGEST_HEADER} at most: keep small values together in one tensor, or "
+                "divide the state into several parts"
+            )
         header = _LENGTH.pack(len(text)) + text
         entries = tuple(_entry(name, fields, len(header)) for name, fields in content.items())
         return cls(header=header, entries=entries, size=len(header) + end)

@@ -376,6 +376,18 @@ def test_what_cannot_be_saved_is_named_at_once_and_nothing_is_written(tmp_path: 
     assert checkpointer.wait() is not None
 
 
+def test_a_state_whose_header_nothing_could_read_is_refused_at_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = Checkpointer(tmp_path / "c", {"model": Holder({f"layer.{n}": torch.ones(1) for n in range(99)})})
+    monkeypatch.setattr("smddp.checkpoint.format.tensors.LARGEST_HEADER", 5000)
+    with pytest.raises(
+        CheckpointError, match=r"99 tensors, .* need a header of .* divide the state into several parts"
+    ):
+        checkpointer.save(1)
+    assert not (tmp_path / "c").exists()
+
+
 @pytest.mark.parametrize("failing", ["make_directory", "create", "write", "sync", "sync_directory", "link"])
 def test_a_full_disk_is_reported_and_leaves_the_last_one_and_no_rubbish(
     failing: str, new_run: NewRun, monkeypatch: pytest.MonkeyPatch

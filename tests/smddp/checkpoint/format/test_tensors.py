@@ -201,6 +201,16 @@ def test_a_header_longer_than_the_file_or_than_any_is_not_even_read() -> None:
             header_size(struct.pack("<Q", length), size)
 
 
+def test_a_header_that_nothing_reads_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {f"layer.{number}": torch.ones(1) for number in range(50)}
+    longest = len(Layout.of(tensors).header) - 8
+    monkeypatch.setattr("smddp.checkpoint.format.tensors.LARGEST_HEADER", longest)
+    assert len(tensors_in(content_of(tensors))) == 50
+    monkeypatch.setattr("smddp.checkpoint.format.tensors.LARGEST_HEADER", longest - 1)
+    with pytest.raises(CheckpointError, match=f"50 tensors, such as 'layer.0', need a header of {longest} bytes"):
+        Layout.of(tensors)
+
+
 SMALL = content_of({**EVERY_DTYPE, **SHAPES})
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([*DTYPES.values()]),
