@@ -45,7 +45,8 @@ class DirectoryStore:
     The files of an attempt are flushed to the disk, then their names; then the manifest gets its name, by an operation
     that fails if somebody else's stands there. Removing goes the other way: the manifest first. So at any moment a
     manifest has all its files. Nothing within the directory is written or removed through a symbolic link; where one is
-    in the place of a file, what it leads to is read, and its digest tells whether that is right.
+    in the place of a file or of a step, what it leads to is read, and its digest tells whether that is right. A step
+    that is a link is removed by removing the link.
     """
 
     read_size = 2 * 2**20  # the processor's cache still holds it when it is hashed
@@ -92,9 +93,11 @@ class DirectoryStore:
                 names = self._files.names(self.root)
             except FileNotFoundError:
                 return []
-        return sorted(
-            step for name, is_directory in names.items() if is_directory and (step := step_of(name)) is not None
-        )
+            return sorted(
+                step
+                for name, is_directory in names.items()
+                if (step := step_of(name)) is not None and (is_directory or self._leads_to_directory(self.root / name))
+            )
 
     def newest_first(self) -> Iterator[int]:
         """Give all steps, newest first."""
@@ -198,6 +201,9 @@ class DirectoryStore:
         """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
         path = self._step(step)
         with telling("remove", path):
+            if self._files.is_link(path):
+                self._files.unlink(path)
+                self._files.sync_directory(self.root)
             if not self._files.is_directory(path):
                 return
             beside = self._removed_beside(step)
@@ -215,6 +221,22 @@ class DirectoryStore:
     def _removed_beside(self, step: int) -> list[str]:
         files = [name for name, is_directory in self._files.names(self._step(step)).items() if not is_directory]
         return removed_beside(self, step, files)
+
+    def _leads_to_directory(self, path: Path) -> bool:
+        """Whether a symbolic link is there that leads to a directory.
+
+        Raises:
+            StoreError: it leads to none: that a checkpoint is missing is not passed over.
+        """
+        if not self._files.is_link(path):
+            return False
+        found = self._files.status(path)
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            raise StoreError(
+                f"{path} is a symbolic link that leads to no directory: bring back, or mount, what it leads to, or "
+                "remove the link"
+            )
+        return True
 
     def _step(self, step: int) -> Path:
         return self.root / step_name(step)

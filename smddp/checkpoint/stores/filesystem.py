@@ -136,6 +136,10 @@ class FileSystem:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def is_link(self, path: Path) -> bool:
+        """Whether a symbolic link is there, wherever it leads."""
+        return path.is_symlink()
+
     def status(self, path: Path) -> os.stat_result | None:
         """Give what is known of a file; None if nothing is there."""
         try:

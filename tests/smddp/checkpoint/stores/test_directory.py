@@ -122,9 +122,27 @@ def test_steps_are_told_in_order_and_nothing_else_is(tmp_path: Path) -> None:
     for name in ("step-7", "step-00000000000\u0667", "step-000000000008.sagemaker-uploading", "other"):
         (tmp_path / "root" / name).mkdir()
     (tmp_path / "root" / "step-000000000001").touch()
-    (tmp_path / "root" / "step-000000000002").symlink_to(tmp_path / "root" / "step-000000000009")
     assert store.steps() == [9, 10, 100]
     assert list(store.newest_first()) == [100, 10, 9]
+
+
+def test_a_step_that_is_a_link_is_one_that_is_there(tmp_path: Path) -> None:
+    archive, store = DirectoryStore(tmp_path / "archive"), DirectoryStore(tmp_path / "root")
+    save(archive)
+    save(store, step=6)
+    (tmp_path / "root" / STEP).symlink_to(tmp_path / "archive" / STEP)
+    assert store.steps() == [6, 7]
+    assert store.read_manifest(7) == manifest_of(FIRST)
+    assert read(store, "model.safetensors", 6) == b"123456"
+
+
+def test_a_step_that_is_a_link_to_nowhere_is_not_passed_over(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    save(store, step=6)
+    (tmp_path / STEP).symlink_to(tmp_path / "archive" / STEP)
+    for look in (store.steps, lambda: list(store.newest_first())):
+        with pytest.raises(StoreError, match=rf"{STEP} is a symbolic link that leads to no directory: bring back"):
+            look()
 
 
 def test_the_attempts_at_a_step_are_told(tmp_path: Path) -> None:
@@ -259,6 +277,7 @@ def test_nothing_is_removed_or_written_through_a_link(tmp_path: Path) -> None:
             store.write(step, FIRST, "state.json", [memoryview(b"overwritten")])
         store.discard(step, FIRST)
         store.remove(step)
+    assert not (root / "step-000000000008").is_symlink()
     assert tree(elsewhere) == whole
     assert (elsewhere / STEP / FIRST / "state.json").read_bytes() == b"{}"
 
