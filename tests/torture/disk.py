@@ -81,7 +81,9 @@ class Disk:
         self._tree = _take_over(root)
 
     def apply(self, operation: Operation) -> None:
-        """Do what the operation does; nothing if it fails."""
+        """Do what the operation does; nothing if it fails, or is done above what is recorded."""
+        if operation.path in self._root.parents:
+            return
         parent, name = self._parent(operation.path)
         found = parent.entries.get(name)
         match operation.kind:

@@ -249,10 +249,16 @@ class DirectoryStore:
         for path in reversed(missing):
             self._make(path)
             self._files.sync_directory(path.parent)
-        if not missing:
-            # Somebody may have made it a moment ago and been killed. Where its name is not ours to flush, it is theirs.
-            with contextlib.suppress(PermissionError):
-                self._files.sync_directory(self.root.parent)
+        # Somebody may have made those above it a moment ago: the job its run directory. Another file system's root is
+        # there for longer; and where a name is not ours to flush, it is theirs.
+        root = self.root.resolve()
+        device = root.stat().st_dev
+        for path in root.parents:
+            if path.stat().st_dev != device:
+                break
+            if path not in {each.parent for each in missing}:
+                with contextlib.suppress(PermissionError):
+                    self._files.sync_directory(path)
         self._root_is_durable = True
 
     def _make_attempt(self, path: Path) -> None:
