@@ -9,7 +9,6 @@ or whose store is about to vanish with rank 0, learns of it all the same.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 import time
@@ -21,7 +20,6 @@ from torch.distributed.distributed_c10d import Store
 
 from smddp.distributed.collectives import PeerFailedError
 from smddp.distributed.membership import Membership
-from smddp.distributed.store import connect
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +61,9 @@ class FirstFailure:
         self._report: str | None = None
         self._known = threading.Event()
         self._over = threading.Event()
-        self._store: Store | None = None
         self._watcher: threading.Thread | None = None
-        if membership.store is not None:
-            self._store = connect(membership.cluster, timedelta(seconds=30), os.environ, serve=False)
+        self._store = membership.connect(timedelta(seconds=30))
+        if self._store is not None:
             self._watcher = threading.Thread(target=self._watch, args=(self._store,), name="first-failure", daemon=True)
             self._watcher.start()
 

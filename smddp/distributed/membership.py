@@ -14,13 +14,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
 from smddp.distributed.backend import choose_backend
 from smddp.distributed.device import CPU, rank_device
 from smddp.distributed.gloo_drain import drain_gloo
-from smddp.distributed.store import await_all, connect
+from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,19 @@ class Membership:
     """The device to compute on: the GPU of the local rank, or the CPU."""
 
     store: Store | None
-    """The key-value store that all ranks see; None for a job of one process."""
+    """The key-value store that all ranks see, under ``prefix``; None for a job of one process."""
+
+    prefix: str = ""
+    """That of the keys in ``store``: of this joining, and of no earlier one in the same store."""
 
     @property
     def control_device(self) -> torch.device:
         """Where the small tensors live by which ranks agree: the CPU, unless the backend only knows CUDA."""
         return self.device if self.backend == "smddp" else CPU
+
+    def connect(self, timeout: timedelta) -> Store | None:
+        """A connection of its own to ``store``, for a thread."""
+        return None if self.store is None else connect_again(self.store, self.prefix, timeout)
 
 
 _current: Membership | None = None
@@ -79,10 +86,12 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
     chosen = choose_backend(backend, device, os.environ)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = None
+    store, prefix = None, ""
     if cluster.world_size > 1:
-        store = _open_group(cluster, chosen, timedelta(seconds=timeout))
-    _current = Membership(cluster=cluster, backend=chosen if store is not None else None, device=device, store=store)
+        store, prefix = _open_group(cluster, chosen, timedelta(seconds=timeout))
+    _current = Membership(
+        cluster=cluster, backend=chosen if store is not None else None, device=device, store=store, prefix=prefix
+    )
     if cluster.is_main:
         logger.info(
             "training on %d %s of %d host(s), %s",
@@ -115,19 +124,20 @@ def leave(*, together: bool = False) -> None:
     _say_farewell(membership.cluster, membership.store, together=together)
 
 
-def _open_group(cluster: Cluster, backend: str, timeout: timedelta) -> Store:
+def _open_group(cluster: Cluster, backend: str, timeout: timedelta) -> tuple[Store, str]:
     for name, value in interface_settings(os.environ).items():
         os.environ[name] = value
         logger.info("set %s=%s, the network interface that SageMaker names", name, value)
-    store = connect(cluster, timeout, os.environ, serve=True)
-    await_all(store, cluster, timeout)
+    job_store = connect(cluster, timeout, os.environ, serve=True)
+    prefix = meet(job_store, cluster, timeout)
+    store = PrefixStore(prefix, job_store)
     try:
         dist.init_process_group(backend, store=store, rank=cluster.rank, world_size=cluster.world_size, timeout=timeout)
     except RuntimeError as error:
         raise DistributedError(
             f"rank {cluster.rank} on {cluster.host} could not open the process group with backend {backend}: {error}"
         ) from error
-    return store
+    return store, f"{PREFIX}/{prefix}"
 
 
 def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -63,7 +63,7 @@ def test_a_failed_rank_stays_until_all_have_read_and_no_longer(
     started = time.monotonic()
     ranks[0].await_readers()
     assert time.monotonic() - started < 25
-    assert memberships[0].store.add("first_failure/readers", 0) == 2
+    assert memberships[0].connect(timedelta(seconds=1)).add("first_failure/readers", 0) == 2
 
 
 def test_a_rank_that_does_not_heed_a_failure_is_given_up(
