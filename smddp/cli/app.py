@@ -67,6 +67,9 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(help="How often all ranks start again from the newest checkpoint after one failed.")
     ] = 0,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that a rank waits for the others: 1800, or SMDDP_TIMEOUT.")
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Checkpoints, model and outputs; the same directory resumes.")
     ] = None,
@@ -90,6 +93,7 @@ def run(
             master_addr=master_addr,
             master_port=master_port,
             max_restarts=max_restarts,
+            timeout=timeout,
             run_dir=run_dir,
             checkpoint_s3_uri=checkpoint_s3_uri,
         )

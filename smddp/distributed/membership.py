@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
+from smddp.cluster.timeout import check_timeout, read_timeout
 from smddp.distributed.backend import choose_backend
 from smddp.distributed.device import CPU, rank_device
 from smddp.distributed.gloo_drain import drain_gloo
@@ -65,22 +66,24 @@ def current_membership() -> Membership | None:
     return _current
 
 
-def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout: float = 1800.0) -> Membership:
+def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout: float | None = None) -> Membership:
     """Joins the job's process group, so that ``torch.distributed`` and ``DistributedDataParallel`` can be used.
 
     Args:
         cluster: Where this process is; detected from the environment if None.
         backend: nccl, gloo, mpi or smddp; None chooses nccl for GPUs (with gloo for CPU tensors) and gloo without.
-        timeout: Seconds to wait for the other ranks, now and in each collective.
+        timeout: Seconds to wait for the other ranks, now and in each collective; None is SMDDP_TIMEOUT, or 1800.
 
     Raises:
-        DistributedError: If this process has joined already, backend and device do not fit, or ranks are missing.
+        DistributedError: If this process has joined already, the timeout is no time, backend and device do not fit, or
+            ranks are missing.
     """
     global _current
     if _current is not None or dist.is_initialized():
         raise DistributedError(
             "this process has joined a process group already; call smddp.leave() before joining again"
         )
+    seconds = read_timeout(os.environ) if timeout is None else check_timeout(timeout, f"timeout={timeout!r}")
     cluster = cluster or Cluster.detect()
     device = rank_device(cluster)
     chosen = choose_backend(backend, device, os.environ)
@@ -88,7 +91,7 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
         torch.cuda.set_device(device)
     store, prefix = None, ""
     if cluster.world_size > 1:
-        store, prefix = _open_group(cluster, chosen, timedelta(seconds=timeout))
+        store, prefix = _open_group(cluster, chosen, timedelta(seconds=seconds))
     _current = Membership(
         cluster=cluster, backend=chosen if store is not None else None, device=device, store=store, prefix=prefix
     )

@@ -10,10 +10,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from smddp.cluster.timeout import TIMEOUT_VARIABLE, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report
 from smddp.launch.torchrun import check_port, free_port
@@ -35,6 +36,7 @@ def run_local(
     master_addr: str | None = None,
     master_port: int | None = None,
     max_restarts: int = 0,
+    timeout: float | None = None,
     run_dir: str | Path | None = None,
     checkpoint_s3_uri: str | None = None,
 ) -> int:
@@ -52,6 +54,7 @@ def run_local(
         master_addr: The first node's address, with ``node_rank`` only.
         master_port: The first node's port; None takes a free one where all nodes run here.
         max_restarts: How often the ranks of all nodes start again, from the newest checkpoint, after one failed.
+        timeout: Seconds that a rank waits for the others in a collective. Default: ``SMDDP_TIMEOUT``, else 1800.
         run_dir: Where the run keeps its model, output and checkpoints; the same directory goes on where it
             stopped. Default: ``SMDDP_RUN_DIR``, else ``runs/<script's name>``.
         checkpoint_s3_uri: Where in S3 the checkpoints go instead. Default: ``SMDDP_CHECKPOINT_S3_URI``.
@@ -71,6 +74,8 @@ def run_local(
     check_port(master_port or 0)
     if max_restarts < 0:
         raise DistributedError(f"{max_restarts} restarts: give 0 or more.")
+    if timeout is not None:
+        check_timeout(timeout, f"A timeout of {timeout:g}")
     if node_rank is None and master_addr is not None:
         raise DistributedError("A master address is for the nodes of a real cluster: give the node rank as well.")
     if node_rank is not None:
@@ -84,6 +89,8 @@ def run_local(
     port = master_port or free_port()
     here = range(nodes) if node_rank is None else [node_rank]
     environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(here) * processes_per_node)
+    if timeout is not None:
+        environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
     earlier = failure_report.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
     agents = ChildProcesses()
 
@@ -127,7 +134,7 @@ def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> No
 
 def _environ(
     script: Path, run_dir: str | Path | None, checkpoint_s3_uri: str | None, *, ranks_here: int
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     environ = dict(os.environ)
     if checkpoint_s3_uri is not None:
         environ[CHECKPOINT_URI_VARIABLE] = checkpoint_s3_uri

@@ -48,6 +48,23 @@ def test_a_master_that_is_not_there_is_named(make_cluster: Callable[[int, int], 
     assert time.monotonic() - started < 20
 
 
+def test_the_environment_says_how_long_to_wait(
+    make_cluster: Callable[[int, int], Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMDDP_TIMEOUT", "0.4")
+    with pytest.raises(DistributedError, match=r"rank 0 waited 0\.4 s"):
+        join(make_cluster(0, 2))
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-3", "nan", "inf", "1e30"])
+def test_a_timeout_that_is_none_is_refused(
+    given: str, make_cluster: Callable[[int, int], Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMDDP_TIMEOUT", given)
+    with pytest.raises(DistributedError, match=f"SMDDP_TIMEOUT='{given}': a timeout is more than 0 and at most 1000"):
+        join(make_cluster(0, 1))
+
+
 def test_sagemakers_interface_is_used_where_the_user_set_none(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [(1, "lo"), (2, "eth0")]
     monkeypatch.setattr(smddp.distributed.membership.socket, "if_nameindex", lambda: names)

@@ -49,6 +49,12 @@ def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
 
 
 @pytest.mark.usefixtures("fork_python")
+def test_the_ranks_wait_as_long_as_the_run_says(start, script):
+    run = start("-m", "smddp.cli", "run", "--timeout", "600", script("print(os.environ['SMDDP_TIMEOUT'])"))
+    assert run.communicate(timeout=60)[0] == "600\n"
+
+
+@pytest.mark.usefixtures("fork_python")
 def test_one_node_of_a_real_cluster_runs_its_own_ranks_only(start, script):
     from smddp.launch.torchrun import free_port
 
@@ -66,6 +72,7 @@ def test_one_node_of_a_real_cluster_runs_its_own_ranks_only(start, script):
         ({"nodes": 2, "node_rank": 0}, "address and port"),
         ({"master_addr": "10.0.0.1"}, "give the node rank"),
         ({"master_port": -5}, "port -5 is no TCP port: give one from 1 to 65535"),
+        ({"timeout": 0.0}, "A timeout of 0: a timeout is more than 0"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options, message):
