@@ -16,10 +16,11 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.distributed.collectives import PeerFailedError
 from smddp.distributed.membership import Membership
+from smddp.distributed.store import NEWEST, PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,12 @@ _CAUSE_SECONDS = 3.0
 _HEED_SECONDS = 10.0
 
 _NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
+_NO_ANSWER = (
+    "Another rank did not come to a collective in time; is it slow, stopped or in another part of the script? "
+    "smddp run --timeout, or SMDDP_TIMEOUT, are the seconds to wait."
+)
 
+_TIMED_OUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MPI error", re.IGNORECASE)
 
 
@@ -44,6 +50,23 @@ def is_communication_error(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
+
+
+def publish(store: Store, report: str) -> str:
+    """Tell the ranks that met last in a store of a failure, for a rank that can't: it was killed.
+
+    Args:
+        store: The job's, without a prefix.
+        report: The reason.
+
+    Returns:
+        The first report of all.
+    """
+    job_store = PrefixStore(PREFIX, store)
+    if not job_store.check([NEWEST]):
+        return report  # they have not met, or their script has nothing to do with smddp
+    meeting = PrefixStore(bytes(job_store.get(NEWEST)).decode(), job_store)
+    return bytes(meeting.compare_set(_REPORT, "", report)).decode()
 
 
 class FirstFailure:
@@ -80,7 +103,7 @@ class FirstFailure:
             if self._known.wait(_CAUSE_SECONDS):
                 assert self._report is not None
                 return self._report
-            report = f"{_NO_CAUSE}\n{report}"
+            report = f"{_NO_ANSWER if _TIMED_OUT.search(report) else _NO_CAUSE}\n{report}"
         try:
             return bytes(self._store.compare_set(_REPORT, "", report)).decode()
         except RuntimeError as error:

@@ -24,6 +24,9 @@ from smddp.errors import DistributedError
 PREFIX = "smddp"
 """Of all keys that ranks write."""
 
+NEWEST = "meeting"
+"""Where the prefix of the last meeting stands, for who serves the store and is no rank."""
+
 _LOOK_SECONDS = 0.01
 
 
@@ -106,6 +109,7 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
     prefix = f"meeting/{secrets.token_hex(8)}"
     meeting = PrefixStore(prefix, store)
     meeting.set(_arrival(0), "")
+    store.set(NEWEST, prefix)
     missing = set(range(1, cluster.world_size))
     answered: dict[int, bytes] = {}
     deadline = time.monotonic() + timeout.total_seconds()

@@ -7,6 +7,9 @@ ends the ranks itself, through the four methods that torch documents for that ("
 If ranks may be restarted, the first failure of any node ends the round for all of them at once, by SIGKILL: whoever
 is left waits for a rank that is gone, and SIGTERM would only ask for a checkpoint that can't be agreed on. A stop is
 never restarted, and neither is a rank that ends resumable. Nor is a round's report the reason of a later one's end.
+
+A failure that ends the job is told to all nodes, over their lines, and to all ranks, as the first failure: they write
+why it ended, and do not wait for a rank that is gone until a collective's timeout.
 """
 
 from __future__ import annotations
@@ -14,8 +17,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -28,8 +29,10 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from smddp.launch.node_lines import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
-from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit
+from smddp.launch.reports import FailureFile, describe_exit, host_name, killed_by
+from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import stop_announced
 from smddp.process.output_lines import STDOUT
 from smddp.process.preemption import RESUMABLE
@@ -62,6 +65,14 @@ class Agent(SimpleElasticAgent):
         self._command = command
         self._processes = processes
         self._poll_seconds = poll_seconds
+        self._failure_file = FailureFile()
+        self._failure: JobFailure | None = None
+        self._is_reason = True
+
+    @property
+    def exit_code(self) -> int:
+        """The node's: that of the job's first failing rank if one ended the job, else that of the ranks here."""
+        return self._failure.code if self._failure is not None else exit_code(self._processes.exits)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         shared = {
@@ -100,6 +111,7 @@ class Agent(SimpleElasticAgent):
         grace = 0 if self._remaining_restarts > 0 else FAILURE_GRACE
         ended = self._processes.poll(self._poll_seconds, failure_grace=grace)
         told_to_stop = self._processes.told_to_stop or stop_announced(os.environ)
+        self._look_for_failure(worker_group, told_to_stop=told_to_stop)
         if not ended:
             if self._remaining_restarts == 0 or not self._round_ended_elsewhere():
                 return RunResult(state=WorkerState.HEALTHY)
@@ -108,16 +120,45 @@ class Agent(SimpleElasticAgent):
                 return RunResult(state=WorkerState.FAILED)
             logger.error("A rank of another node failed during the stop: no checkpoint can be agreed on.")
             self._processes.kill()
+        return self._result(worker_group, told_to_stop=told_to_stop)
+
+    def _result(self, worker_group: WorkerGroup, *, told_to_stop: bool) -> RunResult:
+        """How the round ended, all ranks having ended."""
         exits = {worker_group.workers[exited.index].global_rank: exited for exited in self._processes.exits}
         failures = {rank: _failure(exited) for rank, exited in exits.items() if exited.code != 0}
         is_stop = told_to_stop or any(exited.code == RESUMABLE for exited in exits.values())
         if self._remaining_restarts > 0 and (is_stop or not failures):
             self._remaining_restarts = 0
             self._node_rendezvous.set_closed()
+        if self._remaining_restarts == 0:
+            if self._failure is not None and self._is_reason:
+                self._failure_file.record(self._failure.report)
+            self._node_rendezvous.lines.part()
         # After a stop the other nodes may never come to the barrier in which an agent that succeeded awaits them.
-        if not failures and not told_to_stop:
+        if not failures and not told_to_stop and self._failure is None:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(exits))
         return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _look_for_failure(self, worker_group: WorkerGroup, *, told_to_stop: bool) -> None:
+        """Tell of a failure here that ends the job, and heed one of another node, once."""
+        lines = self._node_rendezvous.lines
+        if self._failure is None and lines.failure is None and self._remaining_restarts == 0 and not told_to_stop:
+            failed = next((exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)), None)
+            if failed is not None:
+                worker = worker_group.workers[failed.index]
+                how = describe_exit(
+                    failed.code, rank=worker.global_rank, world_size=worker.world_size, host=host_name()
+                )
+                report = self._node_rendezvous.tell_ranks(self._failure_file.read() or how)
+                self._failure = lines.settle(JobFailure(code=failed.code, report=report))
+                # Whoever reads the ranks' output knows more of one that ended by itself: its traceback.
+                self._is_reason = self._failure.report != how or killed_by(failed.code) is not None
+        if self._failure is None and lines.failure is not None:
+            self._failure = lines.failure
+            self._remaining_restarts = 0  # whoever told it had none left, or can't come to another round
+            logger.error("What failed first, on another node: %s", self._failure.report)
+            self._node_rendezvous.tell_ranks(self._failure.report)
+            self._processes.end(FAILURE_GRACE)
 
     def _round_ended_elsewhere(self) -> bool:
         try:
@@ -141,7 +182,9 @@ class Agent(SimpleElasticAgent):
             self._remaining_restarts,
             worker_group.spec.max_restarts,
         )
-        _forget_report()  # every node has ended its ranks before it comes to the next round
+        if (report := self._failure_file.read()) is not None:
+            logger.warning("The report of the round that ended: %s", report)
+            self._failure_file.forget()  # every node has ended its ranks before it comes to the next round
         super()._restart_workers(worker_group)
 
     # Between versions of torch these two differ in arguments that do not matter here.
@@ -161,18 +204,6 @@ def _defaults(local_world_size: int) -> dict[str, str]:
         if "OMP_NUM_THREADS" not in os.environ:
             logger.info("OMP_NUM_THREADS=%d: this machine's cores, shared by %d ranks.", threads, local_world_size)
     return defaults
-
-
-def _forget_report() -> None:
-    """Log what a rank of this round left as the job's reason, and remove it: it is none once the job goes on."""
-    run_dir = os.environ.get("SMDDP_RUN_DIR")
-    output_dir = os.environ.get("SM_OUTPUT_DIR") or (f"{run_dir}/output" if run_dir else None)
-    if output_dir is None:
-        return
-    report = Path(output_dir) / "failure"
-    with suppress(FileNotFoundError):  # nodes on one machine share it
-        logger.warning("The report of the round that ended: %s", report.read_text(encoding="utf-8"))
-        report.unlink()
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:

@@ -23,6 +23,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from smddp.distributed.first_failure import publish
+from smddp.launch.node_lines import NodeLines
+
 JOIN_SECONDS = 900.0
 """How long the first node waits for the last: torchrun's own default."""
 
@@ -41,11 +44,13 @@ class NodeRendezvous(RendezvousHandler):
         nodes: All nodes.
         address: The first node's, whose agent serves the store.
         port: Its port.
+        lines: Those of this node to the others: they are opened with the first round.
     """
 
-    def __init__(self, *, node: int, nodes: int, address: str, port: int) -> None:
+    def __init__(self, *, node: int, nodes: int, address: str, port: int, lines: NodeLines) -> None:
         self.number = -1
         """The round under way, from 0."""
+        self.lines = lines
         self._node = node
         self._nodes = nodes
         self._address = address
@@ -70,14 +75,18 @@ class NodeRendezvous(RendezvousHandler):
             store.set("begun", "")
             store.set(arrivals[self._node], "")
             while not store.check(arrivals):
+                if self.lines.failure is not None:
+                    raise RendezvousConnectionError(self.lines.failure.report)
                 if self.is_closed():
                     raise RendezvousClosedError("another node has ended already")
                 if time.monotonic() > deadline:
                     missing = [str(node) for node, arrival in enumerate(arrivals) if not store.check([arrival])]
                     raise RendezvousTimeoutError(f"node {', '.join(missing)} did not come within {seconds:.0f} s")
                 time.sleep(_LOOK_SECONDS)
+            if self.number < 0 and self._nodes > 1:
+                self._open_lines(store)
         except RuntimeError as error:
-            raise self._lost() from error
+            raise self.lost() from error
         self.number += 1
         return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(self._address, self._port))
 
@@ -90,7 +99,7 @@ class NodeRendezvous(RendezvousHandler):
         try:
             return bool(self._store_of(self.number + 1).check(["begun"]))
         except RuntimeError as error:
-            raise self._lost() from error
+            raise self.lost() from error
 
     def num_nodes_waiting(self) -> int:
         """Never any: torchrun would let such nodes in without counting a restart."""
@@ -105,7 +114,19 @@ class NodeRendezvous(RendezvousHandler):
         try:
             return bytes(self._store_of(self.number).compare_set("cause", "", cause)).decode()
         except RuntimeError as error:
-            raise self._lost() from error
+            raise self.lost() from error
+
+    def tell_ranks(self, report: str) -> str:
+        """Tell the ranks of all nodes of a failure; returns the report of the first, which may be a rank's own.
+
+        Raises:
+            RendezvousConnectionError: The first node was lost.
+        """
+        assert self._served is not None
+        try:
+            return publish(self._served, report)
+        except RuntimeError as error:
+            raise self.lost() from error
 
     def set_closed(self) -> None:
         """Come to no further round; other nodes need not wait."""
@@ -153,11 +174,27 @@ class NodeRendezvous(RendezvousHandler):
             multi_tenant=True,
         )
 
+    def _open_lines(self, store: Store) -> None:
+        if self._node == 0:
+            store.set("lines", str(self.lines.serve(self._address)))
+            if not self.lines.await_nodes(self._nodes, REJOIN_SECONDS):
+                raise RendezvousTimeoutError(f"not every node has connected within {REJOIN_SECONDS:.0f} s")
+            return
+        port = int(store.get("lines"))
+        try:
+            self.lines.connect(self._node, self._address, port, REJOIN_SECONDS)
+        except OSError as error:
+            raise RendezvousConnectionError(
+                f"the first node does not answer at {self._address}:{port} ({error}): the hosts of a job must reach "
+                "one another at any port"
+            ) from error
+
     def _store_of(self, number: int) -> Store:
         assert self._served is not None
         return PrefixStore(f"agents/{number}", self._served)
 
-    def _lost(self) -> RendezvousConnectionError:
+    def lost(self) -> RendezvousConnectionError:
+        """That the first node was lost."""
         return RendezvousConnectionError(
             f"the first node, {self._address}:{self._port}, was lost: its agent or its host has ended"
         )

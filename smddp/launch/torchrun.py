@@ -16,11 +16,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 from smddp.errors import DistributedError
+from smddp.launch.reports import host_name, tell_failure
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.preemption import RESUMABLE
 
@@ -59,21 +60,19 @@ def launch(node: Node, command: Sequence[str]) -> int:
     """Run ``command`` once per rank and wait for all of them.
 
     Returns:
-        0 if all succeeded, 75 if all failing ranks can be resumed, else the first failing rank's code.
+        0 if all succeeded, 75 if all failing ranks can be resumed, else the code of the job's first failing rank.
 
     Raises:
         DistributedError: The nodes did not find each other, or lost the first one.
     """
     ranks = ChildProcesses()
-    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
 
     def run_agent() -> None:
         try:
-            _run_agent(node, command, ranks)
+            outcome.put(_run_agent(node, command, ranks, outcome.put))
         except BaseException as error:
             outcome.put(error)
-        else:
-            outcome.put(None)
 
     def forward(signum: int, _frame: FrameType | None) -> None:
         if not ranks.forward(signum):
@@ -84,7 +83,9 @@ def launch(node: Node, command: Sequence[str]) -> int:
         signal.signal(signum, forward)
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
     threading.Thread(target=run_agent, daemon=True).start()
-    if (error := outcome.get()) is not None:
+    ended = outcome.get()
+    if isinstance(ended, BaseException):
+        error = ended
         failed = any(exited.code != 0 for exited in ranks.exits)
         ranks.kill()
         if not failed:
@@ -97,17 +98,23 @@ def launch(node: Node, command: Sequence[str]) -> int:
         if exited.code != 0:
             level = logging.INFO if exited.code == RESUMABLE else logging.ERROR
             logger.log(level, "Rank %d %s.", node.rank * node.processes + exited.index, exited)
-    return exit_code(ranks.exits)
+    return exit_code(ranks.exits) if isinstance(ended, BaseException) else ended
 
 
-def _run_agent(node: Node, command: Sequence[str], ranks: ChildProcesses) -> None:
+def _run_agent(
+    node: Node, command: Sequence[str], ranks: ChildProcesses, tell_lost: Callable[[BaseException], None]
+) -> int:
+    """Run the ranks, and return the node's exit code; tell, in another thread, that the first node was lost."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from smddp.launch.agent import Agent
+    from smddp.launch.node_lines import NodeLines
     from smddp.launch.rendezvous import NodeRendezvous
 
     port = node.master_port or free_port()
-    rendezvous = NodeRendezvous(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port)
+    # A store whose host is gone may never answer, and the agent with it.
+    lines = NodeLines(host=host_name(), lost_first=lambda: tell_lost(rendezvous.lost()))
+    rendezvous = NodeRendezvous(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port, lines=lines)
     spec = WorkerSpec(
         role="rank",
         local_world_size=node.processes,
@@ -118,9 +125,10 @@ def _run_agent(node: Node, command: Sequence[str], ranks: ChildProcesses) -> Non
         master_addr=node.master_addr,
         master_port=port,
     )
-    result = Agent(spec, rendezvous=rendezvous, command=command, processes=ranks, poll_seconds=POLL_SECONDS).run()
-    if not result.is_failed():
+    agent = Agent(spec, rendezvous=rendezvous, command=command, processes=ranks, poll_seconds=POLL_SECONDS)
+    if not agent.run().is_failed():
         rendezvous.part()
+    return agent.exit_code
 
 
 def free_port() -> int:
@@ -170,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return launch(node, [sys.executable, given.script, *given.arguments])
     except DistributedError as error:
-        logger.error("%s", error)
+        tell_failure(error)
         return 1
 
 

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 STOP_GRACE = 120.0
 """Seconds between SIGTERM and SIGKILL: those that SageMaker gives a container."""
 
-FAILURE_GRACE = 30.0
-"""Seconds that the others have to end once one of them failed."""
+FAILURE_GRACE = 25.0
+"""Seconds that the others have to end once one of them failed: with them, all is over within half a minute."""
 
 OUTPUT_SECONDS = 1.0
 """How long the rest of its output is waited for after a process ended: a daemon of its may hold it open."""
@@ -133,12 +133,18 @@ class ChildProcesses:
                 if grace == 0:
                     self.kill()
                 else:
-                    self._deadline = time.monotonic() + grace
-                    self._signal(signal.SIGTERM)
+                    self.end(grace)
             if self._deadline is not None and time.monotonic() > self._deadline and self._running:
                 logger.warning("%d processes outlived their grace: killing them.", len(self._running))
                 self._signal(signal.SIGKILL)
             return not self._running
+
+    def end(self, grace: float) -> None:
+        """Ask all to end, by SIGTERM; who has not ended within ``grace`` seconds, or an earlier grace, is killed."""
+        with self._lock:
+            deadline = time.monotonic() + grace
+            self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+            self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End whatever still runs, at once, and wait until it is gone."""

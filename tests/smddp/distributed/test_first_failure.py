@@ -55,6 +55,18 @@ def test_lost_contact_is_the_report_where_no_cause_comes(
     assert report == f"{first_failure._NO_CAUSE}\nConnection closed by peer"
 
 
+def test_a_timeout_is_not_told_as_a_rank_that_was_killed(
+    ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 0.3)
+    told = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete"
+    report = ranks[0].settle(told, lost_contact=True)
+    assert "did not come to a collective in time" in report
+    assert "SMDDP_TIMEOUT" in report
+    assert "killed" not in report
+    assert report.endswith(told)
+
+
 def test_a_failed_rank_stays_until_all_have_read_and_no_longer(
     memberships: list[Membership], ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:

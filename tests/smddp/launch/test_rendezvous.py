@@ -10,6 +10,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from smddp.launch import rendezvous as module
+from smddp.launch.node_lines import NodeLines
 from smddp.launch.rendezvous import NodeRendezvous
 from smddp.launch.torchrun import free_port
 
@@ -17,7 +18,8 @@ from smddp.launch.torchrun import free_port
 @pytest.fixture
 def nodes():
     port = free_port()
-    nodes = [NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port) for node in range(2)]
+    lines = [NodeLines(host=f"host-{node}", lost_first=lambda: None) for node in range(2)]
+    nodes = [NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port, lines=lines[node]) for node in range(2)]
     meet(nodes)
     return nodes
 

@@ -1,0 +1,170 @@
+"""Lines between the agents of a job: they tell which failure ends it, and that a node was lost.
+
+A line is a TCP connection of each node's agent to the first node's. That it breaks, without a word before, says that
+the agent or its host has ended. No node has to prove that it lives: the kernel answers for one that is merely slow, and
+a rank that is stopped in a debugger is no agent. A host that is gone answers nothing, and is missed after 20 seconds.
+
+Where several nodes fail, the first node settles which failure was the first, and tells all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_SETTLE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFailure:
+    """The failure that ends the job."""
+
+    code: int
+    """The exit code of the job."""
+    report: str
+    """The reason: who failed, and how."""
+
+
+class NodeLines:
+    """One node's lines: the first node's to all others, and every other's to the first.
+
+    Args:
+        host: This host's name.
+        lost_first: Called, in a thread, on any node but the first if that was lost.
+    """
+
+    def __init__(self, *, host: str, lost_first: Callable[[], None]) -> None:
+        self._host = host
+        self._lost_first = lost_first
+        self._lock = threading.Lock()
+        self._failure: JobFailure | None = None
+        self._settled = threading.Event()
+        self._lines: dict[int, socket.socket] = {}
+        self._connected = threading.Semaphore(0)
+        self._listener: socket.socket | None = None
+
+    @property
+    def failure(self) -> JobFailure | None:
+        """The failure that ends the job, once there is one."""
+        return self._failure
+
+    def serve(self, address: str) -> int:
+        """The first node: let the others connect.
+
+        Args:
+            address: The first node's, as the others know it.
+
+        Returns:
+            The port.
+        """
+        if address.startswith("127."):
+            self._listener = socket.create_server((address, 0))
+        elif socket.has_dualstack_ipv6():
+            self._listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            self._listener = socket.create_server(("", 0))
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        return int(self._listener.getsockname()[1])
+
+    def await_nodes(self, nodes: int, seconds: float) -> bool:
+        """The first node: whether all other nodes have connected before the time is over."""
+        return all(self._connected.acquire(timeout=seconds) for _ in range(nodes - 1))
+
+    def connect(self, node: int, address: str, port: int, seconds: float) -> None:
+        """Any other node: connect to the first.
+
+        Raises:
+            OSError: It does not answer.
+        """
+        line = socket.create_connection((address, port), timeout=seconds)
+        line.settimeout(None)
+        _keep_alive(line)
+        self._lines[0] = line
+        _send(line, {"node": node, "host": self._host})
+        threading.Thread(target=self._listen, args=(line,), daemon=True).start()
+
+    def settle(self, failure: JobFailure) -> JobFailure:
+        """Tell a failure that ends the job; returns the first one that was told."""
+        if self._listener is not None or not self._lines:
+            return self._decide(failure)
+        _send(self._lines[0], asdict(failure))
+        self._settled.wait(_SETTLE_SECONDS)
+        return self._failure or failure
+
+    def part(self) -> None:
+        """Say that the ranks of this node have ended: from now on its end is no loss."""
+        for line in list(self._lines.values()):
+            _send(line, {"parted": True})
+
+    def _decide(self, failure: JobFailure) -> JobFailure:
+        with self._lock:
+            if self._failure is None:
+                self._failure = failure
+                for line in list(self._lines.values()):
+                    _send(line, asdict(failure))
+            return self._failure
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            line, _ = listener.accept()
+            _keep_alive(line)
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        """On the first node: hear one other node until its end."""
+        parted = False
+        heard = _receive(line)
+        hello = next(heard, None)
+        if hello is None or "node" not in hello:
+            line.close()  # nobody of ours
+            return
+        with self._lock:
+            self._lines[hello["node"]] = line
+        self._connected.release()
+        for said in heard:
+            parted = parted or "parted" in said
+            if "report" in said:
+                self._decide(JobFailure(**said))
+        if not parted:
+            who = f"Node {hello['node']}, {hello['host']},"
+            self._decide(JobFailure(code=1, report=f"{who} was lost: its agent was killed, or its host has ended."))
+
+    def _listen(self, line: socket.socket) -> None:
+        """On any other node: hear the first until its end."""
+        parted = False
+        for said in _receive(line):
+            parted = parted or "parted" in said
+            if "report" in said:
+                self._failure = JobFailure(**said)
+                self._settled.set()
+        if not parted:
+            self._lost_first()
+
+
+def _keep_alive(line: socket.socket) -> None:
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        line.setsockopt(socket.IPPROTO_TCP, option, value)
+    # Keepalive is silent while something sent waits for an acknowledgement.
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+
+
+def _send(line: socket.socket, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # who listens there hears of the end
+        line.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(line: socket.socket) -> Any:
+    """The other end's messages, until it has ended."""
+    with suppress(OSError, ValueError), line.makefile("rb") as file:
+        for text in file:
+            yield json.loads(text)

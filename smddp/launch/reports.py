@@ -1,0 +1,98 @@
+"""What launchers leave in ``output/failure``: that a rank was killed, which can't say so itself, or a host was lost.
+
+What a rank has written itself knows better, and stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+
+from smddp.errors import DistributedError
+from smddp.job import failure_report
+
+logger = logging.getLogger(__name__)
+
+
+class FailureFile:
+    """The job's failure file on this host, from when it is made; where nothing says where that is, there is none."""
+
+    def __init__(self) -> None:
+        self._output_dir = _output_dir()
+        self._earlier = self._find()
+
+    def read(self) -> str | None:
+        """What a rank has written since; None if nothing."""
+        if self._output_dir is None or self._find() in (None, self._earlier):
+            return None
+        try:
+            return (self._output_dir / "failure").read_text(encoding="utf-8")
+        except FileNotFoundError:  # hosts on one machine share it
+            return None
+
+    def record(self, report: str) -> None:
+        """Write it, unless a rank has."""
+        if self._output_dir is not None and self.read() is None:
+            _record(self._output_dir, report)
+
+    def forget(self) -> None:
+        """Remove what was written: the job goes on."""
+        if self._output_dir is not None:
+            (self._output_dir / "failure").unlink(missing_ok=True)
+
+    def _find(self) -> tuple[int, int] | None:
+        return None if self._output_dir is None else failure_report.find(self._output_dir)
+
+
+def tell_failure(error: DistributedError) -> None:
+    """Log it, and leave it as the job's reason on this host: ranks that lost their peers only know that.
+
+    Args:
+        error: What happened to another host.
+    """
+    logger.error("%s", error)
+    if (output_dir := _output_dir()) is not None:
+        _record(output_dir, str(error))
+
+
+def describe_exit(code: int, *, rank: int, world_size: int, host: str) -> str:
+    """How a rank ended.
+
+    Args:
+        code: Its exit code as a shell sees it: 128 + n if signal n killed it.
+        rank: Which.
+        world_size: Of how many.
+        host: Where.
+    """
+    who = f"Rank {rank} of {world_size} on {host}"
+    name = killed_by(code)
+    if name is None:
+        return f"{who} ended with code {code}, and said no reason."
+    hint = ", often because the host ran out of memory" if name == "SIGKILL" else ""
+    return f"{who} was killed by {name}{hint}."
+
+
+def killed_by(code: int) -> str | None:
+    """The name of the signal that killed a process with this exit code; None if it ended by itself."""
+    return signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else None
+
+
+def host_name() -> str:
+    """This host's name in the job."""
+    return os.environ.get("SM_CURRENT_HOST") or socket.gethostname()
+
+
+def _output_dir() -> Path | None:
+    run_dir = os.environ.get("SMDDP_RUN_DIR")
+    output_dir = os.environ.get("SM_OUTPUT_DIR") or (f"{run_dir}/output" if run_dir else None)
+    return None if output_dir is None else Path(output_dir)
+
+
+def _record(output_dir: Path, report: str) -> None:
+    try:
+        failure_report.record(output_dir, report)
+    except OSError as error:  # the exit code still tells
+        logger.error("The failure could not be written to %s: %s", output_dir, error)

@@ -1,0 +1,107 @@
+"""A rank that is killed, and a node that is lost, end all nodes soon, each with the reason in its failure file."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from smddp.launch.torchrun import free_port
+
+pytestmark = pytest.mark.usefixtures("fork_python")
+
+ASLEEP = """
+import os, time
+import smddp
+from smddp.distributed import first_failure
+
+def main(job):
+    print(job.cluster.rank, os.getpid(), flush=True)
+    time.sleep(600)  # in no collective: contact is not lost by itself
+
+first_failure._HEED_SECONDS = 0.5
+smddp.run(main)
+"""
+
+WITHOUT_SMDDP = "import os, time; print(os.environ['RANK'], os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def two_nodes(start, tmp_path, monkeypatch):
+    """Starts a script on two nodes of two ranks, each with a directory of its own; gives agents and ranks' IDs."""
+
+    def start_two(text, *options):
+        (tmp_path / "train.py").write_text(text)
+        port = str(free_port())
+        words = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+        agents = []
+        for node in range(2):
+            monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / f"host-{node}"))
+            monkeypatch.setenv("SM_CURRENT_HOST", f"algo-{node + 1}") if "smddp.run" not in text else None
+            agents.append(
+                start("-m", "smddp.launch.torchrun", *words, "--node-rank", str(node), *options, tmp_path / "train.py")
+            )
+        ranks = dict(map(int, agent.stdout.readline().split()) for agent in agents for _ in range(2))
+        return agents, ranks
+
+    return start_two
+
+
+def reports(directory):
+    return [(directory / f"host-{node}" / "output" / "failure").read_text() for node in range(2)]
+
+
+@pytest.mark.parametrize("text", [ASLEEP, WITHOUT_SMDDP], ids=["smddp.run", "a script alone"])
+def test_a_killed_rank_ends_all_nodes_and_is_the_reason_on_each(two_nodes, tmp_path, text):
+    agents, ranks = two_nodes(text)
+    os.kill(ranks[3], signal.SIGKILL)
+    began = time.monotonic()
+    logs = [agent.communicate(timeout=60)[1] for agent in agents]
+    assert time.monotonic() - began < 30
+    assert [agent.returncode for agent in agents] == [137, 137], logs
+    for report in reports(tmp_path):
+        assert re.match(r"Rank 3 of 4 on \S+ was killed by SIGKILL, often because the host ran out of memory", report)
+
+
+def test_a_node_that_is_lost_ends_the_others_with_its_name(two_nodes, tmp_path):
+    agents, ranks = two_nodes(WITHOUT_SMDDP)
+    agents[1].kill()
+    began = time.monotonic()
+    log = agents[0].communicate(timeout=60)[1]
+    assert time.monotonic() - began < 30
+    assert agents[0].returncode == 1, log
+    assert (tmp_path / "host-0" / "output" / "failure").read_text().startswith("Node 1, algo-2, was lost")
+    for rank in (ranks[2], ranks[3]):  # of an agent that was killed
+        os.kill(rank, signal.SIGKILL)
+
+
+def test_a_rank_that_is_stopped_in_a_debugger_is_not_lost(two_nodes):
+    agents, ranks = two_nodes(WITHOUT_SMDDP)
+    os.kill(ranks[3], signal.SIGSTOP)
+    time.sleep(2)
+    assert [agent.poll() for agent in agents] == [None, None]
+    for agent in agents:
+        agent.send_signal(signal.SIGTERM)
+    os.kill(ranks[3], signal.SIGCONT)
+    assert [agent.wait(timeout=30) for agent in agents] == [143, 143]
+
+
+def test_a_rank_s_own_reason_is_everybody_s(two_nodes, tmp_path):
+    text = ASLEEP.replace("time.sleep(600)", "time.sleep(600) if job.cluster.rank != 2 else int('twelve')")
+    agents, _ = two_nodes(text)
+    logs = [agent.communicate(timeout=60)[1] for agent in agents]
+    assert [agent.returncode for agent in agents] == [1, 1], logs
+    for report in reports(tmp_path):
+        assert report.startswith("ValueError: invalid literal for int() with base 10: 'twelve' (rank 2 of 4 on ")
+
+
+def test_the_reason_of_one_rank_alone_is_how_it_was_killed(start, script, tmp_path):
+    run = start("-m", "smddp.cli", "run", script("os.kill(os.getpid(), signal.SIGSEGV)"))
+    _, log = run.communicate(timeout=60)
+    assert run.returncode == 139
+    report = (tmp_path / "runs" / "train" / "output" / "failure").read_text()
+    assert re.match(r"Rank 0 of 1 on \S+ was killed by SIGSEGV", report)
+    assert report in log.rpartition("What failed first:")[2]

@@ -1,0 +1,82 @@
+"""The lines between agents, with all nodes in this process."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+
+from smddp.launch.node_lines import JobFailure, NodeLines
+
+KILLED = JobFailure(code=137, report="Rank 1 was killed")
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def losses():
+    return []
+
+
+@pytest.fixture
+def nodes(losses):
+    nodes = [NodeLines(host=f"host-{node}", lost_first=lambda node=node: losses.append(node)) for node in range(3)]
+    port = nodes[0].serve("127.0.0.1")
+    for node in (1, 2):
+        nodes[node].connect(node, "127.0.0.1", port, 10.0)
+    assert nodes[0].await_nodes(3, 10.0)
+    return nodes
+
+
+def end(lines):
+    """What the kernel does when an agent ends."""
+    for line in lines._lines.values():
+        with suppress(OSError):  # the other end has ended
+            line.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_first_failure_is_settled_for_all_nodes(nodes):
+    assert nodes[1].settle(KILLED) == KILLED
+    assert nodes[2].settle(JobFailure(code=1, report="an echo")) == KILLED
+    assert nodes[0].settle(JobFailure(code=2, report="another echo")) == KILLED
+    wait_for(lambda: all(node.failure == KILLED for node in nodes))
+
+
+def test_a_node_that_is_lost_is_told_to_the_others_by_its_name(nodes):
+    end(nodes[1])
+    wait_for(lambda: nodes[2].failure is not None)
+    assert nodes[0].failure == nodes[2].failure
+    assert nodes[2].failure.report.startswith("Node 1, host-1, was lost: its agent was killed, or its host has ended")
+
+
+def test_the_loss_of_the_first_node_is_told_to_its_callers(nodes, losses):
+    end(nodes[0])
+    wait_for(lambda: sorted(losses) == [1, 2])
+
+
+def test_who_parted_is_not_lost(nodes, losses):
+    for node in nodes:
+        node.part()
+    for node in nodes:
+        end(node)
+    time.sleep(0.2)
+    assert (losses, [node.failure for node in nodes]) == ([], [None] * 3)
+
+
+def test_whoever_connects_and_is_no_node_is_not_counted():
+    lines = NodeLines(host="host-0", lost_first=lambda: None)
+    with socket.create_connection(("127.0.0.1", lines.serve("127.0.0.1"))) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert not lines.await_nodes(2, 0.3)
+    assert lines.failure is None
+
+
+def test_one_node_settles_alone():
+    assert NodeLines(host="host-0", lost_first=lambda: None).settle(KILLED) == KILLED
