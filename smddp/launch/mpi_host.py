@@ -19,7 +19,8 @@ from pathlib import Path
 from types import FrameType
 
 from smddp.errors import DistributedError
-from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback, tell_failure
+from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback
+from smddp.launch.reports import FailureFile, tell_failure
 from smddp.process.preemption import RESUMABLE
 from smddp.process.process_tree import adopt_orphans, find_ranks
 
@@ -59,9 +60,12 @@ def serve(first: str) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, remember)
+    failure_file = FailureFile()
     try:
-        code = _await_end(line, sshd.pid, first, stops)
+        code, reason = _await_end(line, sshd.pid, first, stops)
         _await_ranks()
+        if reason:
+            failure_file.record(reason)
     finally:
         _send(signal.SIGKILL)
         sshd.terminate()
@@ -78,8 +82,12 @@ def _send(signum: int) -> bool:
     return bool(ranks)
 
 
-def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> int:
-    """Read the line until the other end lets go of it; tell the ranks of each stop, once there are any."""
+def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> tuple[int, str]:
+    """Read the line until the other end lets go of it; tell the ranks of each stop, once there are any.
+
+    Returns:
+        The exit code, and the reason if a rank was killed.
+    """
     said = b""
     told = 0
     deadline = time.monotonic() + WAIT_SECONDS
@@ -100,12 +108,13 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> int:
                 if ended[0] == sshd:
                     raise DistributedError("sshd has ended; what it says stands above. Is port 22 free on this host?")
         time.sleep(_LOOK_SECONDS)
-    words = said.split()
-    if len(words) < 2 and stops:
+    last = said.decode().splitlines()[-1]
+    if last == "begun" and stops:
         raise SystemExit(128 + stops[-1])  # told of it as well, the first host ends without a word before mpirun runs
-    if len(words) < 2:
+    if last == "begun":
         raise DistributedError(f"{first}, which runs mpirun, was lost: its container or its host has ended.")
-    return int(words[-1])
+    code, _, reason = last.partition(" ")
+    return int(code), reason
 
 
 def _await_ranks() -> None:

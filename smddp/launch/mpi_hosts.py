@@ -8,16 +8,13 @@ remote command: those go through a shell there.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from smddp.errors import DistributedError
-from smddp.job.failure_report import record
 
 logger = logging.getLogger(__name__)
 
@@ -73,23 +70,12 @@ class SshConnection:
         """Whether the host is still there."""
         return self._ssh.poll() is None
 
-    def close(self, code: int) -> None:
-        """Tell the host how the job ended."""
+    def close(self, code: int, reason: str = "") -> None:
+        """Tell the host how the job ended: the code, and the reason if a rank was killed, in one line."""
         with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._ssh.communicate(f"{code}\n".encode(), timeout=_FAREWELL_SECONDS)
+            self._ssh.communicate(f"{code} {reason}\n".encode(), timeout=_FAREWELL_SECONDS)
         self._ssh.kill()
         self._ssh.wait()
-
-
-def tell_failure(error: DistributedError) -> None:
-    """Log it, and leave it as the job's reason on this host: ranks that lost their peers only know that.
-
-    Args:
-        error: What happened to another host.
-    """
-    logger.error("%s", error)
-    if "SM_OUTPUT_DIR" in os.environ:
-        record(Path(os.environ["SM_OUTPUT_DIR"]), str(error))
 
 
 def refuse_loopback(host: str) -> None:

@@ -11,18 +11,26 @@ import argparse
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from smddp.errors import DistributedError
-from smddp.launch.mpi_hosts import SSH, SshConnection, connect, tell_failure
+from smddp.launch.mpi_hosts import SSH, SshConnection, connect
+from smddp.launch.reports import FailureFile, describe_exit, tell_failure
+from smddp.process.children import OUTPUT_SECONDS
+from smddp.process.output_lines import STDERR, copy_lines
 from smddp.process.process_tree import find_ranks
+
+_KILLED = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+"""What mpirun says of a rank that was killed, and of no other."""
 
 _LOOK_SECONDS = 0.2
 _LOST_SECONDS = 5.0
@@ -60,11 +68,12 @@ def mpirun_command(
     return [*mpirun, "--allow-run-as-root", *options, *command]
 
 
-def launch(command: Sequence[str], *, others: Sequence[str] = ()) -> int:
+def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) -> int:
     """Run an mpirun command line and wait for it, forwarding SIGTERM and SIGINT to the ranks on this host.
 
     Args:
         command: The command line.
+        ranks: How many it starts.
         others: The other hosts that it starts ranks on.
 
     Returns:
@@ -77,25 +86,41 @@ def launch(command: Sequence[str], *, others: Sequence[str] = ()) -> int:
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
     connections = connect(others)
     mpirun: subprocess.Popen[bytes] | None = None
+    stops: list[int] = []
     early: list[int] = []
 
     def forward(signum: int, _frame: FrameType | None) -> None:
+        stops.append(signum)
         if mpirun is None:
             early.append(signum)
         else:
             _signal_ranks(mpirun.pid, signum)
 
+    failure_file = FailureFile()
+    killed: list[str] = []
+
+    def heed(lines: bytes) -> None:
+        for rank, host, signum in _KILLED.findall(lines):
+            killed.append(describe_exit(128 + int(signum), rank=int(rank), world_size=ranks, host=host.decode()))
+
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)
-    mpirun = subprocess.Popen(command)
+    mpirun = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert mpirun.stderr is not None
+    copy = threading.Thread(target=copy_lines, args=(mpirun.stderr.fileno(), STDERR, heed), daemon=True)
+    copy.start()
     for missed in early:
         _signal_ranks(mpirun.pid, missed)
     lost = _await(mpirun, connections)
+    copy.join(OUTPUT_SECONDS)
     code = mpirun.returncode if mpirun.returncode >= 0 else 128 - mpirun.returncode
+    reason = killed[0] if killed and code != 0 and not lost and not stops else ""
     for connection in connections:
-        connection.close(code or int(bool(lost)))
+        connection.close(code or int(bool(lost)), reason)
     if lost:
         raise DistributedError(f"{' and '.join(lost)} was lost: its container or its host has ended.")
+    if reason:
+        failure_file.record(reason)
     return code
 
 
@@ -153,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interface=given.interface,
     )
     try:
-        return launch(command, others=given.hosts[1:])
+        return launch(command, ranks=given.processes * max(len(given.hosts), 1), others=given.hosts[1:])
     except DistributedError as error:
         tell_failure(error)
         return 1

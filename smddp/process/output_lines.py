@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Callable
 from contextlib import suppress
 
 STDOUT, STDERR = 1, 2
@@ -16,14 +17,20 @@ PARTIAL_SECONDS = 0.2
 """How long the start of a line is held back: a prompt, or a progress bar without an end."""
 
 
-def copy_lines(source: int, target: int) -> None:
-    """Copy from one file descriptor to another until the end, each line by one write as soon as it is whole."""
+def copy_lines(source: int, target: int, heed: Callable[[bytes], None] | None = None) -> None:
+    """Copy from one file descriptor to another until the end, each line by one write as soon as it is whole.
+
+    Args:
+        source: Read from it.
+        target: Write to it.
+        heed: Called with what is written: whole lines, or the start of one that was held back long enough.
+    """
     poller = select.poll()
     poller.register(source, select.POLLIN)
     kept = b""
     while True:
         if kept and not poller.poll(PARTIAL_SECONDS * 1000):
-            _write_lines(target, kept)
+            _write_lines(target, kept, heed)
             kept = b""
         chunk = os.read(source, 65536)
         if not chunk:
@@ -31,13 +38,15 @@ def copy_lines(source: int, target: int) -> None:
         kept += chunk
         end = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
         if end:
-            _write_lines(target, kept[:end])
+            _write_lines(target, kept[:end], heed)
             kept = kept[end:]
-    _write_lines(target, kept)
+    _write_lines(target, kept, heed)
 
 
-def _write_lines(target: int, data: bytes) -> None:
+def _write_lines(target: int, data: bytes, heed: Callable[[bytes], None] | None) -> None:
     """Write in pieces that end with a line and that the kernel does not mix with another process's."""
+    if heed is not None:
+        heed(data)
     while data:
         end = len(data) if len(data) <= select.PIPE_BUF else data.rfind(b"\n", 0, select.PIPE_BUF) + 1
         piece, data = data[: end or select.PIPE_BUF], data[end or select.PIPE_BUF :]

@@ -75,3 +75,17 @@ def test_a_first_host_that_ends_without_a_word_is_lost_unless_a_stop_came(host, 
     os.close(end)
     assert host.wait(timeout=30) == code
     assert ("algo-1, which runs mpirun, was lost" in host.stderr.read()) is not stop
+
+
+def test_a_rank_that_was_killed_elsewhere_is_the_reason_here_too(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "output"))
+    (tmp_path / "output").mkdir()
+    (tmp_path / "sshd").write_text("#!/bin/sh\nsleep 300\n")
+    (tmp_path / "sshd").chmod(0o700)
+    host = start("-c", SERVE)
+    await_that((tmp_path / "line").is_fifo)
+    end = begin(tmp_path / "line")
+    os.write(end, b"137 Rank 1 of 2 on algo-1 was killed by SIGKILL.\n")
+    os.close(end)
+    assert host.wait(timeout=30) == 137
+    assert (tmp_path / "output" / "failure").read_text() == "Rank 1 of 2 on algo-1 was killed by SIGKILL."

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ def test_the_user_s_options_come_last_and_before_the_program():
 
 def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
     with pytest.raises(DistributedError, match="install OpenMPI"):
-        launch(["no-such-mpirun"])
+        launch(["no-such-mpirun"], ranks=1)
 
 
 def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
@@ -55,6 +56,14 @@ class TestRanks:
         path = script("if rank == 1: os.kill(os.getpid(), 9)\nwait(); sys.exit(5)")
         process = start("-m", "smddp.launch.mpirun", "--processes", "2", path)
         assert process.wait(timeout=30) == 137
+
+    def test_a_killed_rank_is_the_reason(self, start, script, tmp_path, monkeypatch):
+        monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
+        path = script("if rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)")
+        process = start("-m", "smddp.launch.mpirun", "--processes", "2", path)
+        _, log = process.communicate(timeout=30)
+        assert "exited on signal 9" in log
+        assert re.match(r"Rank 1 of 2 on \S+ was killed by SIGKILL", (tmp_path / "failure").read_text())
 
     def test_options_and_arguments_reach_mpirun_and_the_script(self, start, script):
         path = script("print(sys.argv[1:], os.environ['NAME'])")
