@@ -49,7 +49,8 @@ class Cluster:
     master_port: int
     """The port there, 1 to 65535."""
     launcher: str
-    """What started the ranks: "torchrun", "mpi", "slurm", "openpai", "sagemaker", or "single" for none."""
+    """What started the ranks: "torchrun", "mpi", "slurm", "openpai", "sagemaker", or "single" for none; or
+    "torch.distributed" where the script's own process group tells the ranks."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """For each field the variable, with its value, that decided it, or ``default: why``."""
 

@@ -1,6 +1,8 @@
 """Joining the process group, and leaving it: the one place that starts and ends ``torch.distributed``.
 
-A job of one process joins nothing: it has a device, and no group and no store.
+A job of one process has a group of one, so that a script may use ``torch.distributed`` whatever the number of ranks;
+nothing here reduces over it, and it has no store that others could reach. A group that the script has made before is
+joined as it is, and never ended here: ``smddp.distributed.adoption``.
 """
 
 from __future__ import annotations
@@ -8,16 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
 from smddp.cluster.timeout import check_timeout, read_timeout
+from smddp.distributed import adoption
 from smddp.distributed.backend import choose_backend
 from smddp.distributed.device import CPU, rank_device
 from smddp.distributed.gloo_drain import drain_gloo
@@ -27,6 +32,7 @@ from smddp.errors import DistributedError
 logger = logging.getLogger(__name__)
 
 _FAREWELL_SECONDS = 30.0
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +42,8 @@ class Membership:
     cluster: Cluster
     """Who it is, among whom."""
 
-    backend: str | None
-    """The process group's backend, as PyTorch writes it; None for a job of one process, which has no group."""
+    backend: str
+    """The process group's backend, as PyTorch writes it."""
 
     device: torch.device
     """The device to compute on: the GPU of the local rank, or the CPU."""
@@ -45,13 +51,17 @@ class Membership:
     store: Store | None
     """The key-value store that all ranks see, under ``prefix``; None for a job of one process."""
 
+    is_adopted: bool = False
+    """Whether the script made the process group before it joined; then it stays when the rank leaves."""
+
     prefix: str = ""
     """That of the keys in ``store``: of this joining, and of no earlier one in the same store."""
 
     @property
     def control_device(self) -> torch.device:
         """Where the small tensors live by which ranks agree: the CPU, unless the backend only knows CUDA."""
-        return self.device if self.backend == "smddp" else CPU
+        only_cuda = self.backend == "smddp" or (":" in self.backend and "cpu:" not in self.backend)
+        return self.device if only_cuda else CPU
 
     def connect(self, timeout: timedelta) -> Store | None:
         """A connection of its own to ``store``, for a thread."""
@@ -69,39 +79,35 @@ def current_membership() -> Membership | None:
 def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout: float | None = None) -> Membership:
     """Joins the job's process group, so that ``torch.distributed`` and ``DistributedDataParallel`` can be used.
 
+    If the script has called ``torch.distributed.init_process_group``, that group is the job's, with its backend, ranks
+    and timeout.
+
     Args:
         cluster: Where this process is; detected from the environment if None.
         backend: nccl, gloo, mpi or smddp; None chooses nccl for GPUs (with gloo for CPU tensors) and gloo without.
         timeout: Seconds to wait for the other ranks, now and in each collective; None is SMDDP_TIMEOUT, or 1800.
 
     Raises:
-        DistributedError: If this process has joined already, the timeout is no time, backend and device do not fit, or
-            ranks are missing.
+        DistributedError: If this process has joined already, the timeout is no time, backend and device do not fit,
+            the cluster and the script's own process group contradict each other, or ranks are missing.
     """
     global _current
-    if _current is not None or dist.is_initialized():
+    if _current is not None:
         raise DistributedError(
             "this process has joined a process group already; call smddp.leave() before joining again"
         )
     seconds = read_timeout(os.environ) if timeout is None else check_timeout(timeout, f"timeout={timeout!r}")
-    cluster = cluster or Cluster.detect()
-    device = rank_device(cluster)
-    chosen = choose_backend(backend, device, os.environ)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    store, prefix = None, ""
-    if cluster.world_size > 1:
-        store, prefix = _open_group(cluster, chosen, timedelta(seconds=seconds))
-    _current = Membership(
-        cluster=cluster, backend=chosen if store is not None else None, device=device, store=store, prefix=prefix
-    )
-    if cluster.is_main:
+    if dist.is_initialized():
+        _current = _adopt(cluster, backend, timedelta(seconds=seconds))
+    else:
+        _current = _open(cluster or Cluster.detect(), backend, timedelta(seconds=seconds))
+    if _current.cluster.is_main:
         logger.info(
-            "training on %d %s of %d host(s), %s",
-            cluster.world_size,
-            "GPU(s)" if device.type == "cuda" else "CPU process(es), as PyTorch sees no GPU,",
-            cluster.node_count,
-            f"backend {chosen}" if store is not None else "without a process group",
+            "training on %d %s of %d host(s), backend %s",
+            _current.cluster.world_size,
+            "GPU(s)" if _current.device.type == "cuda" else "CPU process(es), as PyTorch sees no GPU,",
+            _current.cluster.node_count,
+            _current.backend,
         )
     return _current
 
@@ -120,27 +126,75 @@ def leave(*, together: bool = False) -> None:
     """
     global _current
     membership, _current = _current, None
-    if membership is None or membership.store is None:
+    if membership is None:
         return
-    drain_gloo()
-    dist.destroy_process_group()
-    _say_farewell(membership.cluster, membership.store, together=together)
+    if not membership.is_adopted and dist.is_initialized():  # a script may have ended it
+        drain_gloo()
+        dist.destroy_process_group()
+    if membership.store is not None:
+        _say_farewell(membership.cluster, membership.store, together=together)
 
 
-def _open_group(cluster: Cluster, backend: str, timeout: timedelta) -> tuple[Store, str]:
+def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membership:
+    device = rank_device(cluster)
+    # A job may ask for smddp, which is for the gradients of several.
+    chosen = choose_backend(backend, device, os.environ if cluster.world_size > 1 else {})
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if cluster.world_size == 1:
+        with _on_loopback():
+            _init_group(chosen, HashStore(), cluster, timeout)
+        return Membership(cluster=cluster, backend=chosen, device=device, store=None)
     for name, value in interface_settings(os.environ).items():
         os.environ[name] = value
         logger.info("set %s=%s, the network interface that SageMaker names", name, value)
     job_store = connect(cluster, timeout, os.environ, serve=True)
     prefix = meet(job_store, cluster, timeout)
     store = PrefixStore(prefix, job_store)
+    _init_group(chosen, store, cluster, timeout)
+    return Membership(cluster=cluster, backend=chosen, device=device, store=store, prefix=f"{PREFIX}/{prefix}")
+
+
+def _init_group(backend: str, store: Store, cluster: Cluster, timeout: timedelta) -> None:
     try:
         dist.init_process_group(backend, store=store, rank=cluster.rank, world_size=cluster.world_size, timeout=timeout)
     except RuntimeError as error:
         raise DistributedError(
             f"rank {cluster.rank} on {cluster.host} could not open the process group with backend {backend}: {error}"
         ) from error
-    return store, f"{PREFIX}/{prefix}"
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let gloo, which listens even for one process, do so where no other host can reach it."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback is None or _GLOO_INTERFACE in os.environ:
+        yield
+        return
+    os.environ[_GLOO_INTERFACE] = loopback
+    try:
+        yield
+    finally:
+        del os.environ[_GLOO_INTERFACE]
+
+
+def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> Membership:
+    """Take part in the process group that the script has made."""
+    config = dist.get_backend_config()
+    backends = {part.rpartition(":")[2] for part in config.split(",")}
+    if backend is not None and backend not in backends:
+        raise DistributedError(
+            f"backend={backend!r}, but the script has made a process group with {config}; leave one of them out"
+        )
+    group = adoption.read_group(cluster, timeout)
+    if group.cluster.world_size == 1:
+        store, prefix = None, ""
+    else:
+        store, prefix = group.store, group.prefix
+    device = rank_device(group.cluster) if "cuda:" in config else CPU
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return Membership(cluster=group.cluster, backend=config, device=device, store=store, prefix=prefix, is_adopted=True)
 
 
 def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -156,7 +210,7 @@ def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:
             ", ".join(present),
         )
         return {}
-    return {name: interface for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name not in environ}
+    return {name: interface for name in (_GLOO_INTERFACE, "NCCL_SOCKET_IFNAME") if name not in environ}
 
 
 def _say_farewell(cluster: Cluster, store: Store, *, together: bool) -> None:

@@ -63,6 +63,13 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
     return PrefixStore(PREFIX, store)
 
 
+def innermost(store: Store) -> Store:
+    """The store itself, below its prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 def connect_again(store: Store, prefix: str, timeout: timedelta) -> Store:
     """A connection of its own to a store, for a thread: while one waits in a TCPStore, another one can't use it.
 
@@ -71,8 +78,7 @@ def connect_again(store: Store, prefix: str, timeout: timedelta) -> Store:
         prefix: That of the new one's keys, the whole of it.
         timeout: How long to wait for the server, and for keys.
     """
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
+    store = innermost(store)
     if isinstance(store, TCPStore):
         store = TCPStore(store.host, store.port, is_master=False, timeout=timeout, wait_for_workers=False)
     return PrefixStore(prefix, store)

@@ -20,6 +20,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from smddp.checkpoint import Checkpointer
@@ -69,7 +70,8 @@ def _run(main: Callable[..., None]) -> int:
     job: Job | None = None
     with ExitStack() as watching:
         try:
-            cluster = Cluster.detect()
+            adopted = join() if dist.is_initialized() else None
+            cluster = adopted.cluster if adopted is not None else Cluster.detect()
             _set_up_logging(cluster)
             job = Job.detect(cluster=cluster)
             arguments, job = _arguments(main, job)
@@ -77,7 +79,7 @@ def _run(main: Callable[..., None]) -> int:
             earlier = failure_report.find(job.output_dir)
             late = partial(_end_late, job, cluster)
             watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
-            membership = join(cluster)
+            membership = adopted or join(cluster)
         except Exception as error:
             # What a user got wrong is said by its message; its place in our code would only bury that.
             logger.critical("the job could not begin: %s", error, exc_info=not isinstance(error, SmddpError))

@@ -17,6 +17,7 @@ All ranks must run the same loop: everything but ``log`` is for every rank, the 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -111,6 +112,7 @@ class Trainer:
         _check_positive(accumulate=accumulate, clip_norm=clip_norm, log_every=log_every)
         self._membership = current_membership() or join(job.cluster)
         self._cluster = self._membership.cluster
+        job = dataclasses.replace(job, cluster=self._cluster)  # a process group of the script's own may know more
         self._job = job if name is None else job.part(name)
 
         self.module = underlying_module(model)

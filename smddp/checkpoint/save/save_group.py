@@ -78,7 +78,13 @@ def _cluster(ranks: Ranks) -> Cluster | None:
 def _join(ranks: Ranks, cluster: Cluster) -> Store:
     """Connect to the store in which the job's ranks met: rank 0's, or that of its host's torchrun."""
     connected: list[Store] = []
-    ranks.on_each(lambda: connected.append(connect(cluster, _CONNECT, os.environ, serve=False)))
+    membership = current_membership()
+
+    def open_store() -> None:
+        store = None if membership is None else membership.connect(_CONNECT)
+        connected.append(store or connect(cluster, _CONNECT, os.environ, serve=False))
+
+    ranks.on_each(open_store)
     return connected[0]
 
 

@@ -1,9 +1,13 @@
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import smddp.distributed.membership
 from smddp.cluster import Cluster
@@ -18,13 +22,51 @@ def _leave() -> Iterator[None]:
     leave()
 
 
-def test_one_process_joins_without_a_process_group(make_cluster: Callable[[int, int], Cluster]) -> None:
+def test_one_process_joins_a_group_of_one(make_cluster: Callable[[int, int], Cluster]) -> None:
     membership = join(make_cluster(0, 1))
 
     assert current_membership() is membership
-    assert (membership.backend, membership.store) == (None, None)
-    assert not torch.distributed.is_initialized()
+    assert (membership.backend, membership.store) == ("gloo", None)
+    ones = torch.ones(3)
+    dist.all_reduce(ones)
+    assert (dist.get_world_size(), ones.tolist()) == (1, [1.0, 1.0, 1.0])
+    DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
     leave()
+    leave()
+    assert current_membership() is None
+    assert not dist.is_initialized()
+
+
+def test_the_group_of_one_process_can_not_be_reached_from_other_hosts(
+    make_cluster: Callable[[int, int], Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    init = dist.init_process_group
+
+    def watch(*words: Any, **options: Any) -> None:
+        seen.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+        init(*words, **options)
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(dist, "init_process_group", watch)
+    before = listening_sockets()
+    join(make_cluster(0, 1))
+    assert seen == ["lo"]
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    assert {address for address, _ in listening_sockets() - before} == {"0100007F"}
+
+
+def listening_sockets() -> set[tuple[str, str]]:
+    """The addresses and ports of this process's own, as /proc writes them."""
+    own = {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    found = (row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own)
+    return {(address, port) for address, port in found}
+
+
+def test_a_group_that_the_script_ended_is_left_too(make_cluster: Callable[[int, int], Cluster]) -> None:
+    join(make_cluster(0, 1))
+    dist.destroy_process_group()
     leave()
     assert current_membership() is None
 
