@@ -6,34 +6,99 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping, MutableMapping
+import json
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 
 CPU = torch.device("cpu")
 
+_GPU_COUNTS = ("SM_NUM_GPUS", "SLURM_GPUS_ON_NODE")
+"""Where a platform says how many GPUs a host has for the job."""
 
-def rank_device(cluster: Cluster) -> torch.device:
-    """The GPU whose number is the local rank where there are GPUs, else the CPU.
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """What names each GPU that this process sees, in CUDA's order, the same in every process that sees it."""
+    if not torch.cuda.is_available():
+        return []
+    names = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if names[0].startswith("MIG-"):
+        return names[: torch.cuda.device_count()]  # parts of one GPU, whose name is the same
+    # torch 2.4 does not tell the UUID: then the number stands for it, as if all saw the same GPUs.
+    return [
+        str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
+        for index in range(torch.cuda.device_count())
+    ]
+
+
+def share_gpus(store: Store, cluster: Cluster, own: Sequence[str]) -> list[list[str]]:
+    """The GPUs that each rank of this host sees, by local rank; every rank must call it.
+
+    Args:
+        store: What all ranks see, empty of such keys.
+        cluster: This rank.
+        own: What it sees itself.
+    """
+    keys = [f"gpus/{cluster.node_rank}/{local_rank}" for local_rank in range(cluster.local_world_size)]
+    store.set(keys[cluster.local_rank], json.dumps(own))
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]]) -> torch.device:
+    """The GPU of this rank where there are GPUs, else the CPU.
+
+    Where the ranks of a host see the same GPUs, it is that whose number is the local rank. Where each sees its own, as
+    Slurm's ``--gpus-per-task`` and a CUDA_VISIBLE_DEVICES for each rank make it, it is the first of them.
+
+    Args:
+        cluster: This rank.
+        visible: The GPUs that each rank of its host sees, by local rank.
 
     Raises:
-        DistributedError: If a host has more ranks than GPUs.
+        DistributedError: If a host has more ranks than GPUs, or gives a rank some that another one sees too.
     """
-    if not torch.cuda.is_available():
+    if not any(visible):
         return CPU
-    count = torch.cuda.device_count()
-    if cluster.local_rank >= count:
+    own = visible[cluster.local_rank]
+    others = [set(gpus) for local_rank, gpus in enumerate(visible) if local_rank != cluster.local_rank]
+    if own and not any(other & set(own) for other in others):
+        return torch.device("cuda", 0)
+    if any(other != set(own) for other in others):
+        listed = "; ".join(f"local rank {rank} {', '.join(gpus) or 'none'}" for rank, gpus in enumerate(visible))
+        raise DistributedError(
+            f"the ranks of host {cluster.host} see some GPUs together and some not ({listed}): let all see the same, "
+            "or each one its own (CUDA_VISIBLE_DEVICES counts)"
+        )
+    if cluster.local_rank >= len(own):
         raise DistributedError(
             f"local rank {cluster.local_rank} has no GPU: host {cluster.host} runs {cluster.local_world_size} ranks "
-            f"and has {count} (CUDA_VISIBLE_DEVICES counts); start at most {count} processes a host, "
+            f"and has {len(own)} (CUDA_VISIBLE_DEVICES counts); start at most {len(own)} processes a host, "
             "or hide the GPUs with CUDA_VISIBLE_DEVICES='' to train on the CPU"
         )
     return torch.device("cuda", cluster.local_rank)
+
+
+def missing_gpus(environ: Mapping[str, str]) -> str | None:
+    """Why PyTorch sees no GPU in a job that has some, as far as that can be told; None if the job has none."""
+    told = next((name for name in _GPU_COUNTS if environ.get(name, "").isdecimal() and int(environ[name]) > 0), None)
+    if told is None:
+        return None
+    if environ.get("CUDA_VISIBLE_DEVICES") == "":
+        cause = "CUDA_VISIBLE_DEVICES='' hides them"
+    elif torch.version.cuda is None and torch.version.hip is None:
+        cause = f"PyTorch {torch.__version__} is built for the CPU alone; install one that is built for CUDA"
+    else:
+        cause = (
+            f"PyTorch is built for CUDA {torch.version.cuda}: is the host's driver older than that, or was the "
+            "container started without its GPUs? nvidia-smi shows the driver and the GPUs"
+        )
+    return f"{told}={environ[told]}, and PyTorch sees no GPU: {cause}"
 
 
 def move(batch: Any, device: torch.device) -> Any:

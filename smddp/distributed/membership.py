@@ -24,7 +24,7 @@ from smddp.cluster import Cluster
 from smddp.cluster.timeout import check_timeout, read_timeout
 from smddp.distributed import adoption
 from smddp.distributed.backend import choose_backend
-from smddp.distributed.device import CPU, rank_device
+from smddp.distributed.device import CPU, missing_gpus, rank_device, share_gpus, visible_gpus
 from smddp.distributed.gloo_drain import drain_gloo
 from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
@@ -136,14 +136,12 @@ def leave(*, together: bool = False) -> None:
 
 
 def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membership:
-    device = rank_device(cluster)
-    # A job may ask for smddp, which is for the gradients of several.
-    chosen = choose_backend(backend, device, os.environ if cluster.world_size > 1 else {})
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     if cluster.world_size == 1:
+        device = _take_device(cluster, None)
+        # A job may ask for smddp, which is for the gradients of several.
+        chosen = choose_backend(backend, device, {})
         with _on_loopback():
-            _init_group(chosen, HashStore(), cluster, timeout)
+            _init_group(chosen, HashStore(), cluster, timeout, device)
         return Membership(cluster=cluster, backend=chosen, device=device, store=None)
     for name, value in interface_settings(os.environ).items():
         os.environ[name] = value
@@ -151,13 +149,35 @@ def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membersh
     job_store = connect(cluster, timeout, os.environ, serve=True)
     prefix = meet(job_store, cluster, timeout)
     store = PrefixStore(prefix, job_store)
-    _init_group(chosen, store, cluster, timeout)
+    device = _take_device(cluster, store)
+    chosen = choose_backend(backend, device, os.environ)
+    _init_group(chosen, store, cluster, timeout, device)
     return Membership(cluster=cluster, backend=chosen, device=device, store=store, prefix=f"{PREFIX}/{prefix}")
 
 
-def _init_group(backend: str, store: Store, cluster: Cluster, timeout: timedelta) -> None:
+def _take_device(cluster: Cluster, store: Store | None) -> torch.device:
+    own = visible_gpus(os.environ)
+    device = rank_device(cluster, [own] if store is None else share_gpus(store, cluster, own))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif cluster.local_rank == 0 and (why := missing_gpus(os.environ)) is not None:
+        logger.warning("TRAINING RUNS ON THE CPU: %s", why)
+    return device
+
+
+def _init_group(backend: str, store: Store, cluster: Cluster, timeout: timedelta, device: torch.device) -> None:
+    # NCCL told its device connects now, where a mistake is named, and does not guess it in a barrier. One rank has
+    # nobody to connect to.
+    is_bound = "nccl" in backend and cluster.world_size > 1
     try:
-        dist.init_process_group(backend, store=store, rank=cluster.rank, world_size=cluster.world_size, timeout=timeout)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=cluster.rank,
+            world_size=cluster.world_size,
+            timeout=timeout,
+            device_id=device if is_bound else None,
+        )
     except RuntimeError as error:
         raise DistributedError(
             f"rank {cluster.rank} on {cluster.host} could not open the process group with backend {backend}: {error}"
@@ -191,9 +211,7 @@ def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> 
         store, prefix = None, ""
     else:
         store, prefix = group.store, group.prefix
-    device = rank_device(group.cluster) if "cuda:" in config else CPU
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = _take_device(group.cluster, group.store) if "cuda:" in config else CPU
     return Membership(cluster=group.cluster, backend=config, device=device, store=store, prefix=prefix, is_adopted=True)
 
 

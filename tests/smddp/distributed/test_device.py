@@ -1,16 +1,21 @@
+import re
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from datetime import timedelta
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import HashStore
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from smddp.cluster import Cluster
-from smddp.distributed.device import move, rank_device
+from smddp.distributed import join, leave, membership
+from smddp.distributed.device import missing_gpus, move, rank_device, share_gpus, visible_gpus
 from smddp.errors import DistributedError
 
 
@@ -19,22 +24,97 @@ class Batch(NamedTuple):
     names: list[str]
 
 
-def test_a_rank_has_the_gpu_of_its_local_rank(
-    monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[[int, int], Cluster]
-) -> None:
+MakeCluster = Callable[[int, int], Cluster]
+
+
+def devices(make_cluster: MakeCluster, *visible: Sequence[str]) -> list[str]:
+    return [str(rank_device(make_cluster(rank, len(visible)), visible)) for rank in range(len(visible))]
+
+
+def test_a_rank_has_the_gpu_of_its_local_rank_where_all_see_the_same(make_cluster: MakeCluster) -> None:
+    assert devices(make_cluster, ["a", "b"], ["a", "b"]) == ["cuda:0", "cuda:1"]
+    assert devices(make_cluster, ["a", "b", "c"]) == ["cuda:0"]
+    with pytest.raises(DistributedError, match="local rank 2 has no GPU: host localhost runs 3 ranks and has 2"):
+        devices(make_cluster, ["a", "b"], ["a", "b"], ["a", "b"])
+
+
+def test_a_rank_has_the_first_gpu_where_each_sees_its_own(make_cluster: MakeCluster) -> None:
+    assert devices(make_cluster, ["a"], ["b"], ["c"]) == ["cuda:0"] * 3
+    assert devices(make_cluster, ["a", "b"], ["c", "d"], ["e", "f"]) == ["cuda:0"] * 3
+
+
+def test_ranks_that_share_one_gpu_are_refused(make_cluster: MakeCluster) -> None:
+    with pytest.raises(DistributedError, match="local rank 1 has no GPU: host localhost runs 2 ranks and has 1"):
+        devices(make_cluster, ["a"], ["a"])
+    with pytest.raises(DistributedError, match="local rank 0 a; local rank 1 a, b"):
+        devices(make_cluster, ["a"], ["a", "b"])
+    with pytest.raises(DistributedError, match="local rank 0 a; local rank 1 none"):
+        rank_device(make_cluster(1, 2), [["a"], []])
+
+
+def test_without_a_gpu_it_is_the_cpu(make_cluster: MakeCluster) -> None:
+    assert devices(make_cluster, [], []) == ["cpu", "cpu"]
+
+
+def test_a_gpu_is_named_by_its_uuid_and_a_part_of_one_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"uuid-{index}"))
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3"}) == ["uuid-0"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-7"}) == ["MIG-7"]
 
-    assert rank_device(make_cluster(1, 4)) == torch.device("cuda", 1)
-    with pytest.raises(DistributedError, match="local rank 2 has no GPU: host localhost runs 4 ranks and has 2"):
-        rank_device(make_cluster(2, 4))
+
+def test_the_ranks_of_a_host_tell_each_other_what_they_see(make_cluster: MakeCluster) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        shared = list(pool.map(lambda rank: share_gpus(store, make_cluster(rank, 2), [f"gpu-{rank}"]), range(2)))
+    assert shared == [[["gpu-0"], ["gpu-1"]]] * 2
 
 
-def test_without_a_gpu_it_is_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[[int, int], Cluster]
+@pytest.mark.parametrize(
+    ("environ", "cuda", "told"),
+    [
+        ({}, None, None),
+        ({"SM_NUM_GPUS": "0"}, None, None),
+        ({"SM_NUM_GPUS": "8"}, None, "SM_NUM_GPUS=8, and PyTorch sees no GPU: PyTorch .* is built for the CPU alone"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "12.4", "SLURM_GPUS_ON_NODE=4, .* the host's driver older"),
+        ({"SM_NUM_GPUS": "1", "CUDA_VISIBLE_DEVICES": ""}, "12.4", "CUDA_VISIBLE_DEVICES='' hides them"),
+    ],
+)
+def test_gpus_that_a_job_has_and_pytorch_does_not_see_are_told_with_the_cause(
+    environ: Mapping[str, str], cuda: str | None, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    found = missing_gpus(environ)
+    assert (found is None) if told is None else re.search(told, found or "")
+
+
+def test_training_on_the_cpu_of_a_job_with_gpus_is_a_warning(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SM_NUM_GPUS", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert rank_device(make_cluster(1, 4)) == torch.device("cpu")
+    try:
+        assert join(make_cluster(0, 1)).device == torch.device("cpu")
+    finally:
+        leave()
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert any("TRAINING RUNS ON THE CPU: SM_NUM_GPUS=1" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size", "bound"),
+    [("cpu:gloo,cuda:nccl", 2, True), ("gloo", 2, False), ("cpu:gloo,cuda:nccl", 1, False)],
+)
+def test_nccl_is_told_the_device_that_it_connects(
+    backend: str, world_size: int, bound: bool, make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda _backend, **options: given.update(options))
+    device = torch.device("cuda", 1)
+    membership._init_group(backend, HashStore(), make_cluster(0, world_size), timedelta(seconds=1), device)
+    assert given["device_id"] == (device if bound else None)
 
 
 def test_every_tensor_of_a_batch_is_moved_and_the_rest_is_kept() -> None:
