@@ -13,7 +13,7 @@ rehearsed here, with gradients that are zero, in an order that is always the sam
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from smddp.distributed.membership import Membership
 
 logger = logging.getLogger(__name__)
+
+_PIECE = 64 * 2**20
+"""Bytes that are broadcast at a time: as much memory is taken for a copy."""
 
 
 class Replica(DistributedDataParallel):
@@ -59,8 +62,13 @@ class Replica(DistributedDataParallel):
 
     def share_buffers(self) -> None:
         """Gives all ranks the buffers of rank 0; all must call it."""
-        for buffer in self._buffers_of_module:
-            dist.broadcast(buffer, src=0)
+        for buffers in _alike(self._buffers_of_module):
+            # One broadcast, of what is contiguous, whatever the buffers are.
+            together = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+            dist.broadcast(together, src=0)
+            received = torch.split(together, [buffer.numel() for buffer in buffers])
+            for buffer, values in zip(buffers, received, strict=True):
+                buffer.detach().copy_(values.view_as(buffer))
 
     def average_gradients(self) -> None:
         """Averages the gradients that were only added up here; all ranks must call it."""
@@ -110,6 +118,19 @@ class Replica(DistributedDataParallel):
             self.module = module
         for parameter in parameters:
             parameter.grad = None
+
+
+def _alike(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """The buffers in lists of one dtype and device each, of at most ``_PIECE`` bytes unless it is one alone."""
+    lists: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for buffer in buffers:
+        key = buffer.dtype, buffer.device
+        kept = lists.setdefault(key, [])
+        if kept and sum(each.nbytes for each in kept) + buffer.nbytes > _PIECE:
+            yield lists.pop(key)
+            kept = lists.setdefault(key, [])
+        kept.append(buffer)
+    yield from lists.values()
 
 
 class _Rehearsal(nn.Module):

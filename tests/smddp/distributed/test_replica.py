@@ -61,3 +61,46 @@ def test_three_ranks_that_resume_have_the_bits_of_three_that_were_never_disturbe
     assert len(undisturbed) == 1
     assert next(iter(undisturbed)).startswith("8 ")
     assert resumed == undisturbed
+
+
+BUFFERS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+import smddp
+from smddp.distributed import Replica, replica
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("scalar", torch.tensor(0))
+        self.register_buffer("transposed", torch.zeros(3, 2).t())
+        self.register_buffer("strided", torch.zeros(4, 4)[::2])
+        self.register_buffer("channels", torch.zeros(1, 2, 2, 2).to(memory_format=torch.channels_last))
+        self.register_buffer("mask", torch.tensor([False]))
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("large", torch.zeros(100))
+
+membership = smddp.join()
+model = Model()
+shared = Replica(model, membership)
+layouts = [buffer.stride() for buffer in model.buffers()]
+for buffer in model.buffers():
+    buffer.fill_(membership.cluster.rank)
+count = []
+broadcast = dist.broadcast
+dist.broadcast = lambda tensor, src: (count.append(tensor.nbytes), broadcast(tensor, src=src))
+replica._PIECE = 256
+shared.share_buffers()
+assert not any(buffer.any() for buffer in model.buffers()), list(model.buffers())
+assert [buffer.stride() for buffer in model.buffers()] == layouts
+print(sorted(count))
+smddp.leave()
+"""
+
+
+def test_buffers_of_any_layout_are_shared_in_few_broadcasts(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks(BUFFERS)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert [rank.printed for rank in ranks] == ["[1, 8, 88, 400]\n"] * 2
