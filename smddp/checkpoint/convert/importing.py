@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
+from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
 from smddp.checkpoint.convert.sources import StateSource, find_source, split
-from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES
 from smddp.checkpoint.format.names import is_part_name
 from smddp.checkpoint.restore.restoring import RANKS, RNG
 from smddp.checkpoint.retention import Retention
