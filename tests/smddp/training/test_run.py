@@ -28,9 +28,7 @@ class Config:
 def _a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    before = signal.getsignal(signal.SIGTERM)
     yield
-    signal.signal(signal.SIGTERM, before)
     leave()
 
 
