@@ -68,6 +68,8 @@ class Agent(SimpleElasticAgent):
         self._failure_file = FailureFile()
         self._failure: JobFailure | None = None
         self._is_reason = True
+        self.has_succeeded = False
+        """Whether all ranks here have ended well, and the other nodes are waited for."""
 
     @property
     def exit_code(self) -> int:
@@ -135,7 +137,8 @@ class Agent(SimpleElasticAgent):
                 self._failure_file.record(self._failure.report)
             self._node_rendezvous.lines.part()
         # After a stop the other nodes may never come to the barrier in which an agent that succeeded awaits them.
-        if not failures and not told_to_stop and self._failure is None:
+        self.has_succeeded = not failures and not told_to_stop and self._failure is None
+        if self.has_succeeded and self._node_rendezvous.lines.failure is None:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(exits))
         return RunResult(state=WorkerState.FAILED, failures=failures)
 

@@ -13,6 +13,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _SETTLE_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +42,13 @@ class NodeLines:
     Args:
         host: This host's name.
         lost_first: Called, in a thread, on any node but the first if that was lost.
+        failed: Called, in a thread, once there is a failure of another node's that ends the job.
     """
 
-    def __init__(self, *, host: str, lost_first: Callable[[], None]) -> None:
+    def __init__(self, *, host: str, lost_first: Callable[[], None], failed: Callable[[], None]) -> None:
         self._host = host
         self._lost_first = lost_first
+        self._failed = failed
         self._lock = threading.Lock()
         self._failure: JobFailure | None = None
         self._settled = threading.Event()
@@ -105,6 +109,12 @@ class NodeLines:
         for line in list(self._lines.values()):
             _send(line, {"parted": True})
 
+    def await_others(self, seconds: float) -> None:
+        """Return once all other agents have ended, or after so long: the first node's store is there for them."""
+        deadline = time.monotonic() + seconds
+        while self._listener is not None and self._lines and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+
     def _decide(self, failure: JobFailure) -> JobFailure:
         with self._lock:
             if self._failure is None:
@@ -134,9 +144,13 @@ class NodeLines:
             parted = parted or "parted" in said
             if "report" in said:
                 self._decide(JobFailure(**said))
+                self._tell_failed()
+        with self._lock:
+            del self._lines[hello["node"]]
         if not parted:
             who = f"Node {hello['node']}, {hello['host']},"
             self._decide(JobFailure(code=1, report=f"{who} was lost: its agent was killed, or its host has ended."))
+            self._tell_failed()
 
     def _listen(self, line: socket.socket) -> None:
         """On any other node: hear the first until its end."""
@@ -146,8 +160,13 @@ class NodeLines:
             if "report" in said:
                 self._failure = JobFailure(**said)
                 self._settled.set()
+                self._tell_failed()
         if not parted:
             self._lost_first()
+
+    def _tell_failed(self) -> None:
+        """Call the caller in a thread of its own: it may wait until this line has ended."""
+        threading.Thread(target=self._failed, daemon=True).start()
 
 
 def _keep_alive(line: socket.socket) -> None:

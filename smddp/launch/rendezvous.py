@@ -8,6 +8,7 @@ often one may, is the agent's to say.
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -25,6 +26,8 @@ from torch.distributed.elastic.rendezvous import (
 
 from smddp.distributed.first_failure import publish
 from smddp.launch.node_lines import NodeLines
+
+logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 900.0
 """How long the first node waits for the last: torchrun's own default."""
@@ -117,16 +120,16 @@ class NodeRendezvous(RendezvousHandler):
             raise self.lost() from error
 
     def tell_ranks(self, report: str) -> str:
-        """Tell the ranks of all nodes of a failure; returns the report of the first, which may be a rank's own.
+        """Tell the ranks of all nodes of a failure; return the report of the first, which may be a rank's own.
 
-        Raises:
-            RendezvousConnectionError: The first node was lost.
+        If the first node is gone, and the store with it, the ranks can't be told.
         """
         assert self._served is not None
         try:
             return publish(self._served, report)
         except RuntimeError as error:
-            raise self.lost() from error
+            logger.warning("The ranks can't be told of the failure, the store is gone: %s", error)
+            return report
 
     def set_closed(self) -> None:
         """Come to no further round; other nodes need not wait."""

@@ -22,12 +22,15 @@ from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.launch.reports import host_name, tell_failure
-from smddp.process.children import ChildProcesses, exit_code
+from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+
+_LAST_SECONDS = FAILURE_GRACE + 2.0
+"""How long the first node, with the store that others learn a failure's reason in, stays until they have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +73,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
     def run_agent() -> None:
         try:
-            outcome.put(_run_agent(node, command, ranks, outcome.put))
+            outcome.put(_run_agent(node, command, ranks, end=outcome.put))
         except BaseException as error:
             outcome.put(error)
 
@@ -102,9 +105,20 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
 
 def _run_agent(
-    node: Node, command: Sequence[str], ranks: ChildProcesses, tell_lost: Callable[[BaseException], None]
+    node: Node, command: Sequence[str], ranks: ChildProcesses, *, end: Callable[[BaseException | int], None]
 ) -> int:
-    """Run the ranks, and return the node's exit code; tell, in another thread, that the first node was lost."""
+    """Run the ranks.
+
+    Args:
+        node: This node.
+        command: What each rank runs.
+        ranks: Where they are started.
+        end: Called in another thread with what ends the node while its agent waits, in C++, for others: that the first
+            node was lost, or the exit code.
+
+    Returns:
+        The exit code.
+    """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from smddp.launch.agent import Agent
@@ -112,8 +126,13 @@ def _run_agent(
     from smddp.launch.rendezvous import NodeRendezvous
 
     port = node.master_port or free_port()
-    # A store whose host is gone may never answer, and the agent with it.
-    lines = NodeLines(host=host_name(), lost_first=lambda: tell_lost(rendezvous.lost()))
+
+    def leave_barrier() -> None:
+        if agent.has_succeeded:  # and so awaits, for minutes, a node that will not come
+            lines.await_others(_LAST_SECONDS)
+            end(agent.exit_code)
+
+    lines = NodeLines(host=host_name(), lost_first=lambda: end(rendezvous.lost()), failed=leave_barrier)
     rendezvous = NodeRendezvous(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port, lines=lines)
     spec = WorkerSpec(
         role="rank",
@@ -128,6 +147,8 @@ def _run_agent(
     agent = Agent(spec, rendezvous=rendezvous, command=command, processes=ranks, poll_seconds=POLL_SECONDS)
     if not agent.run().is_failed():
         rendezvous.part()
+    elif lines.failure is not None:
+        lines.await_others(_LAST_SECONDS)
     return agent.exit_code
 
 

@@ -32,7 +32,7 @@ def member(rank: int, world_size: int, local_world_size: int) -> Membership:
         master_port=1,
         launcher="torchrun",
     )
-    return Membership(cluster=cluster, backend=None, device=torch.device("cpu"), store=None)
+    return Membership(cluster=cluster, backend="gloo", device=torch.device("cpu"), store=None)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from smddp.process.preemption import StopSignal
 
 @pytest.fixture
 def alone(make_cluster: Callable[[int, int], Cluster]) -> Membership:
-    return Membership(cluster=make_cluster(0, 1), backend=None, device=torch.device("cpu"), store=None)
+    return Membership(cluster=make_cluster(0, 1), backend="gloo", device=torch.device("cpu"), store=None)
 
 
 class Clock:

@@ -97,7 +97,7 @@ def test_a_rank_that_does_not_heed_a_failure_is_given_up(
 
 
 def test_one_process_has_nobody_to_tell(make_cluster: Callable[[int, int], Cluster]) -> None:
-    alone = Membership(cluster=make_cluster(0, 1), backend=None, device=torch.device("cpu"), store=None)
+    alone = Membership(cluster=make_cluster(0, 1), backend="gloo", device=torch.device("cpu"), store=None)
     rank = FirstFailure(alone, unexpected)
     assert rank.settle("ValueError", lost_contact=False) == "ValueError"
     rank.await_readers()

@@ -54,16 +54,32 @@ def reports(directory):
     return [(directory / f"host-{node}" / "output" / "failure").read_text() for node in range(2)]
 
 
+@pytest.mark.parametrize("killed", [3, 0])
 @pytest.mark.parametrize("text", [ASLEEP, WITHOUT_SMDDP], ids=["smddp.run", "a script alone"])
-def test_a_killed_rank_ends_all_nodes_and_is_the_reason_on_each(two_nodes, tmp_path, text):
+def test_a_killed_rank_ends_all_nodes_and_is_the_reason_on_each(two_nodes, tmp_path, text, killed):
     agents, ranks = two_nodes(text)
-    os.kill(ranks[3], signal.SIGKILL)
+    os.kill(ranks[killed], signal.SIGKILL)
     began = time.monotonic()
     logs = [agent.communicate(timeout=60)[1] for agent in agents]
     assert time.monotonic() - began < 30
     assert [agent.returncode for agent in agents] == [137, 137], logs
     for report in reports(tmp_path):
-        assert re.match(r"Rank 3 of 4 on \S+ was killed by SIGKILL, often because the host ran out of memory", report)
+        assert re.match(rf"Rank {killed} of 4 on \S+ was killed by SIGKILL, often because the host ran out", report)
+
+
+def test_the_others_learn_the_reason_though_the_first_node_has_nothing_left_to_do(start, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(ASLEEP)
+    port = str(free_port())
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+    agents = []
+    for node in range(2):
+        monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / f"host-{node}"))
+        agents.append(start("-m", "smddp.launch.torchrun", *words, "--node-rank", str(node), tmp_path / "train.py"))
+    ranks = dict(map(int, agent.stdout.readline().split()) for agent in agents)
+    os.kill(ranks[0], signal.SIGKILL)
+    logs = [agent.communicate(timeout=60)[1] for agent in agents]
+    assert [agent.returncode for agent in agents] == [137, 137], logs
+    assert all(re.match(r"Rank 0 of 2 on \S+ was killed by SIGKILL", report) for report in reports(tmp_path))
 
 
 def test_a_node_that_is_lost_ends_the_others_with_its_name(two_nodes, tmp_path):

@@ -27,7 +27,10 @@ def losses():
 
 @pytest.fixture
 def nodes(losses):
-    nodes = [NodeLines(host=f"host-{node}", lost_first=lambda node=node: losses.append(node)) for node in range(3)]
+    nodes = [
+        NodeLines(host=f"host-{node}", lost_first=lambda node=node: losses.append(node), failed=lambda: None)
+        for node in range(3)
+    ]
     port = nodes[0].serve("127.0.0.1")
     for node in (1, 2):
         nodes[node].connect(node, "127.0.0.1", port, 10.0)
@@ -37,7 +40,7 @@ def nodes(losses):
 
 def end(lines):
     """What the kernel does when an agent ends."""
-    for line in lines._lines.values():
+    for line in list(lines._lines.values()):
         with suppress(OSError):  # the other end has ended
             line.shutdown(socket.SHUT_RDWR)
 
@@ -61,6 +64,16 @@ def test_the_loss_of_the_first_node_is_told_to_its_callers(nodes, losses):
     wait_for(lambda: sorted(losses) == [1, 2])
 
 
+def test_the_first_node_can_wait_for_the_others_end_and_for_no_longer(nodes):
+    began = time.monotonic()
+    nodes[0].await_others(0.3)
+    assert 0.3 <= time.monotonic() - began < 5
+    for node in nodes[1:]:
+        end(node)
+    nodes[0].await_others(60.0)
+    assert time.monotonic() - began < 10
+
+
 def test_who_parted_is_not_lost(nodes, losses):
     for node in nodes:
         node.part()
@@ -71,7 +84,7 @@ def test_who_parted_is_not_lost(nodes, losses):
 
 
 def test_whoever_connects_and_is_no_node_is_not_counted():
-    lines = NodeLines(host="host-0", lost_first=lambda: None)
+    lines = NodeLines(host="host-0", lost_first=lambda: None, failed=lambda: None)
     with socket.create_connection(("127.0.0.1", lines.serve("127.0.0.1"))) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert not lines.await_nodes(2, 0.3)
@@ -79,4 +92,4 @@ def test_whoever_connects_and_is_no_node_is_not_counted():
 
 
 def test_one_node_settles_alone():
-    assert NodeLines(host="host-0", lost_first=lambda: None).settle(KILLED) == KILLED
+    assert NodeLines(host="host-0", lost_first=lambda: None, failed=lambda: None).settle(KILLED) == KILLED

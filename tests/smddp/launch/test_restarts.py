@@ -95,6 +95,13 @@ def test_a_failure_during_a_stop_ends_the_job_instead_of_waiting_for_a_checkpoin
     assert "A rank of another node failed during the stop" in stopped_log
 
 
+def test_a_node_that_has_ended_well_does_not_wait_for_one_that_failed(agents, script):
+    began = time.monotonic()
+    first, second = agents(script("if rank: time.sleep(2); sys.exit(9)"))
+    assert (first.wait(timeout=30), second.wait(timeout=30)) == (0, 9)
+    assert time.monotonic() - began < 25
+
+
 def test_a_node_that_has_ended_well_is_not_waited_for(agents, script, tmp_path):
     path = script("if rank: time.sleep(3); sys.exit(9)")
     began = time.monotonic()
@@ -102,8 +109,8 @@ def test_a_node_that_has_ended_well_is_not_waited_for(agents, script, tmp_path):
     _, log = second.communicate(timeout=90)
     assert second.returncode == 9
     assert "The ranks can't be restarted: another node has ended already" in log
+    assert first.wait(timeout=30) == 0  # it does not wait, for five minutes, until the other has ended as well
     assert time.monotonic() - began < 50
-    first.kill()
 
 
 @pytest.mark.parametrize("running", [True, False])
