@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import HashStore
+
+from smddp.distributed import join, leave
 
 PROGRAM = """
 import json, os, sys
@@ -104,3 +108,14 @@ def test_a_group_that_contradicts_the_environment_is_refused(run_ranks: Callable
     ranks, backends = first.printed.splitlines()
     assert "this is rank 1 of 2, but it is rank 0 of 2 by RANK=0" in ranks
     assert "backend='nccl', but the script has made a process group with cpu:gloo" in backends
+
+
+def test_a_group_of_one_is_adopted_and_stays() -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        membership = join()
+        assert (membership.cluster.world_size, membership.store, membership.is_adopted) == (1, None, True)
+        leave()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
