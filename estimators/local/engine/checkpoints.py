@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TRANSIENT = (".sagemaker-uploading", ".sagemaker-uploaded")
+_OWNER_SUFFIX = ".smddp-owner"
+"""How the file is called that says which run saves there: it is no checkpoint."""
 _TIMESTAMP_TICK = 20_000_000
 """Nanoseconds within which two writes may leave the same modification time."""
 
@@ -95,8 +97,8 @@ class CheckpointSync:
 
     @property
     def progressed(self) -> bool:
-        """Whether a host has written anything that was brought to S3."""
-        return bool(self._writer)
+        """Whether a host has written anything that was brought to S3, and may be a checkpoint."""
+        return any(not name.endswith(_OWNER_SUFFIX) for name in self._writer)
 
     def start(self) -> None:
         """Go on in the background."""

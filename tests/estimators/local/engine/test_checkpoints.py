@@ -15,6 +15,7 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.objects import S3Uri
+from smddp.checkpoint.stores.owner import OWNER_NAME
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
 
@@ -200,6 +201,17 @@ def test_the_platforms_own_transient_files_stay_here(sync: Sync) -> None:
     aged(sync.one / "a.sagemaker-uploading")
     sync.sync.finish()
     assert sync.s3.changes == []
+
+
+@pytest.mark.parametrize(("name", "progressed"), [(OWNER_NAME, False), ("step-000000000001/manifest.json", True)])
+def test_who_saves_there_is_copied_and_is_no_progress(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], name: str, progressed: bool
+) -> None:
+    (sync.one / name).parent.mkdir(exist_ok=True)
+    (sync.one / name).write_text("new")
+    sync.sync.finish()
+    assert list(remote()) == [name]
+    assert sync.sync.progressed is progressed
 
 
 def test_dangling_links_and_pipes_are_passed_over(sync: Sync) -> None:
