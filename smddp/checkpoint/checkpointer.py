@@ -81,7 +81,8 @@ class Checkpointer:
         """Say what to save, and where.
 
         Args:
-            location: a directory, or ``s3://bucket/prefix``, of this run alone. It is made with the first checkpoint.
+            location: a directory, or ``s3://bucket/prefix``, of this run alone: from the first load or save to `close`,
+                or the end of this process, another one is refused there. It is made with the first checkpoint.
             state: the parts of the run that are the same on all ranks, by name, as they are under
                 DistributedDataParallel. A name becomes a file's name; ``rng`` and ``ranks`` are taken.
             per_rank: the parts that each rank has its own of: small ones. A rank that was not there when the checkpoint
