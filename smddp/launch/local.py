@@ -107,6 +107,7 @@ def run_local(
         agents.forward(signum)
 
     previous = {signum: signal.signal(signum, forward) for signum in (signal.SIGTERM, signal.SIGINT)}
+    previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda signum, _frame: agents.pass_on(signum))
     try:
         for rank in here:
             command = [sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent"]

@@ -84,6 +84,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)
+    signal.signal(signal.SIGUSR1, lambda signum, _frame: ranks.pass_on(signum))  # sbatch --signal=USR1@120
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
     threading.Thread(target=run_agent, daemon=True).start()
     ended = outcome.get()

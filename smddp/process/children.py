@@ -112,6 +112,11 @@ class ChildProcesses:
             self._signal(signum)
             return bool(self._running)
 
+    def pass_on(self, signum: int) -> None:
+        """Send a signal whose meaning is theirs to know: no grace begins, and it is no stop to anybody here."""
+        with self._lock:
+            self._signal(signum)
+
     def poll(self, timeout: float, *, failure_grace: float = FAILURE_GRACE) -> bool:
         """Wait up to ``timeout`` seconds for a process to end; once one failed, end the rest.
 

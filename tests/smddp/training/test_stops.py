@@ -47,12 +47,12 @@ class Ended(NamedTuple):
     steps: list[int]
 
 
-def stopped(tmp_path: Path, body: str, *, by: signal.Signals = signal.SIGTERM) -> Ended:
+def stopped(tmp_path: Path, body: str, *, by: signal.Signals = signal.SIGTERM, launcher: tuple[str, ...] = ()) -> Ended:
     """Sends SIGTERM once the script is ready, and waits for its end."""
     script = tmp_path / "script.py"
     script.write_text(HEAD + body + "\nsmddp.run(main)\n")
     with subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, *launcher, str(script)],
         env={**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -220,3 +220,22 @@ def main(job):
 """,
     )
     assert ended.code == 0
+
+
+def test_smddp_run_passes_slurms_early_signal_on(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        TRAINER.replace("train(trainer, loader):", "train(trainer, loader):\n    time.sleep(0.02)")
+        + """
+def main(job):
+    trainer, loader = trained(job)
+    for epoch in trainer.epochs(10_000):
+        train(trainer, loader)
+        if job.cluster.is_main and epoch == 1:
+            ready()
+""",
+        by=signal.SIGUSR1,
+        launcher=("-m", "smddp.cli", "run", "--processes-per-node", "2"),
+    )
+    assert ended.code == 75, ended.log
+    assert ended.steps
