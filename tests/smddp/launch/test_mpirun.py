@@ -27,7 +27,7 @@ def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
 
 def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
     started = []
-    monkeypatch.setattr(mpirun, "launch", lambda command, others: started.append(command) or 0)
+    monkeypatch.setattr(mpirun, "launch", lambda command, ranks, others: started.append(command) or 0)
     assert mpirun.main(["--processes", "2", "train.py", "--h", "a", "--option", "b", "--p", "1", "--i", "2"]) == 0
     assert started[0][-9:] == ["train.py", "--h", "a", "--option", "b", "--p", "1", "--i", "2"]
     assert started[0][:5] == ["mpirun", "--host", "localhost:2", "-np", "2"]
