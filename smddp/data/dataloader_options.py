@@ -22,7 +22,6 @@ _REMEDY = (
 _PASSED_ON = (
     "num_workers",
     "collate_fn",
-    "pin_memory",
     "timeout",
     "worker_init_fn",
     "multiprocessing_context",
@@ -83,5 +82,6 @@ class DataLoaderOptions:
             micro_batch_size=batch_sampler.batch_size,
             shuffle=shuffle,
             drop_last=batch_sampler.drop_last,
-            options={name: getattr(loader, name) for name in _PASSED_ON},
+            options={name: getattr(loader, name) for name in _PASSED_ON}
+            | ({"pin_memory": True} if loader.pin_memory else {}),  # else as it is best for the device
         )

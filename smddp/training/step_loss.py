@@ -25,8 +25,6 @@ class StepLoss:
     """
 
     def __init__(self, membership: Membership, module: nn.Module) -> None:
-        self.collects = False
-        """Whether ``mean`` will be asked for after the step under way."""
         self.last: Tensor | None = None
         """The loss of the last micro-batch of this rank; None before the first."""
         self._membership = membership
@@ -34,15 +32,20 @@ class StepLoss:
         self._collected: list[Tensor] = []
         self._warned = False
 
-    def add(self, loss: Tensor, weight: float) -> None:
+    def restart(self) -> None:
+        """Forgets micro-batches of a step that was never finished."""
+        self._collected.clear()
+
+    def add(self, loss: Tensor, weight: float, *, collect: bool) -> None:
         """Takes the loss of a micro-batch.
 
         Args:
             loss: A scalar.
             weight: As `OptimizerStep.backward_and_step` has it.
+            collect: Whether ``mean`` will be asked for after this step.
         """
         self.last = loss
-        if self.collects:
+        if collect:
             self._collected.append(loss.detach() * weight)
 
     def mean(self) -> float:

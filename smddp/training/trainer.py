@@ -164,7 +164,6 @@ class Trainer:
         self._rate = StepRate()
         self._log_every = log_every
         self._next_look = 1
-        self._loss.collects = log_every == 1
 
     @property
     def steps(self) -> int:
@@ -375,7 +374,7 @@ class Trainer:
                 "trainer.step() of the loss before it"
             )
         weight = 1.0 if order is None else order.loss_weight(optimizer_step.micro_batch)
-        self._loss.add(loss, weight)
+        self._loss.add(loss, weight, collect=(self._progress.steps + 1) % self._log_every == 0)
         if optimizer_step.backward_and_step(loss, weight):
             self._after_step()
 
@@ -395,7 +394,6 @@ class Trainer:
         progress.steps += 1
         if progress.steps >= self._next_look:
             self._look()
-        self._loss.collects = (progress.steps + 1) % self._log_every == 0
 
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
         """The sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
@@ -434,6 +432,7 @@ class Trainer:
     def _start_epoch(self) -> None:
         self._streams.start_epoch()
         self._optimizer_step.restart()
+        self._loss.restart()
         self._loaders.start_epoch(self._progress.epoch)
 
     def _between_steps(self) -> None:

@@ -490,3 +490,16 @@ def test_a_model_that_is_placed_already_stays_where_it_is(job: Job) -> None:
     trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), place=False)
     assert trainer.device == torch.device("meta")
     assert {weight.device.type for weight in trainer.module.parameters()} == {"meta"}
+
+
+def test_a_resume_right_before_a_metric_line_shows_it(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    parts = Parts(job, log_every=3)
+    for _ in range(2):
+        parts.step(torch.ones(2, 1))
+    parts.trainer.save(wait=True)
+    del parts
+    again = Parts(job, log_every=3)
+    again.trainer.resume()
+    again.step(torch.ones(2, 1))
+    assert any(record.getMessage().startswith("step=3 epoch=0 loss=") for record in caplog.records)
