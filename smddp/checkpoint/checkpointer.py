@@ -156,6 +156,16 @@ class Checkpointer:
         rank_saver.committer.loaded = manifest
         return manifest
 
+    def take_place(self) -> None:
+        """Keep other runs out of the place from now on, as `load` does; for a run that loads nothing; collective.
+
+        Raises:
+            CheckpointError: another run saves there, or nothing can be written there; on every rank.
+        """
+        rank_saver = self._begin()
+        ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
+        ranks.on_main(lambda: committer.take_place(run, make=True))
+
     def save(
         self,
         step: int,

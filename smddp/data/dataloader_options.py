@@ -73,7 +73,7 @@ class DataLoaderOptions:
             shuffle = True
         elif type(sampler) is SequentialSampler:
             shuffle = False
-        elif isinstance(sampler, DistributedSampler):
+        elif type(sampler) is DistributedSampler:
             shuffle = sampler.shuffle
         else:
             raise ValueError(f"the DataLoader's order is that of {type(sampler).__name__}: {_REMEDY}")

@@ -55,7 +55,9 @@ class Replica(DistributedDataParallel):
         """With gradients: DDP's forward pass. Without: the model's own, which waits for nobody."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
-        if [weight.requires_grad for weight in self._weights] != self._trainable:
+        if (trainable := [weight.requires_grad for weight in self._weights]) != self._trainable:
+            if not any(trainable):  # for now, as a GAN's critic while the generator learns: nothing is to be averaged
+                return self.module(*inputs, **kwargs)
             self._reconnect()
         self.averages = self.require_backward_grad_sync = not (self._accumulates and self._accumulates())
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -89,16 +91,15 @@ class Replica(DistributedDataParallel):
 
     def _reconnect(self) -> None:
         """Follows a change of what is trainable; DDP itself knows only what was when it was made."""
-        own = {name: getattr(self, name) for name in ("_membership", "_accumulates")}
         now = sum(weight.requires_grad for weight in self._weights)
-        if own["_membership"].cluster.is_main:
+        if self._membership.cluster.is_main:
             logger.info("%d of the model's %d parameters are trainable now", now, len(self._weights))
-        gradients = [weight.grad for weight in self._weights]  # of micro-batches before, which settling would clear
-        self._connect(self.module, own["_membership"])
+        # Those of micro-batches before: what is frozen now would not be averaged later, and settling clears them.
+        self.average_gradients()
+        gradients = [weight.grad for weight in self._weights]
+        self._connect(self.module, self._membership)
         for weight, gradient in zip(self._weights, gradients, strict=True):
             weight.grad = gradient
-        for name, value in own.items():
-            setattr(self, name, value)
 
     def _settle_buckets(self) -> None:
         module = self.module

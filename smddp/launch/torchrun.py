@@ -79,8 +79,10 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
     def forward(signum: int, _frame: FrameType | None) -> None:
         if not ranks.forward(signum):
-            # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for.
-            os._exit(exit_code(ranks.exits) if ranks.exits else 128 + signum)
+            # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for. Before them
+            # nothing is lost either.
+            before = RESUMABLE if signum == signal.SIGTERM else 128 + signum
+            os._exit(exit_code(ranks.exits) if ranks.exits else before)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)

@@ -15,11 +15,17 @@ from dataclasses import dataclass
 
 from smddp.process.output_lines import STDERR, STDOUT, copy_lines
 from smddp.process.preemption import RESUMABLE
+from smddp.process.process_tree import catches
 
 logger = logging.getLogger(__name__)
 
 STOP_GRACE = 120.0
 """Seconds between SIGTERM and SIGKILL: those that SageMaker gives a container."""
+
+START_SECONDS = 15.0
+"""How long after its start a process that handles no SIGTERM yet is spared one: it still imports."""
+
+_LOOK_SECONDS = 0.05
 
 FAILURE_GRACE = 25.0
 """Seconds that the others have to end once one of them failed: with them, all is over within half a minute."""
@@ -60,6 +66,7 @@ class ChildProcesses:
         self._ended = threading.Condition(self._lock)
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._started = 0
+        self._began: dict[int, float] = {}
         self._exits: list[ProcessExit] = []
         self._deadline: float | None = None
         self._stop_signal: int | None = None
@@ -94,8 +101,9 @@ class ChildProcesses:
             )
             index, self._started = self._started, self._started + 1
             self._running[index] = process
+            self._began[process.pid] = time.monotonic()
             if self._stop_signal is not None:
-                process.send_signal(self._stop_signal)
+                self._tell(process, self._stop_signal)
         threading.Thread(target=self._await, args=(index, process), daemon=True).start()
         return process
 
@@ -109,13 +117,15 @@ class ChildProcesses:
             if self._deadline is None:
                 self._deadline = time.monotonic() + STOP_GRACE
             self._stop_signal = signum
-            self._signal(signum)
+            for process in self._running.values():
+                self._tell(process, signum)
             return bool(self._running)
 
     def pass_on(self, signum: int) -> None:
         """Send a signal whose meaning is theirs to know: no grace begins, and it is no stop to anybody here."""
         with self._lock:
-            self._signal(signum)
+            for process in self._running.values():
+                self._tell(process, signum)
 
     def poll(self, timeout: float, *, failure_grace: float = FAILURE_GRACE) -> bool:
         """Wait up to ``timeout`` seconds for a process to end; once one failed, end the rest.
@@ -162,6 +172,20 @@ class ChildProcesses:
         with self._lock:
             assert not self._running
             self._started, self._exits, self._deadline = 0, [], None
+
+    def _tell(self, process: subprocess.Popen[bytes], signum: int) -> None:
+        """Send a signal; first let a process that has just begun set its handler, without which it would be killed."""
+        until = self._began[process.pid] + START_SECONDS
+        if catches(process.pid, signum) or time.monotonic() >= until:
+            process.send_signal(signum)
+            return
+
+        def tell_later() -> None:
+            while process.poll() is None and not catches(process.pid, signum) and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+            process.send_signal(signum)  # which does nothing to one that has ended
+
+        threading.Thread(target=tell_later, daemon=True).start()
 
     def _signal(self, signum: int) -> None:
         for process in list(self._running.values()):

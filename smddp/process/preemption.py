@@ -18,6 +18,7 @@ agreed between the ranks elsewhere (``smddp.distributed.Agreement``).
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -28,6 +29,7 @@ RESUMABLE = 75
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What asks for a stop under ``smddp.run``; SIGUSR1 only where the script has no handler of its own for it."""
 
 
 class Stopped(SystemExit):
@@ -57,6 +59,8 @@ class StopSignal:
         self.patience = 20.0
         self._requested_at: float | None = None
         self._previous: dict[int, Any] = {}
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._previous_wakeup = -1
 
     @property
     def age(self) -> float:
@@ -77,6 +81,11 @@ class StopSignal:
             ValueError: Outside of the main thread, where Python allows no signal handlers.
         """
         self.requested, self._requested_at, self.heeded = False, None, False
+        # Python writes each signal's number there at once, even while the main thread is in C and runs no handler.
+        self._sockets = socket.socketpair()
+        for each in self._sockets:
+            each.setblocking(False)
+        self._previous_wakeup = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
         self._previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         for number, previous in self._previous.items():
             if number == signal.SIGTERM or previous == signal.SIG_DFL:  # SIGUSR1 may have a meaning of the user's
@@ -86,14 +95,33 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        assert self._sockets is not None
+        if (wakeup := signal.set_wakeup_fd(self._previous_wakeup)) != self._sockets[1].fileno():
+            signal.set_wakeup_fd(wakeup)  # somebody else's, such as asyncio's
+        sockets, self._sockets = self._sockets, None
+        for each in sockets:
+            each.close()
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._request:  # else somebody chose what comes after
                 signal.signal(number, previous or signal.SIG_DFL)
 
-    def _request(self, _signal_number: int, _frame: FrameType | None) -> None:
+    def look(self) -> None:
+        """Notes signals that came while the main thread could not; for a thread that looks from time to time."""
+        sockets = self._sockets
+        try:
+            numbers = sockets[0].recv(4096) if sockets is not None else b""
+        except OSError:  # none came, or it is over
+            return
+        if any(number in STOP_SIGNALS and signal.getsignal(number) == self._request for number in numbers):
+            self._note()
+
+    def _note(self) -> None:
         if self._requested_at is None:
             self._requested_at = time.monotonic()  # the grace counts from the first
         self.requested = True
+
+    def _request(self, _signal_number: int, _frame: FrameType | None) -> None:
+        self._note()
         if self.is_unheeded and self.unheeded is not None:
             self.heeded = True  # a second signal must not disturb the end
             self.unheeded()

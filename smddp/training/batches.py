@@ -12,11 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from smddp.data import EvaluationSampler
 from smddp.data.loaders import Loaders
 from smddp.data.shards import ShardEvaluation
+from smddp.data.worker_signals import OutliveStop
 from smddp.distributed import move
 
 logger = logging.getLogger(__name__)
@@ -36,8 +44,8 @@ class Loop:
     """Takes the optimizer step with the micro-batches there are."""
     next_epoch: Callable[[], bool]
     """Whether the loop counts steps; then the data's next epoch has begun."""
-    begin_evaluation: Callable[[], None]
-    end_evaluation: Callable[[], None]
+    begin_evaluation: Callable[[], Callable[[], None]]
+    """Saves if an evaluation may last long; what it returns is to be called at the evaluation's end."""
 
 
 class BatchStreams:
@@ -65,10 +73,13 @@ class BatchStreams:
 
     def of(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches, on the device."""
+        outlive_stop(loader)
         if is_evaluation(loader):
-            self._loop.begin_evaluation()
-            yield from self._moved(loader)
-            self._loop.end_evaluation()
+            end = self._loop.begin_evaluation()
+            try:
+                yield from self._moved(loader)
+            finally:
+                end()
         elif not torch.is_grad_enabled():
             yield from self._moved(loader)
         else:
@@ -85,7 +96,7 @@ class BatchStreams:
                 if not self._loop.next_epoch():
                     break
                 if not given:
-                    raise ValueError("the loader gave no batch in a whole epoch: trainer.steps() would never end")
+                    raise ValueError("the loader gave no batch in a whole epoch: trainer.steps_to() would never end")
 
     def start_epoch(self) -> None:
         """Forgets what was under way."""
@@ -146,7 +157,7 @@ class BatchStreams:
                 yield batch
         finally:
             self.in_step = False
-        if self._loop.micro_batches():
+        if self._loop.micro_batches() and self._given is None:  # else the training loader's window goes on
             self._loop.finish_window()
 
     def _moved(self, loader: Iterable[Any]) -> Iterable[Any]:
@@ -158,22 +169,46 @@ class BatchStreams:
         Raises:
             ValueError: Every rank would train on the same data.
         """
-        kind = type(loader).__name__
-        if self._world_size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            sampler = getattr(loader.batch_sampler, "sampler", None)
-            if isinstance(sampler, RandomSampler | SequentialSampler):
-                raise ValueError(
-                    f"this {kind} gives each of {self._world_size} ranks all of the data, by a "
-                    f"{type(sampler).__name__}: {_WRAP}"
-                )
-        if not self._warned:
-            self._warned = True
-            remedy = _WRAP if isinstance(loader, DataLoader) else "use trainer.loader(dataset, batch_size=...)"
-            logger.warning(
-                "the place in this %s is in no checkpoint: after a resume its epoch begins anew; to go on in "
-                "mid-epoch, %s",
-                *(kind, remedy),
-            )
+        check_shares(loader, self._world_size)
+        if self._warned:
+            return
+        self._warned = True
+        reads_in_sequence = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+        remedy = "use trainer.loader(dataset, batch_size=...)"
+        if reads_in_sequence:
+            remedy = "use torchdata's StatefulDataLoader, or smddp.ShardedDataset"
+        elif isinstance(loader, DataLoader):
+            remedy = _WRAP
+        logger.warning(
+            "the place in this %s is in no checkpoint: a resume begins its epoch anew; to go on in mid-epoch, %s%s",
+            type(loader).__name__,
+            remedy,
+            "; each rank must read its own share of it" if self._world_size > 1 else "",
+        )
+
+
+def check_shares(loader: object, world_size: int) -> None:
+    """Sees that the ranks can have different samples.
+
+    Raises:
+        ValueError: Every rank would train on the same data.
+    """
+    if world_size == 1 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    draws_alike = isinstance(sampler, WeightedRandomSampler | SubsetRandomSampler) and sampler.generator is None
+    if draws_alike or isinstance(sampler, RandomSampler | SequentialSampler):
+        raise ValueError(
+            f"this {type(loader).__name__} gives each of {world_size} ranks all of the data, by a "
+            f"{type(sampler).__name__}: {_WRAP}; or give it a sampler that knows the rank, a DistributedSampler or one "
+            "with a generator that is seeded by rank"
+        )
+
+
+def outlive_stop(loader: object) -> None:
+    """Lets the workers of a loader that the user made outlive a stop's signal."""
+    if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, OutliveStop):
+        loader.worker_init_fn = OutliveStop(loader.worker_init_fn)
 
 
 def is_evaluation(loader: object) -> bool:

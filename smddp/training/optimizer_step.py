@@ -47,7 +47,8 @@ class OptimizerStep:
         # Optimizers that read the scaler's verdict themselves always "step": only the scale tells whether they did.
         self._scale_tells = any(getattr(each, "_step_supports_amp_scaling", False) for each in self._optimizers)
         if scaler is not None and self._schedulers:
-            self._optimizers[0].register_step_post_hook(self._note_step)
+            for optimizer in self._optimizers:
+                optimizer.register_step_post_hook(self._note_step)
 
     @property
     def learning_rate(self) -> float:

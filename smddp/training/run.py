@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 import torch.distributed as dist
-from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from smddp.checkpoint import Checkpointer
 from smddp.cluster import Cluster
 from smddp.distributed import FirstFailure, Membership, StopQuestion, is_communication_error, join, leave
 from smddp.errors import CheckpointError, SmddpError
@@ -40,6 +38,9 @@ logger = logging.getLogger(__name__)
 _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 
+_has_trained = False
+"""Whether an optimizer of this process has taken a step since ``run`` began."""
+
 
 def run(main: Callable[..., None]) -> NoReturn:
     """Runs the training function as a rank of its job, and ends the process.
@@ -53,7 +54,9 @@ def run(main: Callable[..., None]) -> NoReturn:
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
             on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
     """
-    with stop_signal:
+    global _has_trained
+    _has_trained = False
+    with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.unheeded = _end_unheeded
         try:
             code = _run(main)
@@ -77,7 +80,7 @@ def _run(main: Callable[..., None]) -> int:
             arguments, job = _arguments(main, job)
             job.make_directories()
             earlier = failure_report.find(job.output_dir)
-            late = partial(_end_late, job, cluster)
+            late = partial(_end_late, job, cluster, earlier)
             watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
             membership = adopted or join(cluster)
         except Exception as error:
@@ -209,7 +212,7 @@ class StoppedUnheeded(SystemExit):
 
 def _end_unheeded() -> None:
     """Ends the main thread where SIGTERM met it, since nothing there asks for a stop."""
-    if _has_begun_to_train():
+    if _has_trained:
         raise StoppedUnheeded(
             "told to stop, and nothing in this script asks for that: what was done since its last checkpoint is lost. "
             "Use smddp.Trainer, or ask job.stopping in the loop, save, and raise smddp.Stopped"
@@ -218,24 +221,14 @@ def _end_unheeded() -> None:
     raise Stopped
 
 
-def _has_begun_to_train() -> bool:
-    """Whether there are traces of training in memory; it takes a while, and is asked once, at the end."""
-    for found in gc.get_objects():
-        kind = type(found)  # not its __class__, which a proxy might compute
-        if issubclass(kind, Checkpointer) and found.has_begun:
-            return True
-        if issubclass(kind, Optimizer) and (found.state or _has_gradients(found)):
-            return True
-    return False
+def _note_training(*_: object) -> None:
+    global _has_trained
+    _has_trained = True
 
 
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(weight.grad is not None for group in optimizer.param_groups for weight in group["params"])
-
-
-def _end_late(job: Job, cluster: Cluster) -> None:
+def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
     """Ends a rank that was told to stop and came to no step's end in time; called in a thread."""
-    code = RESUMABLE if all_work_is_durable() or not _has_begun_to_train() else 1
+    code = RESUMABLE if all_work_is_durable() or not _has_trained else 1
     where = main_thread_traceback()
     seconds = stop_signal.age
     if code == RESUMABLE:
@@ -246,7 +239,8 @@ def _end_late(job: Job, cluster: Cluster) -> None:
             "last checkpoint is lost. It was here"
         ).with_traceback(where)
         logger.critical("the stop was not heeded in time", exc_info=late)
-        _record(job.output_dir, failure_report.describe(late, cluster))
+        if failure_report.find(job.output_dir) == earlier:  # else a truer reason is there: that it cannot save
+            _record(job.output_dir, failure_report.describe(late, cluster))
     with suppress(OSError):
         write_exit_code(code, os.environ)
     logging.shutdown()

@@ -6,6 +6,7 @@ all ranks to stop. The trainer tells it of each boundary, a moment at which all 
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -33,16 +34,23 @@ STOP_SECONDS = 90.0
 said of a checkpoint that is not takes time too."""
 
 _LONG_EVALUATION_SECONDS = 30.0
+"""An evaluation that took longer begins with a checkpoint: a stop may come in it, and it must be over in 90 s."""
 
-LEAST_SECONDS = 10.0  # for it nevertheless, where the step in which SIGTERM came took longer
+LEAST_SECONDS = 10.0
+"""How long the last checkpoint has in any case, also where the step in which SIGTERM came took most of that time."""
 
 
 _runs: WeakSet[RunCheckpoints] = WeakSet()
 
 
 def all_work_is_durable() -> bool:
-    """Whether there are runs in this process, and no step of them would be lost if it ended now; any thread may ask."""
-    return bool(_runs) and all(run.is_durable for run in list(_runs))
+    """Whether runs of this process took steps, and none would be lost if it ended now; any thread may ask."""
+    runs = list(_runs)
+    return any(run.progress.steps for run in runs) and all(run.is_durable for run in runs)
+
+
+def _is_taken(place: str) -> bool:
+    return any(run.saves_to == place for run in _runs)
 
 
 @dataclass(slots=True)
@@ -142,6 +150,7 @@ class RunCheckpoints:
             CheckpointError: Nothing can be saved there; on every rank.
         """
         saves = self._open(state, per_rank, order)
+        saves.take_place()
         if not saves.is_empty():
             raise ValueError(
                 f"{saves.place} holds checkpoints, and this loop began without them: call trainer.resume() before its "
@@ -228,20 +237,48 @@ class RunCheckpoints:
         if decision.save:
             self.save()
 
-    def save(self) -> None:
-        """Save a checkpoint of this moment, unless there is one."""
+    def save(self, *, again: bool = False) -> None:
+        """Save a checkpoint of this moment, unless there is one.
+
+        Args:
+            again: Save in any case: what is kept beside the model may have changed.
+        """
         saves = self._saves
-        if saves is None or saves.has(self._moment):
+        if saves is None or (saves.has(self._moment) and not again):
             return
-        self._before_save()
+        self._check()
         saves.save(self._moment, position=self._position, metrics=self._metrics_now)
         self._is_cold = False
         self._agreement.saved()
 
     @property
+    def saves_to(self) -> str | None:
+        """Where this run saves, from its start until it was stopped or ended."""
+        return self._saves.place if self._saves is not None and self._saves.is_open else None
+
+    def check_unsaved(self) -> None:
+        """Sees that this moment may be saved, unless it is saved already."""
+        if self._saves is not None and not self._saves.has(self._moment):
+            self._check()
+
+    def make_durable(self, seconds: float) -> None:
+        """Returns once a checkpoint of this moment is durable.
+
+        Raises:
+            CheckpointError: It could not be saved, or not in so many seconds.
+        """
+        assert self._saves is not None
+        self._saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
+
+    @property
     def is_durable(self) -> bool:
         """Whether no step that was taken would be lost if the process ended now; any thread may ask."""
         return self.progress.steps == 0 if self._saves is None else self._saves.is_durable(self.progress.steps)
+
+    def leave(self) -> None:
+        """Lets another run of this process save where this one did."""
+        if self._saves is not None:
+            self._saves.is_open = False
 
     def finish(self) -> None:
         """Waits until the last checkpoint is durable, or says that it is not."""
@@ -254,6 +291,14 @@ class RunCheckpoints:
         assert self._saves is None, "a run begins once"
         self._order = order
         positions = {} if order is None else {"position": order}
+        place = self._job.checkpoint_location
+        if _is_taken(place):
+            gc.collect()  # a trainer that nobody holds any more is no obstacle
+        if _is_taken(place):
+            raise ValueError(
+                f"another Trainer of this process keeps its checkpoints in {place}: give each a name of its own, such "
+                'as Trainer(..., name="generator")'
+            )
         progress = self.progress
         parts = {**state, **positions, "progress": progress}
         return RunSaves(self._job, self._policy, parts, per_rank, lambda: progress.steps)
@@ -261,6 +306,13 @@ class RunCheckpoints:
     def _begin(self, saves: RunSaves) -> None:
         self._saves = saves
         self._agreement.start(self.progress.steps)
+
+    def _check(self) -> None:
+        try:
+            self._before_save()
+        except Exception:
+            self.leave()  # nothing of this run will be saved any more
+            raise
 
     @property
     def _metrics_digest(self) -> float:
@@ -283,10 +335,14 @@ class RunCheckpoints:
     def _stop(self, saves: RunSaves, seconds: float) -> NoReturn:
         step, epoch = self._moment
         failure: Exception | None = None
+        deadline = time.monotonic() + seconds
+        # All runs of the process, in an order that is the same on all ranks: the stop of one is the end of all.
+        runs = sorted((run for run in _runs if run.saves_to is not None), key=lambda run: run.saves_to or "")
         try:
-            if not saves.has(self._moment):
-                self._before_save()
-            saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
+            for run in runs:
+                run.check_unsaved()
+            for run in runs:
+                run.make_durable(max(deadline - time.monotonic(), 1.0))
         except Exception as error:  # not swallowed: raised below, once all ranks know
             failure = error
         if self._agreement.decide(step, failed=failure is not None).failed:
@@ -297,5 +353,6 @@ class RunCheckpoints:
         if self._is_main:
             there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
-        saves.leave_place()
+        for run in runs:
+            run.leave()
         raise Stopped

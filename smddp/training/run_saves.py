@@ -6,7 +6,6 @@ stop, at the end of training, and when the process ends. When to save is ``smddp
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import time
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
-from weakref import WeakValueDictionary
 
 from smddp.checkpoint import Checkpointer, SaveReport
 from smddp.checkpoint.ranks import Ranks
@@ -41,9 +39,6 @@ Moment = tuple[int, int]
 _BEGINNING: Moment = (0, 0)
 
 _ends_with: ExitStack | None = None
-
-_open_places: WeakValueDictionary[str, RunSaves] = WeakValueDictionary()
-"""The runs that have not ended, by where they save. Under ``smddp.run`` none ends before the script does."""
 
 
 @contextmanager
@@ -82,15 +77,7 @@ class RunSaves:
 
         Raises:
             CheckpointError: Nothing can be saved there; on every rank.
-            ValueError: Another run of this process saves there.
         """
-        if job.checkpoint_location in _open_places:
-            gc.collect()  # a trainer that nobody holds any more is no obstacle
-        if job.checkpoint_location in _open_places:
-            raise ValueError(
-                f"another Trainer of this process keeps its checkpoints in {job.checkpoint_location}: give each a name "
-                'of its own, such as Trainer(..., name="generator")'
-            )
         self.place = job.checkpoint_location
         """Where this run saves."""
         self._place = open_store(self.place)
@@ -116,7 +103,8 @@ class RunSaves:
         self._loaded = _BEGINNING  # where there is nothing to save
         self._last = _BEGINNING  # what is loaded, or was saved or begun to be saved since
         self._random_state: tuple[Moment, Any] | None = None
-        _open_places[job.checkpoint_location] = self
+        self.is_open = True
+        """Whether this run may still save: no other one of this process may then."""
         if _ends_with is not None:
             _ends_with.enter_context(self)
 
@@ -140,6 +128,14 @@ class RunSaves:
     def warm_up(self) -> None:
         """Takes the memory for saving, in the background."""
         self._checkpointer.warm_up()
+
+    def take_place(self) -> None:
+        """Keeps other runs out; collective.
+
+        Raises:
+            CheckpointError: One saves there already; on every rank.
+        """
+        self._checkpointer.take_place()
 
     def is_empty(self) -> bool:
         """Whether there is no checkpoint yet, not even a damaged one; collective."""
@@ -215,10 +211,6 @@ class RunSaves:
         step = self._loaded[0] if self.last_report is None else self.last_report.step
         return f"the next attempt goes on from {self._place.path(step)}" if step else "the next attempt begins anew"
 
-    def leave_place(self) -> None:
-        """Lets another run of this process save there: this one will not."""
-        _open_places.pop(self.place, None)
-
     def finish(self) -> None:
         """Waits until the newest save is durable, or says that it is not.
 
@@ -240,7 +232,7 @@ class RunSaves:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Ends: after success once all is durable, with an exception once ten seconds are over."""
-        self.leave_place()
+        self.is_open = False
         if error is None:
             self.finish()
             if self._speaks and (lost := self._steps() - self._last[0]) > 0:

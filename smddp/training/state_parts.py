@@ -100,8 +100,8 @@ class LoaderState:
         """Return the place, and of how many ranks it is one."""
         return {"world_size": self._world_size, "state": self._loader.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the place.
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See that the place is one of as many ranks.
 
         Raises:
             ValueError: It is of another number of ranks.
@@ -112,6 +112,9 @@ class LoaderState:
                 "samples would be lost or come twice; resume with as many ranks, or give trainer.loader() the dataset, "
                 "whose place fits any number of them"
             )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the place."""
         self._loader.load_state_dict(state["state"])
 
 

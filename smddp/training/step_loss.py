@@ -17,16 +17,14 @@ _SHOWN = 3
 
 
 class StepLoss:
-    """Collects the losses of the micro-batches of a step where they are asked for, and else keeps the last one.
+    """Collects the losses of the micro-batches of a step where they are asked for, and looks at the weights.
 
     Args:
-        membership: The ranks; all call ``mean`` and ``check_finite`` at the same steps.
+        membership: The ranks; all call ``mean`` at the same steps.
         module: The model.
     """
 
     def __init__(self, membership: Membership, module: nn.Module) -> None:
-        self.last: Tensor | None = None
-        """The loss of the last micro-batch of this rank; None before the first."""
         self._membership = membership
         self._module = module
         self._collected: list[Tensor] = []
@@ -44,7 +42,6 @@ class StepLoss:
             weight: As `OptimizerStep.backward_and_step` has it.
             collect: Whether ``mean`` will be asked for after this step.
         """
-        self.last = loss
         if collect:
             self._collected.append(loss.detach() * weight)
 
@@ -54,35 +51,47 @@ class StepLoss:
         self._collected.clear()
         return self._over_ranks(losses.mean())
 
-    def check_finite(self, step: int, loss: float | None = None) -> None:
-        """Sees whether the model can still learn; collective.
-
-        Only a loss that is not finite is reason to look at the weights.
+    def check_finite(self, step: int, loss: float) -> None:
+        """Sees, where the loss of a step is not finite, whether the model can still learn.
 
         Args:
             step: Optimizer steps taken.
-            loss: The mean over the ranks, where it is known.
+            loss: The mean over the ranks.
 
         Raises:
-            TrainingDivergedError: Weights are not finite either: no step can mend that.
+            TrainingDivergedError: Weights are not finite either.
         """
-        if self.last is None:
+        if math.isfinite(loss):
             return
-        value = self._over_ranks(self.last.detach().double()) if loss is None else loss
-        if math.isfinite(value):
-            return
-        broken = [name for name, weight in self._module.named_parameters() if not bool(torch.isfinite(weight).all())]
+        self.check_weights(step)
+        if not self._warned and self._membership.cluster.is_main:
+            self._warned = True
+            logger.warning("the loss of step %d is %s; the weights are finite, and training goes on", step, loss)
+
+    def check_weights(self, step: int) -> None:
+        """Sees that all weights are finite; they are the same on all ranks.
+
+        Args:
+            step: Optimizer steps taken.
+
+        Raises:
+            TrainingDivergedError: Some are not: no step can mend that.
+        """
+        names, largest = [], []
+        for name, weight in self._module.named_parameters():
+            if weight.numel() and (weight.is_floating_point() or weight.is_complex()):
+                names.append(name)
+                largest.append(torch.linalg.vector_norm(weight.detach(), float("inf")).float().cpu())
+        finite = torch.isfinite(torch.stack(largest)).tolist() if largest else []
+        broken = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
         if broken:
             more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
             raise TrainingDivergedError(
-                f"the loss of step {step} is {value}, and the model's {', '.join(broken[:_SHOWN])}{more} "
+                f"at step {step} the model's {', '.join(broken[:_SHOWN])}{more} "
                 f"{'has' if len(broken) == 1 else 'have'} values that are not finite: no further step can mend that. "
                 "Nothing of it was saved; the checkpoints there are were saved before. Lower the learning rate, set "
                 "clip_norm, or look for NaN in the data"
             )
-        if not self._warned and self._membership.cluster.is_main:
-            self._warned = True
-            logger.warning("the loss of step %d is %s; the weights are finite, and training goes on", step, value)
 
     def _over_ranks(self, value: Tensor) -> float:
         return sum_over_ranks(value, self._membership).item() / self._membership.cluster.world_size

@@ -43,6 +43,7 @@ class StopDeadline:
 
     def _watch(self) -> None:
         while not self._over.wait(_POLL_SECONDS):
+            self._stop_signal.look()
             if self._stop_signal.is_unheeded:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # whose handler ends it there
             if self._stop_signal.age > self._seconds:

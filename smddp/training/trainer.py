@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from smddp.checkpoint.metric_values import as_numbers
+from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.restoring import Stateful
 from smddp.data.build_order import AnyDataset, OrderOptions
 from smddp.data.dataloader_options import DataLoaderOptions, StatefulLoader
@@ -38,7 +39,7 @@ from smddp.data.order.partition import Tail
 from smddp.distributed import Replica, current_membership, join, share_outcome, sum_over_ranks
 from smddp.job import Job
 from smddp.job.saved_model import write_model
-from smddp.training.batches import BatchStreams, Loop
+from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.metrics import StepRate, report
 from smddp.training.model_checks import check_optimizers, underlying_module
@@ -153,8 +154,7 @@ class Trainer:
                 micro_batches=lambda: step.micro_batch,
                 finish_window=self._finish_window,
                 next_epoch=self._next_epoch,
-                begin_evaluation=self._run_checkpoints.begin_evaluation,
-                end_evaluation=self._run_checkpoints.end_evaluation,
+                begin_evaluation=self._begin_evaluation,
             ),
             device=self.device,
             accumulate=accumulate,
@@ -217,7 +217,8 @@ class Trainer:
         """
         if self._loaders.loader is not None or self._run_checkpoints.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
-        if isinstance(dataset, StatefulLoader):
+        if isinstance(dataset, StatefulLoader) and batch_size is None:
+            check_shares(dataset, self._cluster.world_size)
             self._loaders.loader = dataset
             self._per_rank["loader"] = LoaderState(dataset, self._cluster.world_size)
             return dataset
@@ -326,7 +327,7 @@ class Trainer:
         self._run_checkpoints.finish()
 
     def save(self, *, wait: bool = False) -> None:
-        """Saves a checkpoint of this moment, between two steps, unless there is one; all ranks must call it.
+        """Saves a checkpoint of this moment, between two steps, in place of one of the same step; all ranks call it.
 
         Args:
             wait: Return once it is durable. Else that is some time later; ``smddp.run`` waits for it at the end.
@@ -336,7 +337,7 @@ class Trainer:
             TrainingDivergedError: The weights are not finite.
         """
         self._begin()
-        self._run_checkpoints.save()
+        self._run_checkpoints.save(again=True)
         if wait:
             self._run_checkpoints.finish()
 
@@ -416,12 +417,30 @@ class Trainer:
             report(self._progress.steps, self._progress.epoch, numbers)
 
     def save_model(self) -> None:
-        """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait."""
+        """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
+
+        Raises:
+            TrainingDivergedError: The weights are not finite.
+        """
+        self._check_finite()
         share_outcome(lambda: write_model(self.module, self._job.model_dir), self._membership)
 
     def _begin(self) -> None:
         if not self._run_checkpoints.has_started:
             self.resume()
+
+    def _begin_evaluation(self) -> Callable[[], None]:
+        """What the evaluation draws at random changes nothing that comes after it, whether it is repeated or not."""
+        before, steps, taken = rng.capture(), self.steps, self._optimizer_step.micro_batch
+        self._run_checkpoints.begin_evaluation()
+        self._next_look = self.steps + 1
+
+        def end() -> None:
+            self._run_checkpoints.end_evaluation()
+            if (self.steps, self._optimizer_step.micro_batch) == (steps, taken):  # else training drew in between
+                rng.restore([before], rank=0)
+
+        return end
 
     def _next_epoch(self) -> bool:
         if self._counts_steps:
@@ -440,7 +459,7 @@ class Trainer:
         self._next_look = self._progress.steps + 1  # what was agreed may have moved
 
     def _check_finite(self) -> None:
-        self._loss.check_finite(self._progress.steps)
+        self._loss.check_weights(self._progress.steps)
 
     def _look(self) -> None:
         """What is due after this step; sets the next step after which something may be."""

@@ -53,7 +53,7 @@ class NamedOptimizer:
             group[_NAMES] = names
         return state
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """See that the state fits; nothing is changed.
 
         Raises:

@@ -45,7 +45,7 @@ class Stateful(Protocol):
 class Checking(Stateful, Protocol):
     """One that can tell beforehand whether it will take a state."""
 
-    def check(self, state: Any, /) -> None:
+    def check_state_dict(self, state: Any, /) -> None:
         """See that the state fits; nothing is changed.
 
         Raises:
@@ -116,9 +116,13 @@ class Restoration:
             if isinstance(part, torch.nn.Module):
                 self._check_module(name, part, self._loaded.unflatten(name))
             elif isinstance(part, Checking):
-                self._check_part(name, part.check)
+                self._check_part(name, part.check_state_dict, self._loaded.unflatten(name))
             elif isinstance(part, torch.optim.Optimizer):
-                self._check_part(name, partial(check_optimizer, part))
+                self._check_part(name, partial(check_optimizer, part), self._loaded.unflatten(name))
+        own_state = self._ranks[self._rank] if self._rank < len(self._ranks) else {}
+        for name, part in self._per_rank.items():
+            if isinstance(part, Checking) and name in own_state:
+                self._check_part(name, part.check_state_dict, own_state[name])
         unused = sorted((saved | own) - set(self._state) - set(self._per_rank))
         if unused and self._rank == 0:
             logger.warning("%s also has %s: not used", self._what, ", ".join(unused))
@@ -154,9 +158,9 @@ class Restoration:
                 f"{self._what} does not fit this run's {name}: {type(error).__name__}: {error}"
             ) from error
 
-    def _check_part(self, name: str, check: Callable[[Any], None]) -> None:
+    def _check_part(self, name: str, check: Callable[[Any], None], state: Any) -> None:
         try:
-            check(self._loaded.unflatten(name))
+            check(state)
         except (ValueError, KeyError, TypeError) as error:
             reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise CheckpointError(

@@ -70,6 +70,11 @@ class DirectoryHold:
         if _key(self._path) != self._key:
             self.release()
             self._take(patience=0)
+        with _guard:
+            # Whoever closes another descriptor of the file in this process, a copy of the directory for instance, gives
+            # the lock up: what is still ours is taken again, which changes nothing where it was kept.
+            if not self._files.try_lock(_locks[self._key].descriptor):
+                raise PlaceTakenError(str(self._path.parent), None)
 
     def release(self) -> None:
         """Let others have it."""

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from smddp.checkpoint import list_checkpoints
-from tests.fork_python import ForkPython
 
 PROGRAM = """
 import multiprocessing
@@ -35,7 +34,7 @@ class Slow(Dataset):
 def main(job):
     model = nn.Linear(3, 1)
     trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), log_every=10)
-    loader = trainer.loader(Slow(), batch_size=4, num_workers=2)
+    loader = LOADER
     for _ in trainer.epochs(1):
         for batch in trainer.batches(loader):
             trainer.step(trainer.model(batch).mean())
@@ -66,9 +65,16 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("fork_python")
-def test_sigterm_to_the_process_group_is_a_stop_with_a_checkpoint(tmp_path: Path, fork_server: ForkPython) -> None:
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "trainer.loader(Slow(), batch_size=4, num_workers=2)",
+        "torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=2)",
+    ],
+)
+def test_sigterm_to_the_process_group_is_a_stop_with_a_checkpoint(tmp_path: Path, loader: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(PROGRAM)
+    script.write_text(PROGRAM.replace("LOADER", loader))
     environ = {**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")}
     rank = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True

@@ -13,6 +13,7 @@ import logging
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 import smddp
 from smddp.distributed import on_each_rank, current_membership
 
@@ -87,6 +88,20 @@ def leftovers(job):
     assert trainer.steps == 2
     assert same_on_all(trainer.module)
 
+def frozen_within_a_step(job):
+    model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+    trainer = made(job, model, name="frozen", accumulate=2)
+    for step in range(4):
+        x = torch.full((2, 1), 1.0 + job.cluster.rank + step)
+        trainer.step((trainer.model(x) - 1).square().mean())
+        if step == 0:
+            for weight in model[0].parameters():
+                weight.requires_grad_(False)
+    assert same_on_all(model)
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    trainer.model(torch.ones(1, 1))  # a critic while the generator learns: nothing of it is averaged
+
 def refused(job):
     trainer = made(job, name="refused", accumulate=2)
     errors = []
@@ -95,7 +110,10 @@ def refused(job):
             action()
         except ValueError as error:
             errors.append(str(error))
+    attempt(lambda: trainer.loader(StatefulDataLoader(points(), shuffle=True)))
     attempt(lambda: next(trainer.batches(DataLoader(points(), shuffle=True))))
+    drawn = DataLoader(points(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 40, 40))
+    attempt(lambda: next(trainer.batches(drawn)))
     trainer.step(trainer.model(torch.ones(1, 1)).mean())
     attempt(lambda: trainer.step(trainer.module(torch.ones(1, 1)).mean()))
     own = nn.ModuleList([trainer.module, nn.Linear(1, 1)])
@@ -105,7 +123,8 @@ def refused(job):
         print(*errors, sep="\\n")
 
 def main(job):
-    for loop in (zipped_loaders, unfrozen, evaluation_with_gradients, metrics_of_all, leftovers, refused):
+    loops = (zipped_loaders, unfrozen, evaluation_with_gradients, metrics_of_all, leftovers, frozen_within_a_step)
+    for loop in (*loops, refused):
         loop(job)
         if job.cluster.is_main:
             print("done", loop.__name__)
@@ -120,9 +139,10 @@ def test_ranks_stay_alike_or_are_told_why_not(run_ranks: Callable[..., list[Any]
     main, other = run_ranks(LOOPS, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
     assert [main.code, other.code] == [0, 0], (main, other)
     lines = main.printed.splitlines()
-    assert sum(line.startswith("done ") for line in lines) == 6
+    assert sum(line.startswith("done ") for line in lines) == 7
     refusals = [line for line in lines if not line.startswith("done ")]
-    reasons = ("gives each of 2 ranks all of", "would not be averaged", "train them apart", "give the module itself")
+    all_of_it = ["gives each of 2 ranks all of"] * 3
+    reasons = (*all_of_it, "would not be averaged", "train them apart", "give the module itself")
     for refusal, reason in zip(refusals, reasons, strict=True):
         assert reason in refusal
     assert "step=1 epoch=0 loss=500 " in main.logged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import smddp
-from smddp import CheckpointPolicy, Trainer
+from smddp import CheckpointPolicy, Retention, Trainer
 from smddp.checkpoint import list_checkpoints
 from smddp.distributed import leave
 from smddp.errors import TrainingDivergedError
@@ -503,3 +504,96 @@ def test_a_resume_right_before_a_metric_line_shows_it(job: Job, caplog: pytest.L
     again.trainer.resume()
     again.step(torch.ones(2, 1))
     assert any(record.getMessage().startswith("step=3 epoch=0 loss=") for record in caplog.records)
+
+
+def test_weights_that_a_finite_loss_spoiled_are_not_saved_either(job: Job) -> None:
+    parts = Parts(job, checkpoints=CheckpointPolicy(every=1, seconds=None, keep=Retention(last=1)), log_every=1000)
+    parts.step(torch.ones(2, 1))
+    with pytest.raises(TrainingDivergedError):
+        parts.trainer.step((0 * parts.trainer.model(torch.ones(2, 1))).sqrt().sum())  # 0, and its gradient is NaN
+    with pytest.raises(TrainingDivergedError):
+        parts.trainer.save_model()
+    parts.trainer._run_checkpoints.finish()
+    assert steps_saved(job) == [1]
+
+
+def test_a_dataset_with_a_state_is_a_dataset(job: Job) -> None:
+    class Counted(TensorDataset):
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    loader = Parts(job).trainer.loader(Counted(torch.ones(8, 1)), batch_size=4)
+    assert len(next(iter(loader))[0]) == 4
+
+
+def test_an_evaluation_in_mid_epoch_changes_nothing(job: Job) -> None:
+    def run(job: Job, stop_at: int | None = None) -> list[float]:
+        parts, drawn = Parts(job), []
+        loader = parts.trainer.loader(points(), batch_size=8)
+        evaluation = parts.trainer.evaluation_loader(points(), batch_size=8)
+        for _ in parts.trainer.epochs(1):
+            for (batch,) in parts.trainer.batches(loader):
+                drawn.append(torch.rand(1).item())
+                parts.step(batch)
+                if parts.trainer.steps == 2:
+                    for number, _ in enumerate(parts.trainer.batches(evaluation)):
+                        torch.rand(7)
+                        if number == 2 and stop_at is not None:
+                            stop_signal.requested = True
+                            parts.trainer._run_checkpoints.between_steps()
+        return drawn
+
+    torch.manual_seed(3)
+    undisturbed = run(job.part("undisturbed"))
+    torch.manual_seed(3)
+    with pytest.raises(Stopped):
+        run(job, stop_at=2)
+    stop_signal.requested = False
+    torch.manual_seed(99)
+    assert run(job) == undisturbed[2:]
+
+
+def test_a_save_that_is_asked_for_has_what_changed_since_the_last_one(job: Job) -> None:
+    patience = {"bad": 0}
+    parts = Parts(job, state={"patience": patience})
+    parts.step(torch.ones(2, 1))
+    parts.trainer.save(wait=True)
+    patience["bad"] = 1
+    parts.trainer.log(accuracy=0.5)
+    parts.trainer.save(wait=True)
+    assert list_checkpoints(job.checkpoint_dir)[-1].manifest.metrics == {"accuracy": 0.5}  # type: ignore[union-attr]
+    patience["bad"] = 7
+    del parts
+    again = Parts(job, state={"patience": patience})
+    again.trainer.resume()
+    assert patience == {"bad": 1}
+
+
+def test_a_loader_that_comes_again_beside_the_training_loader_ends_no_step(job: Job) -> None:
+    parts = Parts(job, accumulate=2)
+    labelled = parts.trainer.loader(points(), batch_size=8)
+    few = [(torch.ones(2, 1),)] * 3
+    for _ in parts.trainer.epochs(1):
+        others = itertools.chain.from_iterable(parts.trainer.batches(few) for _ in itertools.count())
+        for (batch,), _other in zip(parts.trainer.batches(labelled), others, strict=False):
+            parts.step(batch)
+    assert parts.trainer.steps == 5
+
+
+def test_state_that_has_a_method_named_check_is_only_state(job: Job) -> None:
+    class EarlyStop:
+        def check(self, loss: float) -> None:
+            raise AssertionError
+
+        def state_dict(self) -> dict[str, int]:
+            return {"bad": 1}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    parts = Parts(job, state={"early": EarlyStop()})
+    parts.step(torch.ones(2, 1))
+    parts.trainer.save(wait=True)
+    del parts
+    assert Parts(job, state={"early": EarlyStop()}).trainer.resume()

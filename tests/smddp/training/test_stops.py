@@ -47,10 +47,17 @@ class Ended(NamedTuple):
     steps: list[int]
 
 
-def stopped(tmp_path: Path, body: str, *, by: signal.Signals = signal.SIGTERM, launcher: tuple[str, ...] = ()) -> Ended:
+def stopped(
+    tmp_path: Path,
+    body: str,
+    *,
+    by: signal.Signals = signal.SIGTERM,
+    launcher: tuple[str, ...] = (),
+    before: str = "",
+) -> Ended:
     """Sends SIGTERM once the script is ready, and waits for its end."""
     script = tmp_path / "script.py"
-    script.write_text(HEAD + body + "\nsmddp.run(main)\n")
+    script.write_text(before + HEAD + body + "\nsmddp.run(main)\n")
     with subprocess.Popen(
         [sys.executable, *launcher, str(script)],
         env={**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")},
@@ -94,6 +101,7 @@ def main(job):
     for step in range(10_000):
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         if step == 3:
             ready()
         time.sleep(0.01)
@@ -186,6 +194,60 @@ def main(job):
     assert "hangs: threading.Event().wait(60)" in ended.failure
 
 
+def test_a_main_thread_that_hangs_in_c_is_ended_too(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        TRAINER
+        + """
+import ctypes
+
+def hangs():
+    mutex = ctypes.create_string_buffer(64)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    ready()
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)  # as a collective does: no signal's handler runs
+
+def main(job):
+    trainer, loader = trained(job)
+    for _ in trainer.epochs(3):
+        for (batch,) in trainer.batches(loader):
+            trainer.step(trainer.model(batch).mean())
+            if trainer.steps == 3:
+                hangs()
+""",
+    )
+    assert ended.code == 1
+    assert "hangs: " in ended.failure
+
+
+def test_a_stop_saves_the_trainers_that_did_not_hear_of_it_too(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        """
+def main(job):
+    trainers = []
+    for name in ("critic", "generator"):
+        model, optimizer = parts(job)
+        policy = smddp.CheckpointPolicy(seconds=None)
+        trainers.append(smddp.Trainer(job, model, optimizer, name=name, checkpoints=policy))
+        trainers[-1].resume()
+    for step in range(10_000):
+        for trainer in trainers:
+            trainer.step(trainer.model(torch.ones(4, 1)).mean())
+        if step == 3:
+            ready()
+        time.sleep(0.01)
+""",
+    )
+    assert ended.code == 75, ended.log
+    of_each = [
+        [found.step for found in list_checkpoints(tmp_path / "run" / "checkpoints" / name)]
+        for name in ("critic", "generator")
+    ]
+    assert all(steps and steps[-1] > 3 for steps in of_each), of_each
+    assert abs(of_each[0][-1] - of_each[1][-1]) <= 1
+
+
 def test_storage_that_hangs_does_not_hold_a_stop(tmp_path: Path) -> None:
     ended = stopped(
         tmp_path,
@@ -239,3 +301,16 @@ def main(job):
     )
     assert ended.code == 75, ended.log
     assert ended.steps
+
+
+def test_a_stop_while_the_ranks_still_import_is_one_with_nothing_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # the server that forks ranks, imports done, leaves this to the real Python
+    ended = stopped(
+        tmp_path,
+        "def main(job):\n    time.sleep(30)",
+        launcher=("-m", "smddp.cli", "run"),
+        before='print("ready", flush=True)\nimport time\ntime.sleep(1)\n',
+    )
+    assert (ended.code, ended.failure) == (75, ""), ended.log

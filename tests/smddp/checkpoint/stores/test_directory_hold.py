@@ -190,3 +190,10 @@ def test_a_record_that_says_nothing_is_read_as_such() -> None:
     here = Owner.here(RUN)
     assert Owner.from_json(here.to_json()) == here
     assert Owner.from_json(here.to_json().replace(b'"pid": ', b'"pid": "a", "x": ')) is None
+
+
+def test_a_copy_of_the_directory_does_not_give_it_up(tmp_path: Path) -> None:
+    hold = take(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")  # opens and closes the file, and with it goes a POSIX lock
+    hold.check()
+    assert is_refused(tmp_path / "run")
