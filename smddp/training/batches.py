@@ -42,6 +42,8 @@ class Loop:
     """How many micro-batches of the optimizer step under way were taken."""
     finish_window: Callable[[], None]
     """Takes the optimizer step with the micro-batches there are."""
+    look: Callable[[], None]
+    """Sees to what is due of checkpoint and stop, now that the loop is done with a batch."""
     next_epoch: Callable[[], bool]
     """Whether the loop counts steps; then the data's next epoch has begun."""
     begin_evaluation: Callable[[], Callable[[], None]]
@@ -61,14 +63,14 @@ class BatchStreams:
 
     def __init__(self, loaders: Loaders, loop: Loop, *, device: torch.device, accumulate: int, world_size: int) -> None:
         self.in_step = False
-        """Whether a training batch is under way: then not all ranks are sure to stand at the same point."""
+        """Whether the loop is at work on a training batch: what it does after ``step`` belongs to the batch, too."""
         self._loaders = loaders
         self._loop = loop
         self._device = device
         self._accumulate = accumulate
         self._world_size = world_size
         self._given: int | None = None  # batches of the epoch that were given out; None: the loop iterates by itself
-        self._counted = True  # whether the place has counted the optimizer step's worth of data under way
+        self._is_settled = True  # whether the place has counted the batch that was given out last
         self._warned = False
 
     def of(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -101,15 +103,26 @@ class BatchStreams:
     def start_epoch(self) -> None:
         """Forgets what was under way."""
         self.in_step = False
-        self._given, self._counted = None, True
+        self._given, self._is_settled = None, True
 
     def count_step(self) -> None:
-        """Counts the data of an optimizer step as consumed; called after each."""
-        self.in_step = False
+        """Counts the data of an optimizer step as consumed, where the loop goes through the loader by itself."""
+        if self._given is None and self._loaders.order is not None:
+            self._loaders.order.advance()
+
+    def settle(self) -> None:
+        """Counts the batch under way as consumed: the loop is done with it, or saves what it has made of it.
+
+        Raises:
+            ValueError: The loop took no step on a batch, or several on one, within an accumulated step.
+        """
         order = self._loaders.order
-        if order is not None and (self._given is None or not self._counted):
-            order.advance()
-            self._counted = True
+        if order is None or self._given is None or self._is_settled or self._given % self._accumulate:
+            return
+        if self._accumulate > 1:
+            self._check_taken(0)
+        order.advance()
+        self._is_settled = True
 
     def check_step(self) -> None:
         """Sees that the micro-batch about to be taken is the one that the place in the data says.
@@ -122,20 +135,15 @@ class BatchStreams:
 
     def _ordered(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of the training loader, whose place is kept."""
-        order = self._loaders.order
-        assert order is not None
         self._given = 0
         try:
             for batch in self._moved(loader):
-                if self._given % self._accumulate == 0:
-                    self._counted = False
                 self._given += 1
+                self._is_settled = False
                 self.in_step = True
                 yield batch
-                if self._given % self._accumulate == 0 and not self._counted:  # the loop passed over it
-                    self._check_taken(0)
-                    order.advance()
-                    self._counted = True
+                self.settle()
+                self._loop.look()
         finally:
             self.in_step = False
             self._given = None
@@ -155,6 +163,7 @@ class BatchStreams:
             for batch in self._moved(loader):
                 self.in_step = True
                 yield batch
+                self._loop.look()
         finally:
             self.in_step = False
         if self._loop.micro_batches() and self._given is None:  # else the training loader's window goes on
@@ -197,7 +206,9 @@ def check_shares(loader: object, world_size: int) -> None:
         return
     sampler = getattr(loader.batch_sampler, "sampler", None)
     draws_alike = isinstance(sampler, WeightedRandomSampler | SubsetRandomSampler) and sampler.generator is None
-    if draws_alike or isinstance(sampler, RandomSampler | SequentialSampler):
+    # torchdata has a RandomSampler of its own, which is no subclass of torch's.
+    takes_all = isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler).__qualname__ == "RandomSampler"
+    if draws_alike or takes_all:
         raise ValueError(
             f"this {type(loader).__name__} gives each of {world_size} ranks all of the data, by a "
             f"{type(sampler).__name__}: {_WRAP}; or give it a sampler that knows the rank, a DistributedSampler or one "

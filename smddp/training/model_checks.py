@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
 def underlying_module(model: nn.Module) -> nn.Module:
@@ -34,6 +35,11 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
     """
     own = {id(weight) for weight in module.parameters()}
     for optimizer in optimizers:
+        if isinstance(optimizer, LBFGS):
+            raise ValueError(
+                "LBFGS computes the loss several times a step, which trainer.step(loss) cannot: write that loop with "
+                "smddp.Checkpointer and job.stopping"
+            )
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         strangers = sum(id(weight) not in own for weight in weights)
         kind = f"the optimizer ({type(optimizer).__name__})"
@@ -47,3 +53,16 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
                 f"{kind} has {strangers} of {len(weights)} parameters that are not the model's: the ranks would train "
                 "them apart; make them a part of the model, as of one nn.Module that holds both"
             )
+
+
+def check_schedulers(schedulers: Sequence[LRScheduler]) -> None:
+    """See that each schedule can be stepped without a metric.
+
+    Raises:
+        ValueError: One waits for a metric.
+    """
+    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
+        raise ValueError(
+            "ReduceLROnPlateau waits for a metric, which an optimizer step has not: give it as "
+            'state={"plateau": scheduler}, and call scheduler.step(metric) after each evaluation'
+        )

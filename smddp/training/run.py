@@ -29,7 +29,7 @@ from smddp.job import Job, failure_report, hyperparameters
 from smddp.job.job import answer_stop_question
 from smddp.process.exit_codes import write_exit_code
 from smddp.process.preemption import RESUMABLE, STOP_SIGNALS, Stopped, stop_signal
-from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS, all_work_is_durable
+from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS, all_work_is_durable, steps_in_no_checkpoint
 from smddp.training.run_saves import saves_end_with
 from smddp.training.stop_deadline import StopDeadline, main_thread_traceback
 
@@ -103,11 +103,19 @@ def _run(main: Callable[..., None]) -> int:
 def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
     first_failure = FirstFailure(membership, partial(_give_up, job.output_dir))
     saves = ExitStack()
+    process = os.getpid()
     try:
         with saves_end_with(saves):
             code = _run_well(main)
+        _end_fork(process, code)
         saves.close()  # no good end before the last checkpoint is durable, or it was said that it is not
+        if code == RESUMABLE and (lost := steps_in_no_checkpoint()):
+            raise CheckpointError(
+                f"the script ended with exit code {RESUMABLE}, which promises that it can go on, and {lost} steps are "
+                "in no checkpoint: call trainer.save(wait=True) before"
+            )
     except BaseException as error:
+        _end_fork(process, _exit_code(error))
         code = _exit_code(error)
         if code != _INTERRUPTED:
             logger.critical("rank %d failed", membership.cluster.rank, exc_info=True)
@@ -130,6 +138,14 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
     return code
+
+
+def _end_fork(process: int, code: int) -> None:
+    """Ends a process that the script has forked, and that came here: the job is its parent's."""
+    if os.getpid() != process:
+        if code not in (0, RESUMABLE):
+            logger.error("a process that the script forked failed", exc_info=True)
+        os._exit(code)
 
 
 def _run_well(main: Callable[[], None]) -> int:

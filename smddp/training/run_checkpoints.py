@@ -49,6 +49,11 @@ def all_work_is_durable() -> bool:
     return any(run.progress.steps for run in runs) and all(run.is_durable for run in runs)
 
 
+def steps_in_no_checkpoint() -> int:
+    """How many steps of this process's runs would be lost if it ended now, all saves being durable."""
+    return sum(run.unsaved_steps for run in list(_runs))
+
+
 def _is_taken(place: str) -> bool:
     return any(run.saves_to == place for run in _runs)
 
@@ -101,6 +106,7 @@ class RunCheckpoints:
         self._metrics: dict[str, float] = {}
         self._metrics_step = 0
         self._told_of_metrics = False
+        self._last_due = 0  # how many checkpoints ``every`` has asked for
         self._before_save = before_save
         self._evaluation_began: float | None = None
         self._evaluation_seconds = math.inf  # of the last one; the first may take any time
@@ -135,6 +141,7 @@ class RunCheckpoints:
         """
         saves = self._open(state, per_rank, order)
         found = saves.load()
+        self._last_due = self.progress.steps // (self._every or 1)
         self._begin(saves)
         if found and self._is_main:
             logger.info("resumed at step %d, in epoch %d", self.progress.steps, self.progress.epoch)
@@ -172,7 +179,8 @@ class RunCheckpoints:
             CheckpointError: If saving failed too often, or before a stop.
         """
         step = self.progress.steps
-        if self._every is not None and step % self._every == 0:
+        if self._every is not None and step // self._every > self._last_due:  # a batch may have had several steps
+            self._last_due = step // self._every
             self.save()
         if step >= self._agreement.next_step:
             self.between_steps()
@@ -269,6 +277,11 @@ class RunCheckpoints:
         """
         assert self._saves is not None
         self._saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
+
+    @property
+    def unsaved_steps(self) -> int:
+        """How many steps were taken since the last save that was begun."""
+        return self.progress.steps if self._saves is None else self._saves.unsaved_steps
 
     @property
     def is_durable(self) -> bool:

@@ -145,6 +145,11 @@ class RunSaves:
         """Whether the newest save, which may be under way, is of this moment."""
         return moment == self._last
 
+    @property
+    def unsaved_steps(self) -> int:
+        """How many steps were taken since the last save that was begun."""
+        return self._steps() - self._last[0]
+
     def keep_random_state(self, moment: Moment) -> None:
         """Lets all checkpoints of this moment have the random state that is now."""
         self._random_state = (moment, rng.capture())
@@ -235,7 +240,7 @@ class RunSaves:
         self.is_open = False
         if error is None:
             self.finish()
-            if self._speaks and (lost := self._steps() - self._last[0]) > 0:
+            if self._speaks and (lost := self.unsaved_steps) > 0:
                 logger.warning(
                     "the script ended with %d steps in no checkpoint: another run would take them again; call "
                     "trainer.save() after the loop, or after a break out of it",

@@ -42,7 +42,7 @@ from smddp.job.saved_model import write_model
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.metrics import StepRate, report
-from smddp.training.model_checks import check_optimizers, underlying_module
+from smddp.training.model_checks import check_optimizers, check_schedulers, underlying_module
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName
 from smddp.training.run_checkpoints import RunCheckpoints
@@ -122,6 +122,7 @@ class Trainer:
             self.module.to(self.device)
         optimizers, schedulers = _listed(optimizer), _listed(scheduler)
         check_optimizers(optimizers, self.module, world_size=self._cluster.world_size)
+        check_schedulers(schedulers)
         numbers = Precision(precision, self.device)
         self.model: nn.Module = numbers.wrap(model)
         self._replica: Replica | None = None
@@ -153,6 +154,7 @@ class Trainer:
                 begin=self._begin,
                 micro_batches=lambda: step.micro_batch,
                 finish_window=self._finish_window,
+                look=self._look,
                 next_epoch=self._next_epoch,
                 begin_evaluation=self._begin_evaluation,
             ),
@@ -322,6 +324,8 @@ class Trainer:
         self._rate.restart(self.steps)
         while self.steps < count:
             yield self.steps
+            self._streams.settle()
+            self._look()
         self._run_checkpoints.save()
         self._between_steps()
         self._run_checkpoints.finish()
@@ -337,6 +341,7 @@ class Trainer:
             TrainingDivergedError: The weights are not finite.
         """
         self._begin()
+        self._streams.settle()
         self._run_checkpoints.save(again=True)
         if wait:
             self._run_checkpoints.finish()
@@ -393,7 +398,9 @@ class Trainer:
         self._streams.count_step()
         progress = self._progress
         progress.steps += 1
-        if progress.steps >= self._next_look:
+        if progress.steps % self._log_every == 0:
+            self._report()
+        if not self._streams.in_step:  # else once the loop is done with the batch
             self._look()
 
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
@@ -432,8 +439,9 @@ class Trainer:
     def _begin_evaluation(self) -> Callable[[], None]:
         """What the evaluation draws at random changes nothing that comes after it, whether it is repeated or not."""
         before, steps, taken = rng.capture(), self.steps, self._optimizer_step.micro_batch
-        self._run_checkpoints.begin_evaluation()
-        self._next_look = self.steps + 1
+        if not self._streams.in_step:
+            self._run_checkpoints.begin_evaluation()
+            self._next_look = self.steps + 1
 
         def end() -> None:
             self._run_checkpoints.end_evaluation()
@@ -461,21 +469,24 @@ class Trainer:
     def _check_finite(self) -> None:
         self._loss.check_weights(self._progress.steps)
 
+    def _report(self) -> None:
+        step, loss = self._progress.steps, self._loss.mean()
+        if self.is_main:
+            metrics = {"loss": loss, "lr": self._optimizer_step.learning_rate}
+            if (order := self._loaders.order) is not None:
+                metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
+            report(step, self._progress.epoch, metrics)
+        self._loss.check_finite(step, loss)
+
     def _look(self) -> None:
-        """What is due after this step; sets the next step after which something may be."""
-        step, checkpoints = self._progress.steps, self._run_checkpoints
+        """Sees to what is due of checkpoint and stop, between two steps; sets the next step after which it may be."""
+        if self._progress.steps < self._next_look:
+            return
+        checkpoints = self._run_checkpoints
         if not checkpoints.has_started:
             checkpoints.begin_anew(self._state, self._per_rank, self._loaders.order)
-        if step % self._log_every == 0:
-            loss = self._loss.mean()
-            if self.is_main:
-                metrics = {"loss": loss, "lr": self._optimizer_step.learning_rate}
-                if (order := self._loaders.order) is not None:
-                    metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
-                report(step, self._progress.epoch, metrics)
-            self._loss.check_finite(step, loss)
         checkpoints.after_step()
-        self._next_look = min(checkpoints.next_step, (step // self._log_every + 1) * self._log_every)
+        self._next_look = checkpoints.next_step
 
 
 def _listed(parts: Any) -> list[Any]:

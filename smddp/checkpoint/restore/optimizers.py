@@ -25,6 +25,8 @@ _IMPLEMENTATION = {"foreach", "maximize", "capturable", "differentiable", "fused
 """Options of a group that do not tell one kind of optimizer from another."""
 _NEW = {"decoupled_weight_decay"}
 """Options that an older PyTorch did not have."""
+_OF_THE_KIND = {"decoupled_weight_decay", "amsgrad", "centered"}
+"""Options that make another algorithm (AdamW of Adam), or need a state that the other one has not."""
 _SCHEDULED = {"momentum", "betas"}
 """What a schedule may change besides the learning rate."""
 _SHOWN = 5
@@ -140,6 +142,12 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"it is one of another kind than this run's {type(optimizer).__name__}: it has no {_some(missing)}"
             )
+        for name in _OF_THE_KIND & set(saved) & set(optimizer.defaults):
+            if saved[name] != optimizer.defaults[name]:
+                raise ValueError(
+                    f"it is one of another kind than this run's {type(optimizer).__name__}: {name} was {saved[name]}, "
+                    f"and is {optimizer.defaults[name]}"
+                )
     if _saved_names(state) is not None:
         return  # the parameters are found by name
     weights = [weight for group in own for weight in group["params"]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -542,7 +544,7 @@ def test_an_evaluation_in_mid_epoch_changes_nothing(job: Job) -> None:
                         torch.rand(7)
                         if number == 2 and stop_at is not None:
                             stop_signal.requested = True
-                            parts.trainer._run_checkpoints.between_steps()
+                    drawn.append(torch.rand(1).item())
         return drawn
 
     torch.manual_seed(3)
@@ -552,7 +554,9 @@ def test_an_evaluation_in_mid_epoch_changes_nothing(job: Job) -> None:
         run(job, stop_at=2)
     stop_signal.requested = False
     torch.manual_seed(99)
-    assert run(job) == undisturbed[2:]
+    rest = run(job)
+    assert rest  # the stop was heard once the loop was done with the batch, or the one after it
+    assert rest == undisturbed[-len(rest) :]
 
 
 def test_a_save_that_is_asked_for_has_what_changed_since_the_last_one(job: Job) -> None:
@@ -597,3 +601,90 @@ def test_state_that_has_a_method_named_check_is_only_state(job: Job) -> None:
     parts.trainer.save(wait=True)
     del parts
     assert Parts(job, state={"early": EarlyStop()}).trainer.resume()
+
+
+def test_what_the_loop_does_after_a_step_is_in_its_checkpoint(job: Job) -> None:
+    def run(job: Job, stop_at: int | None = None) -> tuple[dict[str, Any], Tensor]:
+        counter: dict[str, Any] = {"updates": 0, "sum": torch.zeros(1)}
+        parts = Parts(job, state={"counter": counter})
+        loader = parts.trainer.loader(points(), batch_size=8)
+        for _ in parts.trainer.epochs(2):
+            for (batch,) in parts.trainer.batches(loader):
+                stop_signal.requested = stop_at is not None and parts.trainer.steps + 1 >= stop_at
+                parts.step(batch)
+                counter["updates"] += 1  # as an average of the weights is updated
+                counter["sum"] += parts.model.weight.item()
+        return counter, parts.model.weight
+
+    undisturbed, weight = run(job.part("undisturbed"))
+    with pytest.raises(Stopped):
+        run(job, stop_at=4)
+    stop_signal.requested = False
+    counter, again = run(job)
+    assert counter["updates"] == undisturbed["updates"] == 10
+    assert torch.equal(counter["sum"], undisturbed["sum"])
+    assert torch.equal(again, weight)
+
+
+def test_several_steps_a_batch_are_saved_together(job: Job) -> None:
+    def run(job: Job, stop_at: int | None = None) -> tuple[int, Tensor]:
+        parts = Parts(job, checkpoints=CheckpointPolicy(every=2))
+        loader = parts.trainer.loader(points(), batch_size=8)
+        for _ in parts.trainer.epochs(1):
+            for (batch,) in parts.trainer.batches(loader):
+                for _ in range(3):
+                    stop_signal.requested = stop_at is not None and parts.trainer.steps + 1 >= stop_at
+                    parts.step(batch)
+        return parts.trainer.steps, parts.model.weight
+
+    undisturbed = run(job.part("undisturbed"))
+    with pytest.raises(Stopped):
+        run(job, stop_at=7)
+    stop_signal.requested = False
+    steps, weight = run(job)
+    assert steps == undisturbed[0] == 15
+    assert torch.equal(weight, undisturbed[1])
+
+
+def test_exit_code_75_without_a_checkpoint_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
+
+    def main(job: Job) -> None:
+        parts = Parts(job)
+        for _ in range(3):
+            parts.step(torch.ones(2, 1))
+        sys.exit(75)
+
+    with pytest.raises(SystemExit) as end:
+        smddp.run(main)
+    assert end.value.code == 1
+    assert "3 steps are in no checkpoint" in (tmp_path / "run" / "output" / "failure").read_text()
+
+
+@pytest.mark.parametrize(("ending", "code"), [(ValueError(), 1), (SystemExit(0), 0)])
+def test_a_fork_of_the_script_that_ends_says_nothing_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: BaseException, code: int
+) -> None:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
+    codes = []
+
+    def main(job: Job) -> None:
+        child = os.fork()
+        if child == 0:
+            raise ending
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with pytest.raises(SystemExit) as end:
+        smddp.run(main)
+    assert end.value.code == 0
+    assert codes == [code]
+    assert not (tmp_path / "run" / "output" / "failure").exists()
+
+
+def test_what_cannot_be_stepped_is_refused_at_once(job: Job) -> None:
+    layer = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"job\.stopping"):
+        Trainer(job, layer, torch.optim.LBFGS(layer.parameters()))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="state="):
+        Trainer(job, layer, optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))

@@ -306,7 +306,9 @@ def main(job):
 def test_a_stop_while_the_ranks_still_import_is_one_with_nothing_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONHASHSEED", "0")  # the server that forks ranks, imports done, leaves this to the real Python
+    monkeypatch.setenv(
+        "PYTHONHASHSEED", "0"
+    )  # the server that forks ranks, imports done, leaves this to the real Python
     ended = stopped(
         tmp_path,
         "def main(job):\n    time.sleep(30)",

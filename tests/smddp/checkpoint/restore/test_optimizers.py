@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,15 @@ def test_a_change_that_is_not_allowed_changes_nothing(job: Job) -> None:
     assert torch.equal(again["first"].weight, before)
 
 
-@pytest.mark.parametrize("direction", [(torch.optim.SGD, torch.optim.Adam), (torch.optim.Adam, torch.optim.SGD)])
+@pytest.mark.parametrize(
+    "direction",
+    [
+        (torch.optim.SGD, torch.optim.Adam),
+        (torch.optim.Adam, torch.optim.SGD),
+        (torch.optim.Adam, torch.optim.AdamW),
+        (torch.optim.Adam, partial(torch.optim.Adam, amsgrad=True)),
+    ],
+)
 @pytest.mark.parametrize("plain", [False, True])
 def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(
     job: Job, direction: tuple[Any, Any], plain: bool
@@ -121,7 +130,7 @@ def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(
     saved, present = direction
     module, again = model(), model()
     nn.init.zeros_(again["first"].weight)
-    with pytest.raises(CheckpointError, match=r"another kind than this run's (Adam|SGD).*Nothing was loaded"):
+    with pytest.raises(CheckpointError, match=r"another kind than this run's (Adam|SGD|AdamW).*Nothing was loaded"):
         if plain:
             with Checkpointer(
                 job.checkpoint_dir, {"model": module, "optimizer": saved(module.parameters(), lr=0.1)}
