@@ -19,6 +19,9 @@ from smddp.errors import DistributedError
 
 CPU = torch.device("cpu")
 
+GPUS_PER_RANK_VARIABLE = "SMDDP_GPUS_PER_RANK"
+"""How many GPUs of its host each rank computes on, for a model that the script lays over several; 1 if unset."""
+
 _GPU_COUNTS = ("SM_NUM_GPUS", "SLURM_GPUS_ON_NODE")
 """Where a platform says how many GPUs a host has for the job."""
 
@@ -50,15 +53,28 @@ def share_gpus(store: Store, cluster: Cluster, own: Sequence[str]) -> list[list[
     return [json.loads(store.get(key)) for key in keys]
 
 
-def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]]) -> torch.device:
-    """The GPU of this rank where there are GPUs, else the CPU.
+def gpus_per_rank(environ: Mapping[str, str]) -> int:
+    """What the environment says, or 1.
 
-    Where the ranks of a host see the same GPUs, it is that whose number is the local rank. Where each sees its own, as
-    Slurm's ``--gpus-per-task`` and a CUDA_VISIBLE_DEVICES for each rank make it, it is the first of them.
+    Raises:
+        DistributedError: It is no such number.
+    """
+    given = environ.get(GPUS_PER_RANK_VARIABLE) or "1"
+    if not given.isdecimal() or int(given) < 1:
+        raise DistributedError(f"{GPUS_PER_RANK_VARIABLE}={given!r}: give how many GPUs each rank has, from 1")
+    return int(given)
+
+
+def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank: int = 1) -> torch.device:
+    """The GPU of this rank, or the first of its several, where there are GPUs, else the CPU.
+
+    Where the ranks of a host see the same GPUs, they are dealt in the order of the local ranks. Where each sees
+    its own, as Slurm's ``--gpus-per-task`` and a CUDA_VISIBLE_DEVICES for each rank make it, it is the first of them.
 
     Args:
         cluster: This rank.
         visible: The GPUs that each rank of its host sees, by local rank.
+        per_rank: How many GPUs each rank has.
 
     Raises:
         DistributedError: If a host has more ranks than GPUs, or gives a rank some that another one sees too.
@@ -67,7 +83,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]]) -> torch.dev
         return CPU
     own = visible[cluster.local_rank]
     others = [set(gpus) for local_rank, gpus in enumerate(visible) if local_rank != cluster.local_rank]
-    if own and not any(other & set(own) for other in others):
+    if len(own) >= per_rank and not any(other & set(own) for other in others):
         return torch.device("cuda", 0)
     if any(other != set(own) for other in others):
         listed = "; ".join(f"local rank {rank} {', '.join(gpus) or 'none'}" for rank, gpus in enumerate(visible))
@@ -75,13 +91,15 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]]) -> torch.dev
             f"the ranks of host {cluster.host} see some GPUs together and some not ({listed}): let all see the same, "
             "or each one its own (CUDA_VISIBLE_DEVICES counts)"
         )
-    if cluster.local_rank >= len(own):
+    first = cluster.local_rank * per_rank
+    if first + per_rank > len(own):
+        each = "" if per_rank == 1 else f" of {per_rank} GPUs ({GPUS_PER_RANK_VARIABLE})"
         raise DistributedError(
-            f"local rank {cluster.local_rank} has no GPU: host {cluster.host} runs {cluster.local_world_size} ranks "
-            f"and has {len(own)} (CUDA_VISIBLE_DEVICES counts); start at most {len(own)} processes a host, "
+            f"local rank {cluster.local_rank} has no GPU: host {cluster.host} runs {cluster.local_world_size} "
+            f"ranks{each} and has {len(own)} (CUDA_VISIBLE_DEVICES counts); start at most {len(own) // per_rank} processes a host, "
             "or hide the GPUs with CUDA_VISIBLE_DEVICES='' to train on the CPU"
         )
-    return torch.device("cuda", cluster.local_rank)
+    return torch.device("cuda", first)
 
 
 def missing_gpus(environ: Mapping[str, str]) -> str | None:

@@ -24,7 +24,7 @@ from smddp.cluster import Cluster
 from smddp.cluster.timeout import check_timeout, read_timeout
 from smddp.distributed import adoption
 from smddp.distributed.backend import choose_backend
-from smddp.distributed.device import CPU, missing_gpus, rank_device, share_gpus, visible_gpus
+from smddp.distributed.device import CPU, gpus_per_rank, missing_gpus, rank_device, share_gpus, visible_gpus
 from smddp.distributed.gloo_drain import drain_gloo
 from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
@@ -157,7 +157,8 @@ def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membersh
 
 def _take_device(cluster: Cluster, store: Store | None) -> torch.device:
     own = visible_gpus(os.environ)
-    device = rank_device(cluster, [own] if store is None else share_gpus(store, cluster, own))
+    visible = [own] if store is None else share_gpus(store, cluster, own)
+    device = rank_device(cluster, visible, per_rank=gpus_per_rank(os.environ))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     elif cluster.local_rank == 0 and (why := missing_gpus(os.environ)) is not None:
@@ -167,8 +168,8 @@ def _take_device(cluster: Cluster, store: Store | None) -> torch.device:
 
 def _init_group(backend: str, store: Store, cluster: Cluster, timeout: timedelta, device: torch.device) -> None:
     # NCCL told its device connects now, where a mistake is named, and does not guess it in a barrier. One rank has
-    # nobody to connect to.
-    is_bound = "nccl" in backend and cluster.world_size > 1
+    # nobody to connect to; and a group that is bound to one device refuses the gradients of a rank's others.
+    is_bound = "nccl" in backend and cluster.world_size > 1 and gpus_per_rank(os.environ) == 1
     try:
         dist.init_process_group(
             backend,

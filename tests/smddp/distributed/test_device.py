@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from smddp.cluster import Cluster
 from smddp.distributed import join, leave, membership
-from smddp.distributed.device import missing_gpus, move, rank_device, share_gpus, visible_gpus
+from smddp.distributed.device import gpus_per_rank, missing_gpus, move, rank_device, share_gpus, visible_gpus
 from smddp.errors import DistributedError
 
 
@@ -115,6 +115,31 @@ def test_nccl_is_told_the_device_that_it_connects(
     device = torch.device("cuda", 1)
     membership._init_group(backend, HashStore(), make_cluster(0, world_size), timedelta(seconds=1), device)
     assert given["device_id"] == (device if bound else None)
+
+
+def test_a_rank_of_several_gpus_has_those_after_its_neighbours(make_cluster: MakeCluster) -> None:
+    visible = [["a", "b", "c", "d"]] * 2
+    assert rank_device(make_cluster(1, 2), visible, per_rank=2) == torch.device("cuda", 2)
+    assert rank_device(make_cluster(1, 2), [["a", "b"], ["c", "d"]], per_rank=2) == torch.device("cuda", 0)
+    with pytest.raises(DistributedError, match=r"2 ranks of 3 GPUs \(SMDDP_GPUS_PER_RANK\) and has 4.*at most 1 "):
+        rank_device(make_cluster(1, 2), visible, per_rank=3)
+
+
+def test_a_group_of_ranks_of_several_gpus_is_bound_to_none(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda _backend, **options: given.update(options))
+    monkeypatch.setenv("SMDDP_GPUS_PER_RANK", "2")
+    cluster, device = make_cluster(0, 2), torch.device("cuda", 0)
+    membership._init_group("cpu:gloo,cuda:nccl", HashStore(), cluster, timedelta(seconds=1), device)
+    assert given["device_id"] is None
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
+def test_a_number_of_gpus_that_is_none_is_refused(given: str) -> None:
+    with pytest.raises(DistributedError, match="from 1"):
+        gpus_per_rank({"SMDDP_GPUS_PER_RANK": given})
 
 
 def test_every_tensor_of_a_batch_is_moved_and_the_rest_is_kept() -> None:
