@@ -97,7 +97,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
         raise DistributedError(
             f"local rank {cluster.local_rank} has no GPU: host {cluster.host} runs {cluster.local_world_size} "
             f"ranks{each} and has {len(own)} (CUDA_VISIBLE_DEVICES counts); start at most "
-            f"{len(own) // per_rank} processes a host, or hide the GPUs with CUDA_VISIBLE_DEVICES='' to train on the CPU"
+            f"{len(own) // per_rank} processes a host, or hide the GPUs by CUDA_VISIBLE_DEVICES='' to train on the CPU"
         )
     return torch.device("cuda", first)
 
