@@ -53,7 +53,7 @@ class StopSignal:
         self.requested = False
         self.heeded = False
         """Whether something asks ``requested`` from time to time, and will end the process in good order."""
-        self.unheeded: Callable[[], None] | None = None
+        self.on_unheeded: Callable[[], None] | None = None
         """Called by a signal that comes ``patience`` seconds after the first one, or later, if nothing heeds it yet;
         it raises what the main thread shall end with."""
         self.patience = 20.0
@@ -122,9 +122,9 @@ class StopSignal:
 
     def _request(self, _signal_number: int, _frame: FrameType | None) -> None:
         self._note()
-        if self.is_unheeded and self.unheeded is not None:
+        if self.is_unheeded and self.on_unheeded is not None:
             self.heeded = True  # a second signal must not disturb the end
-            self.unheeded()
+            self.on_unheeded()
 
 
 stop_signal = StopSignal()

@@ -57,12 +57,12 @@ def run(main: Callable[..., None]) -> NoReturn:
     global _has_trained
     _has_trained = False
     with stop_signal, register_optimizer_step_post_hook(_note_training):
-        stop_signal.unheeded = _end_unheeded
+        stop_signal.on_unheeded = _end_unheeded
         try:
             code = _run(main)
         except Stopped:  # before the ranks had joined
             code = RESUMABLE
-        stop_signal.unheeded = None
+        stop_signal.on_unheeded = None
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # what comes now must not spoil the exit code
     raise SystemExit(code)
@@ -157,7 +157,7 @@ def _run_well(main: Callable[[], None]) -> int:
             return _exit_code(ending)
         raise
     finally:
-        stop_signal.unheeded = None  # there is nothing left to end
+        stop_signal.on_unheeded = None  # there is nothing left to end
     return 0
 
 
