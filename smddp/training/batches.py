@@ -70,6 +70,7 @@ class BatchStreams:
         self._accumulate = accumulate
         self._world_size = world_size
         self._given: int | None = None  # batches of the epoch that were given out; None: the loop iterates by itself
+        self._has_stepped = False  # whether an optimizer step was taken on the batch that was given out last
         self._is_settled = True  # whether the place has counted the batch that was given out last
         self._warned = False
 
@@ -107,6 +108,7 @@ class BatchStreams:
 
     def count_step(self) -> None:
         """Counts the data of an optimizer step as consumed, where the loop goes through the loader by itself."""
+        self._has_stepped = True
         if self._given is None and self._loaders.order is not None:
             self._loaders.order.advance()
 
@@ -139,12 +141,14 @@ class BatchStreams:
         try:
             for batch in self._moved(loader):
                 self._given += 1
-                self._is_settled = False
+                self._is_settled = self._has_stepped = False
                 self.in_step = True
                 yield batch
                 self.settle()
                 self._loop.look()
         finally:
+            if self._has_stepped and self._loop.micro_batches() == 0:
+                self.settle()  # after a `break`
             self.in_step = False
             self._given = None
 

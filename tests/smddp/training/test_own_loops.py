@@ -688,3 +688,19 @@ def test_what_cannot_be_stepped_is_refused_at_once(job: Job) -> None:
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="state="):
         Trainer(job, layer, optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+
+
+def test_a_break_and_more_batches_of_the_same_epoch_repeat_none(job: Job) -> None:
+    parts, seen = Parts(job), []
+    loader = parts.trainer.loader(points(), batch_size=8)
+    for _ in parts.trainer.epochs(1):
+        for number, (batch,) in enumerate(parts.trainer.batches(loader)):
+            parts.step(batch)
+            seen += batch.flatten().tolist()
+            if number == 1:
+                break
+        for (batch,) in parts.trainer.batches(loader):
+            parts.step(batch)
+            seen += batch.flatten().tolist()
+    assert parts.trainer.steps == 5
+    assert sorted(seen) == sorted(points().tensors[0].flatten().tolist())
