@@ -60,7 +60,8 @@ class ForkPython:
     def close(self) -> None:
         """End the server. Programs that run go on."""
         if self._server is not None:
-            self._server.communicate()
+            self._server.kill()  # it ends with its standard input, too, whose other end a fork of this process may hold
+            self._server.wait()
 
     def _imitate(self, real: Path) -> None:
         """Make an environment with the real one's packages and programs."""

@@ -72,8 +72,10 @@ class DirectoryHold:
             self._take(patience=0)
         with _guard:
             # Whoever closes another descriptor of the file in this process, a copy of the directory for instance, gives
-            # the lock up: what is still ours is taken again, which changes nothing where it was kept.
-            if not self._files.try_lock(_locks[self._key].descriptor):
+            # the lock up: what is still ours is taken again, which changes nothing where it was kept. A fork has none:
+            # its parent has it.
+            lock = _locks.get(self._key)
+            if lock is not None and not self._files.try_lock(lock.descriptor):
                 raise PlaceTakenError(str(self._path.parent), None)
 
     def release(self) -> None:

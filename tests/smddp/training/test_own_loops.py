@@ -34,6 +34,7 @@ def _end() -> Iterator[None]:
     yield
     leave()
     stop_signal.requested = False
+    gc.collect()  # loaders whose workers would live as long as this process
 
 
 @pytest.fixture
