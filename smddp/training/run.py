@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -62,6 +62,7 @@ def run(main: Callable[..., None]) -> NoReturn:
             code = _run(main)
         except Stopped:  # before the ranks had joined
             code = RESUMABLE
+            _tell(code)
         stop_signal.on_unheeded = None
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # what comes now must not spoil the exit code
@@ -130,10 +131,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
         _end_soon(membership)
         return code
     first_failure.close()
-    try:
-        write_exit_code(code, os.environ)
-    except OSError as error:
-        logger.warning("how this rank ended could not be told to the container's first process: %s", error)
+    _tell(code)
     leave(together=code == RESUMABLE)
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
@@ -207,6 +205,14 @@ def _output_dir_of_sagemaker() -> Path | None:
     return output_dir if output_dir.is_dir() else None
 
 
+def _tell(code: int) -> None:
+    """Tells the container's first process that this rank ends well, by 0 or 75."""
+    try:
+        write_exit_code(code, os.environ)
+    except OSError as error:
+        logger.warning("how this rank ended could not be told to the container's first process: %s", error)
+
+
 def _record(output_dir: Path | None, report: str) -> None:
     if output_dir is None:
         return
@@ -249,6 +255,7 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
     seconds = stop_signal.age
     if code == RESUMABLE:
         logger.warning("told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds)
+        _tell(code)
     else:
         late = CheckpointError(
             f"told to stop {seconds:.0f} s ago, and this rank has come to no step's end since: what it did after its "
@@ -257,8 +264,6 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
         logger.critical("the stop was not heeded in time", exc_info=late)
         if failure_report.find(job.output_dir) == earlier:  # else a truer reason is there: that it cannot save
             _record(job.output_dir, failure_report.describe(late, cluster))
-    with suppress(OSError):
-        write_exit_code(code, os.environ)
     logging.shutdown()
     os._exit(code)
 

@@ -80,13 +80,13 @@ class RunSaves:
         """
         self.place = job.checkpoint_location
         """Where this run saves."""
-        self._place = open_store(self.place)
-        Ranks.current().on_main(self._place.check_writable)
+        self._store = open_store(self.place)
+        Ranks.current().on_main(self._store.check_writable)
         self._upload_monitor: UploadMonitor | None = None
         if job.checkpoints_are_copied and job.cluster.is_main:
             assert job.checkpoint_s3_uri is not None
-            source, self._place = DirectoryStore(job.checkpoint_dir), open_store(job.checkpoint_s3_uri)
-            self._upload_monitor = UploadMonitor(source, self._place, take_over=policy.sync == "upload")
+            source, self._store = DirectoryStore(job.checkpoint_dir), open_store(job.checkpoint_s3_uri)
+            self._upload_monitor = UploadMonitor(source, self._store, take_over=policy.sync == "upload")
         self._checkpointer = Checkpointer(
             job.checkpoint_location,
             state,
@@ -205,16 +205,16 @@ class RunSaves:
             if self._checkpointer.wait(max(deadline - time.monotonic(), 0.0)) is None:
                 raise late
         if self._upload_monitor is not None and not self._upload_monitor.settle(max(deadline - time.monotonic(), 1.0)):
-            raise CheckpointError(f"it is on this machine only, and not in {self._place}")
+            raise CheckpointError(f"it is on this machine only, and not in {self._store}")
 
     def where(self, moment: Moment) -> str:
         """Where a checkpoint of this moment is, for people."""
-        return self._place.path(moment[0])
+        return self._store.path(moment[0])
 
     def last_resort(self) -> str:
         """What the next attempt goes on from if the newest save failed, for people."""
         step = self._loaded[0] if self.last_report is None else self.last_report.step
-        return f"the next attempt goes on from {self._place.path(step)}" if step else "the next attempt begins anew"
+        return f"the next attempt goes on from {self._store.path(step)}" if step else "the next attempt begins anew"
 
     def finish(self) -> None:
         """Waits until the newest save is durable, or says that it is not.

@@ -81,8 +81,10 @@ class StepLoss:
         for name, weight in self._module.named_parameters():
             if weight.numel() and (weight.is_floating_point() or weight.is_complex()):
                 names.append(name)
-                largest.append(torch.linalg.vector_norm(weight.detach(), float("inf")).float().cpu())
-        finite = torch.isfinite(torch.stack(largest)).tolist() if largest else []
+                largest.append(torch.linalg.vector_norm(weight.detach(), float("inf")).float())
+        # Stacked where the first one lies: the CPU waits for the GPU once, not once a weight.
+        together = [norm.to(largest[0].device) for norm in largest]
+        finite = torch.isfinite(torch.stack(together)).tolist() if together else []
         broken = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
         if broken:
             more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""

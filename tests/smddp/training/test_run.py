@@ -1,3 +1,4 @@
+import importlib
 import json
 import os
 import shutil
@@ -223,6 +224,18 @@ def test_a_good_end_is_told_where_a_container_s_first_process_asks_for_it(
     code = code_of(main)
     words = [word.read_text() for word in (tmp_path / "endings").iterdir()]
     assert words == ([] if code == 1 else [str(code)])
+
+
+def test_a_stop_before_the_ranks_have_joined_is_told_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "endings").mkdir()
+    monkeypatch.setenv("SMDDP_ENDINGS", str(tmp_path / "endings"))
+
+    def join(_cluster: object) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(importlib.import_module("smddp.training.run"), "join", join)
+    assert code_of(lambda: None) == 75
+    assert [word.read_text() for word in (tmp_path / "endings").iterdir()] == ["75"]
 
 
 def test_a_word_that_can_t_be_left_spoils_no_end(

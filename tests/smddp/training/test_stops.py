@@ -171,15 +171,7 @@ def main(job):
     assert "all steps are in a checkpoint" in ended.log
 
 
-def test_a_rank_that_hangs_in_a_step_is_ended_with_the_place(tmp_path: Path) -> None:
-    ended = stopped(
-        tmp_path,
-        TRAINER
-        + """
-def hangs():
-    ready()
-    threading.Event().wait(60)
-
+HANGS_IN_STEP_3 = """
 def main(job):
     trainer, loader = trained(job)
     for _ in trainer.epochs(3):
@@ -187,6 +179,18 @@ def main(job):
             trainer.step(trainer.model(batch).mean())
             if trainer.steps == 3:
                 hangs()
+"""
+
+
+def test_a_rank_that_hangs_in_a_step_is_ended_with_the_place(tmp_path: Path) -> None:
+    ended = stopped(
+        tmp_path,
+        TRAINER
+        + HANGS_IN_STEP_3
+        + """
+def hangs():
+    ready()
+    threading.Event().wait(60)
 """,
     )
     assert ended.code == 1
@@ -198,6 +202,7 @@ def test_a_main_thread_that_hangs_in_c_is_ended_too(tmp_path: Path) -> None:
     ended = stopped(
         tmp_path,
         TRAINER
+        + HANGS_IN_STEP_3
         + """
 import ctypes
 
@@ -206,14 +211,6 @@ def hangs():
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
     ready()
     ctypes.CDLL(None).pthread_mutex_lock(mutex)  # as a collective does: no signal's handler runs
-
-def main(job):
-    trainer, loader = trained(job)
-    for _ in trainer.epochs(3):
-        for (batch,) in trainer.batches(loader):
-            trainer.step(trainer.model(batch).mean())
-            if trainer.steps == 3:
-                hangs()
 """,
     )
     assert ended.code == 1
