@@ -66,7 +66,7 @@ class NamedOptimizer:
             own = [name for names in self._group_names() for name in names]
             if missing := [name for name in own if name not in saved] + [name for name in saved if name not in own]:
                 raise ValueError(
-                    f"it trained {len(saved)} parameters and this one trains {len(own)}; not in both: {_some(missing)}"
+                    f"it trained {len(saved)} parameters and this one trains {len(own)}; not in both: {some(missing)}"
                 )
         changes = self._changes(state)
         if changes and self._on_change == "refuse":
@@ -140,7 +140,7 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     for saved in groups:
         if missing := sorted(set(optimizer.defaults) - set(saved) - _IMPLEMENTATION - _NEW):
             raise ValueError(
-                f"it is one of another kind than this run's {type(optimizer).__name__}: it has no {_some(missing)}"
+                f"it is one of another kind than this run's {type(optimizer).__name__}: it has no {some(missing)}"
             )
         for name in _OF_THE_KIND & set(saved) & set(optimizer.defaults):
             if saved[name] != optimizer.defaults[name]:
@@ -184,6 +184,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """Return the first few names, and how many there are besides, for people."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.names import is_part_name
 from smddp.checkpoint.restore import rng
-from smddp.checkpoint.restore.optimizers import check_optimizer
+from smddp.checkpoint.restore.optimizers import check_optimizer, some
 from smddp.checkpoint.restore.reader import Loaded
 from smddp.errors import CheckpointError
 
@@ -26,8 +26,6 @@ RANKS = "ranks"
 
 RNG = "rng"
 """The random numbers: in that list a key of each dict, in format 1 a part and such a list itself."""
-
-_SHOWN = 5
 
 
 @runtime_checkable
@@ -180,7 +178,7 @@ class Restoration:
             "unexpected": [key for key in saved if key not in present],
             "misshapen": misshapen,
         }
-        found = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
+        found = [f"{len(keys)} {problem}: {some(keys)}" for problem, keys in problems.items() if keys]
         if found:
             raise CheckpointError(
                 f"{self._what} is of another model than this run's {name}: {'; '.join(found)}. Nothing was loaded; "
@@ -203,8 +201,3 @@ def _shape(value: Any) -> list[int] | None:
 
 def _dtype(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _some(keys: list[str]) -> str:
-    more = len(keys) - _SHOWN
-    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
