@@ -109,8 +109,9 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
         with saves_end_with(saves):
             code = _run_well(main)
         _end_fork(process, code)
+        lost = steps_in_no_checkpoint() if code == RESUMABLE else 0
         saves.close()  # no good end before the last checkpoint is durable, or it was said that it is not
-        if code == RESUMABLE and (lost := steps_in_no_checkpoint()):
+        if lost:
             raise CheckpointError(
                 f"the script ended with exit code {RESUMABLE}, which promises that it can go on, and {lost} steps are "
                 "in no checkpoint: call trainer.save(wait=True) before"

@@ -25,7 +25,7 @@ from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training.auto_interval import AutoInterval
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.run_saves import Moment, RunSaves
+from smddp.training.run_saves import Moment, RunSaves, open_saves
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ def all_work_is_durable() -> bool:
 
 def steps_in_no_checkpoint() -> int:
     """How many steps of this process's runs would be lost if it ended now, all saves being durable."""
-    return sum(run.unsaved_steps for run in list(_runs))
+    unsaved = sum(run.progress.steps for run in list(_runs) if not run.has_started)
+    return unsaved + sum(saves.unsaved_steps for saves in open_saves())
 
 
 def _is_taken(place: str) -> bool:
@@ -279,11 +280,6 @@ class RunCheckpoints:
         self._saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
 
     @property
-    def unsaved_steps(self) -> int:
-        """How many steps were taken since the last save that was begun."""
-        return self.progress.steps if self._saves is None else self._saves.unsaved_steps
-
-    @property
     def is_durable(self) -> bool:
         """Whether no step that was taken would be lost if the process ended now; any thread may ask."""
         return self.progress.steps == 0 if self._saves is None else self._saves.is_durable(self.progress.steps)
@@ -366,6 +362,6 @@ class RunCheckpoints:
         if self._is_main:
             there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
-        for run in runs:
-            run.leave()
+        for each in open_saves():
+            each.is_open = False
         raise Stopped

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from smddp.checkpoint import Checkpointer, SaveReport
 from smddp.checkpoint.ranks import Ranks
@@ -40,6 +41,9 @@ _BEGINNING: Moment = (0, 0)
 
 _ends_with: ExitStack | None = None
 
+_all_saves: WeakSet[RunSaves] = WeakSet()
+"""Those of this process; what ``saves_end_with`` keeps is here even when the trainer is garbage already."""
+
 
 @contextmanager
 def saves_end_with(stack: ExitStack) -> Iterator[None]:
@@ -53,6 +57,11 @@ def saves_end_with(stack: ExitStack) -> Iterator[None]:
         yield
     finally:
         _ends_with = None
+
+
+def open_saves() -> list[RunSaves]:
+    """The saves of this process that may go on, also of a trainer that the script has dropped."""
+    return [saves for saves in _all_saves if saves.is_open]
 
 
 class RunSaves:
@@ -105,6 +114,10 @@ class RunSaves:
         self._random_state: tuple[Moment, Any] | None = None
         self.is_open = True
         """Whether this run may still save: no other one of this process may then."""
+        for dropped in open_saves():
+            if dropped.place == self.place:
+                dropped.is_open = False  # this run goes on in its stead
+        _all_saves.add(self)
         if _ends_with is not None:
             _ends_with.enter_context(self)
 

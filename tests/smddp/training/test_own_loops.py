@@ -650,10 +650,14 @@ def test_several_steps_a_batch_are_saved_together(job: Job) -> None:
 def test_exit_code_75_without_a_checkpoint_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
 
-    def main(job: Job) -> None:
+    def train(job: Job) -> None:
         parts = Parts(job)
         for _ in range(3):
             parts.step(torch.ones(2, 1))
+
+    def main(job: Job) -> None:
+        train(job)
+        gc.collect()  # the trainer is gone, and its steps are no less lost
         sys.exit(75)
 
     with pytest.raises(SystemExit) as end:
