@@ -35,6 +35,10 @@ _SAFE_DEFAULTS: Mapping[str, tuple[bool, frozenset[str]]] = {
 """What the SDK would turn on by itself, and slow the job down with, is off, unless a parameter asks for it."""
 
 
+_COUNTED_BY = frozenset({"instance_groups", "training_recipe"})
+"""The parameters that say themselves how many hosts there are."""
+
+
 class Estimator:
     """One training job, described."""
 
@@ -67,7 +71,7 @@ class Estimator:
             dependencies: More files and directories to upload beside the script.
             role: The IAM role that the job runs as, ARN or name; by default the one in the SDK's configuration.
             instance_type: What the hosts are, such as ``ml.g5.xlarge``.
-            instance_count: How many hosts there are; by default one.
+            instance_count: How many hosts there are; by default one, or what the recipe says.
             distribution: What starts the ranks: "torchrun", "pytorchddp", "mpi", "smdistributed",
                 "parameter_server", the SDK's own dict, or None for the script alone.
             hyperparameters: A dict, or the dataclass that the script takes.
@@ -94,7 +98,7 @@ class Estimator:
             "dependencies": [os.fspath(path) for path in dependencies or ()] or None,
             "role": role,
             "instance_type": instance_type,
-            "instance_count": 1 if instance_count is None and "instance_groups" not in others else instance_count,
+            "instance_count": 1 if instance_count is None and not _COUNTED_BY & others.keys() else instance_count,
             "distribution": from_name(distribution),
             "hyperparameters": _encoded(hyperparameters),
             "framework_version": framework_version,

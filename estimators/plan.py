@@ -24,8 +24,8 @@ _PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
 class Topology:
     """The hosts of a job, and what starts its ranks on them."""
 
-    hosts: tuple[tuple[int, str], ...]
-    """How many of which instance type: one pair, or one for each instance group."""
+    hosts: tuple[tuple[int | None, str], ...]
+    """How many of which instance type: one pair, or one for each instance group; None if a training recipe says it."""
     launcher: str
     """What runs the script on each host."""
     processes_per_host: int | None
@@ -35,9 +35,9 @@ class Topology:
     def of(cls, arguments: Mapping[str, Any]) -> Topology:
         """What parameters of ``PyTorch`` describe."""
         groups = arguments.get("instance_groups") or ()
-        hosts = [(group.instance_count, group.instance_type) for group in groups]
+        hosts: list[tuple[int | None, str]] = [(group.instance_count, group.instance_type) for group in groups]
         if "instance_type" in arguments:
-            hosts.append((arguments.get("instance_count", 1), arguments["instance_type"]))
+            hosts.append((arguments.get("instance_count"), arguments["instance_type"]))
         given = arguments.get("distribution")
         stated = arguments.get("hyperparameters", {}).get(_PROCESSES_PER_HOST)
         return cls(
@@ -47,7 +47,10 @@ class Topology:
         )
 
     def __str__(self) -> str:
-        hosts = " + ".join(f"{count} × {instance_type}" for count, instance_type in self.hosts)
+        hosts = " + ".join(
+            f"{'as many as the recipe says' if count is None else count} × {instance_type}"
+            for count, instance_type in self.hosts
+        )
         if self.processes_per_host is None:
             return f"{hosts}, {self.launcher}"
         return f"{hosts}, {self.launcher}, {self.processes_per_host} processes on each"
@@ -96,15 +99,18 @@ def make_plan(arguments: Mapping[str, Any], *, inputs: Any, job_name: str | None
         job_name: The job's name, if it is given one.
         session: Where the job would be sent.
     """
-    problems = _problems(arguments, channels.by_name(inputs), job_name, session)
+    problems = list(_problems(arguments, inputs, job_name, session))
+    if not any(problem.severity == "error" for problem in problems):
+        problems += _refused_by_sdk(arguments, inputs, job_name, session)
     return Plan(topology=Topology.of(arguments), problems=tuple(problems))
 
 
 def _problems(
-    arguments: Mapping[str, Any], data: Mapping[str, Any], job_name: str | None, session: Session | None
+    arguments: Mapping[str, Any], inputs: Any, job_name: str | None, session: Session | None
 ) -> Iterator[Problem]:
     from estimators.sdk import v2
 
+    data = channels.by_name(inputs)
     local_mode = parameters.is_local_mode(arguments)
     code = source_code.SourceCode.of(arguments)
     if code.entry_point is None and "training_recipe" not in arguments:
@@ -151,6 +157,21 @@ def _problems(
 def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
     """Whether the job names no image, so that the versions of PyTorch and Python decide it."""
     return "image_uri" not in arguments and "training_recipe" not in arguments
+
+
+def _refused_by_sdk(
+    arguments: Mapping[str, Any], inputs: Any, job_name: str | None, session: Session | None
+) -> Iterator[Problem]:
+    """What the SDK itself finds in the finished job, for which no check of ours has better words."""
+    if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # recipes come over the network
+        return
+    from estimators.sdk import dry_run, v2
+
+    if chooses_image_by_version(arguments):
+        chosen, _ = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
+        arguments = {**arguments, **chosen.arguments}
+    if refusal := dry_run.refusal(arguments, inputs, job_name=job_name, session=session):
+        yield error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:

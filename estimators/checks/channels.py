@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from estimators.problem import Problem, error, warning
+
+_UPLOAD = "Upload it with sagemaker_session.upload_data(path) and give the s3:// URI that it returns."
 
 
 def by_name(inputs: Any) -> Mapping[str, Any]:
@@ -53,12 +55,14 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
     """Where the data lies. Channels that the SDK's own classes describe are theirs to check."""
     for name, place in channels.items():
         parameter = f"inputs[{name!r}]"
+        if isinstance(place, PurePath):
+            remedy = _UPLOAD if not local_mode else f"Give the text file://{Path(place).absolute()}."
+            yield error(parameter, f"{place} is a path on this machine, and no URI", remedy)
         if not isinstance(place, str):
             continue
         if place.startswith("file://"):
             if not local_mode:
-                remedy = "Upload it with sagemaker_session.upload_data(path) and give the s3:// URI that it returns."
-                yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", remedy)
+                yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", _UPLOAD)
             elif not Path(place.removeprefix("file://")).exists():
                 yield error(parameter, f"there is no {place.removeprefix('file://')}", "Give an existing path.")
         elif not place.startswith("s3://"):
@@ -66,7 +70,7 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
             if local_mode:
                 remedy = f"Give s3://bucket/prefix, or file://{Path(place).absolute()}."
             elif Path(place).exists():
-                remedy = "It is on this machine: upload it with sagemaker_session.upload_data(path) and give the URI."
+                remedy = f"It is on this machine. {_UPLOAD}"
             yield error(parameter, f"{place!r} is not an S3 URI", remedy)
 
 

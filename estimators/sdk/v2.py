@@ -62,7 +62,7 @@ class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no 
     fit = getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit)
 
 
-class _PyTorch(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
+class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
     """``PyTorch`` that sends no telemetry; its ``fit`` goes on to the one above."""
 
 
@@ -137,8 +137,10 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def pytorch(arguments: Mapping[str, Any], session: Session) -> PyTorch:
-    """``sagemaker.pytorch.PyTorch`` from its parameters by name; it sends no telemetry.
+def pytorch(
+    arguments: Mapping[str, Any], session: Session, *, kind: type[PyTorch] = PyTorchWithoutTelemetry
+) -> PyTorch:
+    """``sagemaker.pytorch.PyTorch``, or a kind of it, from its parameters by name.
 
     Raises:
         EstimatorError: The SDK refuses them.
@@ -149,7 +151,7 @@ def pytorch(arguments: Mapping[str, Any], session: Session) -> PyTorch:
         session.sagemaker_config = {}
     try:
         with without_maintenance_notice():
-            return _PyTorch(**arguments, sagemaker_session=session)
+            return kind(**arguments, sagemaker_session=session)
     except (ValueError, TypeError, RuntimeError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
 

@@ -1,0 +1,74 @@
+"""The request that the SDK would send, built without the network.
+
+``PyTorch.fit`` uploads the code first and looks at the rest afterwards. Here it is made to look before.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ParamValidationError
+from botocore.session import get_session
+from botocore.validate import validate_parameters
+from sagemaker.fw_utils import UploadedCode
+
+from estimators.errors import EstimatorError
+from estimators.sdk import v2
+from estimators.sdk.quiet import without_log
+from estimators.sdk.v2 import PyTorchWithoutTelemetry
+
+if TYPE_CHECKING:
+    from estimators.sdk.v2 import Session
+
+_BUCKET = "default-bucket"
+_ROLE = "arn:aws:iam::123456789012:role/name"
+_IN_GIT = frozenset({"git_config", "source_dir", "dependencies"})
+
+
+class _DryRun(PyTorchWithoutTelemetry):
+    def _stage_user_code_in_s3(self) -> UploadedCode:
+        return UploadedCode(s3_prefix=f"s3://{_BUCKET}/source/sourcedir.tar.gz", script_name="script.py")
+
+
+def refusal(arguments: Mapping[str, Any], inputs: Any, *, job_name: str | None, session: Session | None) -> str | None:
+    """Why the SDK, or botocore, would not send a job; None if they would.
+
+    Args:
+        arguments: The parameters for ``PyTorch``, with versions or an image.
+        inputs: The channels, as for ``PyTorch.fit``.
+        job_name: The job's name, if it is given one.
+        session: Where the job would be sent; None for AWS, as boto3 is configured.
+    """
+    skipped = _IN_GIT if "git_config" in arguments else frozenset()  # the SDK would clone the repository first
+    requests: list[dict[str, Any]] = []
+    try:
+        with without_log():
+            # Copies: the SDK fills in what the user's own objects leave open.
+            copied = copy.deepcopy({name: value for name, value in arguments.items() if name not in skipped})
+            pytorch = v2.pytorch(copied, _offline(session or v2.session(), requests), kind=_DryRun)
+            pytorch.fit(copy.deepcopy(inputs), wait=False, job_name=job_name)
+        shape = get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+        assert shape is not None
+        validate_parameters(requests[0], shape)
+    except ParamValidationError as fault:
+        return _in_one_line(fault.kwargs["report"])
+    except EstimatorError as fault:
+        return _in_one_line(fault.__cause__ or fault)
+    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
+        return _in_one_line(fault)
+    return None
+
+
+def _offline(session: Session, requests: list[dict[str, Any]]) -> Session:
+    """A copy of a session that asks AWS nothing, and keeps what it would send."""
+    offline = copy.copy(session)
+    offline.default_bucket = lambda: _BUCKET
+    offline.expand_role = lambda role: role if "/" in role else _ROLE
+    offline.train = lambda **arguments: requests.append(offline.get_train_request(**arguments))
+    return offline
+
+
+def _in_one_line(fault: object) -> str:
+    return " ".join(str(fault).split()).rstrip(".!")
