@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
 from estimators.log_reader import LOG_GROUP, LogLine, LogReader
+from estimators.log_view import LogView
 
 if TYPE_CHECKING:
     import boto3
@@ -36,9 +35,6 @@ _STOPPED_BY: Mapping[str, str] = {
 _SHORTEST_POLL, _LONGEST_POLL, _LONGEST_SETTLING = 0.25, 5.0, 3.0
 """Seconds. How often a job is looked at grows with the time it has taken, and so does how long its last lines, which
 CloudWatch shows later than the job's end, are waited for."""
-
-
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 
 
 class TrainingJob:
@@ -137,13 +133,15 @@ class TrainingJob:
         """Wait for the job's end. An interruption from the keyboard leaves the job running.
 
         Args:
-            logs: Whether to show the job's log, and its changes of status, on stdout.
+            logs: Whether to show the job's name, its log, and its changes of status, on stdout.
 
         Raises:
             TrainingJobFailed: The job failed.
             TrainingJobStopped: The job was stopped.
         """
-        view = _LogView() if logs else None
+        view = LogView() if logs else None
+        if view is not None:
+            view.show_name(self.name)
         try:
             for event in self._follow(with_lines=logs):
                 if view is None:
@@ -201,24 +199,3 @@ class TrainingJob:
 
     def __repr__(self) -> str:
         return f"TrainingJob({self.name!r})"
-
-
-class _LogView:
-    """Show a job's log: each line with its host, coloured on a terminal. Stdout is the one at the time it is made."""
-
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
-        self._colours: dict[str, str] = {}
-
-    def show_line(self, host: str, message: str) -> None:
-        """Show one line of a host's log."""
-        colour = self._colours.setdefault(host, _COLOURS[len(self._colours) % len(_COLOURS)])
-        self._console.out(f"{host} | ", style=colour, end="")
-        self._console.out(message.rstrip("\n"), highlight=False)
-
-    def show_status(self, time: datetime, status: str, message: str) -> None:
-        """Show that the job's status has changed."""
-        text = f"{time.astimezone():%H:%M:%S} {status}"
-        if message and message != status:
-            text = f"{text}: {message}"
-        self._console.out(text, style="bold", highlight=False)

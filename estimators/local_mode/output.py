@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import IO
 
+from estimators.log_view import as_shown
+
 TAIL_LINES = 20
 
 _LINE = re.compile(r"\S*?(?P<host>algo-\d+)-\S*\s*\| ?(?P<text>.*)", re.DOTALL)
@@ -40,7 +42,7 @@ class Output:
             found = _LINE.fullmatch(line.rstrip("\r\n"))
             if found is None or found["host"] not in self._tails:
                 continue
-            text = next(filter(None, reversed(found["text"].split("\r"))), "")  # as a terminal would show it
+            text = as_shown(found["text"])
             self._tails[found["host"]].append(text)
             if self._shows:
                 _say(f"{found['host']} | {text}")

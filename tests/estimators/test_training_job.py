@@ -100,6 +100,7 @@ def test_wait_shows_lines_and_changes_of_status_as_they_come(platform: Platform)
         TrainingJob(NAME, platform).wait()
     lines = shown.getvalue().splitlines()
     assert [line.partition(" ")[2] if line[2] == ":" else line for line in lines] == [
+        f"training job {NAME}",
         "Starting: Starting is on",
         "algo-1 | one",
         "Training: Training is on",

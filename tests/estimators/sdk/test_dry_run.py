@@ -90,7 +90,8 @@ def test_a_recipe_says_how_many_hosts_there_are(
     tmp_path: Path, sagemaker_session: Any, requests: list[dict[str, Any]]
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("run: {name: nova, model_type: 'amazon.nova-lite-v1:0:300k', model_name_or_path: nova-lite/prod, replicas: 4}\ntraining_config: {}\n")
+    run = "{name: nova, model_type: 'amazon.nova-lite-v1:0:300k', model_name_or_path: nova-lite/prod, replicas: 4}"
+    recipe.write_text(f"run: {run}\ntraining_config: {{}}\n")
     estimator = Estimator(
         training_recipe=str(recipe),
         role=ROLE,

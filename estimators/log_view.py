@@ -1,0 +1,48 @@
+"""A job's log as a person reads it: on a terminal, in a notebook, in a file."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+
+from rich.console import Console
+from rich.text import Text
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
+
+
+class LogView:
+    """Shows each line with its host, coloured where somebody watches. Stdout is the one at the time it is made."""
+
+    def __init__(self) -> None:
+        # A notebook merges what is written to stdout, and knows a terminal's colours; rich's own way of writing there
+        # makes an output of each line.
+        self._console = Console(
+            file=sys.stdout,
+            force_jupyter=False,
+            force_terminal=Console().is_jupyter or None,
+            highlight=False,
+            soft_wrap=True,
+        )
+        self._colours: dict[str, str] = {}
+
+    def show_name(self, name: str) -> None:
+        """Show the job's name, by which it can be found again."""
+        self._console.print(Text(f"training job {name}", style="bold"))
+
+    def show_line(self, host: str, message: str) -> None:
+        """Show one line of a host's log."""
+        colour = self._colours.setdefault(host, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._console.print(Text.assemble((f"{host} | ", colour), as_shown(message)))
+
+    def show_status(self, time: datetime, status: str, message: str) -> None:
+        """Show that the job's status has changed."""
+        text = f"{time.astimezone():%H:%M:%S} {status}"
+        if message and message != status:
+            text = f"{text}: {message}"
+        self._console.print(Text(text, style="bold"))
+
+
+def as_shown(line: str) -> str:
+    """What a terminal shows of a line in the end: of a progress bar, whose states carriage returns divide, the last."""
+    return next(filter(None, reversed(line.rstrip("\r\n").split("\r"))), "")
