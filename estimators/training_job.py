@@ -130,7 +130,7 @@ class TrainingJob:
         return (event for event in self._follow() if isinstance(event, LogLine))
 
     def wait(self, logs: bool = True) -> None:
-        """Wait for the job's end. An interruption from the keyboard leaves the job running.
+        """Wait for the job's end. Ctrl-C leaves the job running, as long as its platform does.
 
         Args:
             logs: Whether to show the job's name, its log, and its changes of status, on stdout.
@@ -152,9 +152,13 @@ class TrainingJob:
                     view.show_status(event["StartTime"], event["Status"], event.get("StatusMessage", ""))
         except KeyboardInterrupt:
             logger.warning(
-                "%s goes on without you. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker "
+                "%s goes on %s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker "
                 "stop-training-job --training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
-                *(self.name,) * 4,
+                self.name,
+                "until its local platform ends"
+                if getattr(self._boto_session, "ends_with_program", False)
+                else "without you",
+                *(self.name,) * 3,
             )
             raise
         self._require_completed(self.describe())

@@ -45,8 +45,13 @@ def up(
 ) -> None:
     """Run the platform until Ctrl-C, and print how to use it from another shell."""
     end = threading.Event()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        end.set()
+        signal.signal(number, signal.default_int_handler)  # a second one ends the jobs at once
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: end.set())
+        signal.signal(number, stop)
     containers = _containers(docker, image, cpus, memory)
     with _platform(directory, port=port, region=region, storage="disk", docker=containers) as sagemaker:
         foreign = sorted(name for name in os.environ if name.startswith("AWS_") and name not in sagemaker.environment)
@@ -116,7 +121,8 @@ def _platform(
     try:
         yield platform
     finally:
-        platform.stop()
+        with contextlib.suppress(KeyboardInterrupt):  # it ends all the same, at once
+            platform.stop()
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:

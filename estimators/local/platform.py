@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -10,13 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
-from botocore.exceptions import ClientError, InvalidRegionError
-from botocore.httpsession import URLLib3Session
+from botocore.exceptions import InvalidRegionError
 from botocore.utils import validate_region_name
 
+from estimators.local import running_jobs
 from estimators.local.access import ROLE, Access, bypassed_hosts
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
@@ -109,8 +105,17 @@ class LocalSageMaker:
         return self
 
     def stop(self) -> None:
-        """End the platform with all its jobs, at once. Does nothing if it is not running."""
-        if self._server is not None:
+        """End the platform with all its jobs, and say which of them ran. Does nothing if it is not running.
+
+        With ``storage="disk"`` in a directory of yours, running jobs are stopped as by StopTrainingJob, and waited for:
+        their checkpoints are kept. Ctrl-C ends them at once. Without, they end at once.
+        """
+        if self._server is None:
+            return
+        keeps = self._storage == "disk" and self._directory is not None
+        try:
+            running_jobs.end(self._access, grace_seconds=self._grace_seconds if keeps else None)
+        finally:
             self._server.stop()
             self._server = self._session = self._boto_session = None
 
@@ -174,24 +179,7 @@ class LocalSageMaker:
         Raises:
             botocore.exceptions.ClientError: There is no such job, or it can't be interrupted.
         """
-        access = self._access
-        request = AWSRequest(
-            method="POST",
-            url=access.endpoint_url,
-            data=json.dumps({"TrainingJobName": job_name}).encode(),
-            headers={
-                "Content-Type": "application/x-amz-json-1.1",
-                "X-Amz-Target": "SmddpLocal.InterruptTrainingJob",
-            },
-        )
-        credentials = Credentials(access.keys.access_key, access.keys.secret_key)
-        SigV4Auth(credentials, "sagemaker", access.region).add_auth(request)
-        response = URLLib3Session(proxies={}).send(request.prepare())
-        if response.status_code != 200:
-            problem = json.loads(response.content)
-            raise ClientError(
-                {"Error": {"Code": problem["__type"], "Message": problem["message"]}}, "InterruptTrainingJob"
-            )
+        self._access.ask("InterruptTrainingJob", {"TrainingJobName": job_name}, service="SmddpLocal")
 
     @property
     def _running(self) -> ServerProcess:

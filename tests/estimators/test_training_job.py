@@ -160,6 +160,7 @@ def test_an_interruption_from_the_keyboard_leaves_the_job_running(
     with pytest.raises(KeyboardInterrupt):
         TrainingJob(NAME, platform).wait(logs=False)
     assert not platform.stopped
+    assert f"{NAME} goes on without you" in caplog.text
     assert f"TrainingJob.attach('{NAME}').stop()" in caplog.text
     assert f"TrainingJob.attach('{NAME}').wait()" in caplog.text
 

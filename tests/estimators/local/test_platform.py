@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from estimators import Estimator
-from estimators.local import LocalSageMaker
+from estimators.local import LocalSageMaker, running_jobs
 from estimators.local.errors import LocalPlatformError
 
 
@@ -58,13 +58,14 @@ def test_plays_any_region(tmp_path):
     assert not list((tmp_path / "made").iterdir())
 
 
-def test_stops_at_once_in_the_middle_of_a_job_and_leaves_nothing(job_request, tmp_path):
+def test_stops_at_once_in_the_middle_of_a_job_and_leaves_nothing(job_request, tmp_path, caplog):
     marker = f"4{uuid.uuid4().int % 10**8}"
     with LocalSageMaker(tmp_path) as platform:
         start_job(platform, job_request("long", f"trap '' TERM; sleep {marker} & wait; wait"))
         await_process(marker)
         started = time.monotonic()
     assert time.monotonic() - started < 10
+    assert "the local platform ends, and long with it, unfinished. Its objects were in memory" in caplog.text
     assert not processes(marker)
     assert not list(tmp_path.iterdir())
     platform.stop()
@@ -104,7 +105,7 @@ def await_process(marker: str) -> None:
 
 PARENT = """if True:
     import json, os, sys, time
-    from estimators.local import LocalSageMaker
+    from estimators.local import LocalSageMaker, running_jobs
     platform = LocalSageMaker(sys.argv[1]).start()
     platform.boto_session.client("sagemaker").create_training_job(**json.loads(os.environ["REQUEST"]))
     heavy = [name for name in ("moto", "flask", "werkzeug", "sagemaker", "torch") if name in sys.modules]
@@ -205,6 +206,45 @@ def test_objects_on_disk_outlive_the_platform_with_the_models_of_its_jobs(job_re
                 await_end(platform, "kept")
             s3.head_object(Bucket=platform.default_bucket, Key="out/kept/output/model.tar.gz")
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+SAVES_WHEN_STOPPED = (
+    "trap 'echo saved > /opt/ml/checkpoints/last; exit 0' TERM; touch /opt/ml/checkpoints/first; "
+    "while :; do sleep 0.1; done"
+)
+
+
+@pytest.mark.seaweedfs
+def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_request, tmp_path, caplog):
+    with LocalSageMaker(tmp_path, storage="disk") as platform:
+        checkpoints = {"S3Uri": f"s3://{platform.default_bucket}/checkpoints"}
+        start_job(platform, job_request("busy", SAVES_WHEN_STOPPED, CheckpointConfig=checkpoints))
+        await_object(platform, "checkpoints/first")
+    assert "busy may save a checkpoint, for 120 s at most" in caplog.text
+    assert f"busy is Stopped; its checkpoints are in {checkpoints['S3Uri']}" in caplog.text
+    with LocalSageMaker(tmp_path, storage="disk") as platform:
+        await_object(platform, "checkpoints/last", seconds=0)
+
+
+@pytest.mark.seaweedfs
+def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, monkeypatch):
+    marker = f"4{uuid.uuid4().int % 10**8}"
+    platform = LocalSageMaker(tmp_path, storage="disk").start()
+    start_job(platform, job_request("deaf", f"trap '' TERM; sleep {marker} & wait; wait"))
+    await_process(marker)
+    monkeypatch.setattr(running_jobs, "_stop", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        platform.stop()
+    assert not processes(marker)
+    assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+def await_object(platform, key: str, *, seconds: float = 60) -> None:
+    s3 = platform.boto_session.client("s3")
+    deadline = time.monotonic() + seconds
+    while not s3.list_objects_v2(Bucket=platform.default_bucket, Prefix=key).get("Contents"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.seaweedfs

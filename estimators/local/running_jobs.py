@@ -1,0 +1,79 @@
+"""The jobs that still run when their platform is to end: who they are, and what they may still save."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from estimators.local.access import Access
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_UPLOAD_SECONDS = 60.0
+"""How long a job that was stopped may take after its grace to bring its checkpoints to S3."""
+
+
+def end(access: Access, *, grace_seconds: float | None) -> None:
+    """Say which jobs run, and stop them, if anything of them is kept.
+
+    Args:
+        access: How the platform is reached. One that does not answer has no jobs any more.
+        grace_seconds: From a job's SIGTERM to its SIGKILL; None if no object outlives the platform, so that there is
+            nothing to wait for.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, while jobs are stopped.
+    """
+    try:
+        names = _running(access)
+        if not names:
+            return
+        listed = ", ".join(names)
+        if grace_seconds is None:
+            logger.warning(
+                "the local platform ends, and %s with it, unfinished. Its objects were in memory: no checkpoint is "
+                "left. LocalSageMaker(directory, storage='disk') keeps them",
+                listed,
+            )
+            return
+        logger.warning(
+            "the local platform ends: %s may save a checkpoint, for %.0f s at most. Ctrl-C ends it at once",
+            listed,
+            grace_seconds,
+        )
+        _stop(access, names)
+        deadline = time.monotonic() + grace_seconds + _UPLOAD_SECONDS
+        while (left := _running(access)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        for name in names:
+            _tell(access, name, in_time=name not in left)
+    except BotoCoreError as error:
+        logger.debug("the local platform does not answer: %s", error)
+
+
+def _running(access: Access) -> list[str]:
+    names = []
+    for status in ("InProgress", "Stopping"):
+        page = access.ask("ListTrainingJobs", {"StatusEquals": status, "MaxResults": 100})
+        names += [job["TrainingJobName"] for job in page["TrainingJobSummaries"]]
+    return sorted(names)
+
+
+def _stop(access: Access, names: list[str]) -> None:
+    for name in names:
+        with suppress(ClientError):  # it has ended meanwhile
+            access.ask("StopTrainingJob", {"TrainingJobName": name})
+
+
+def _tell(access: Access, name: str, *, in_time: bool) -> None:
+    if not in_time:
+        logger.error("%s did not end in time, and is killed: its newest checkpoint may be missing", name)
+        return
+    job = access.ask("DescribeTrainingJob", {"TrainingJobName": name})
+    uri = job.get("CheckpointConfig", {}).get("S3Uri")
+    where = f"its checkpoints are in {uri}" if uri else "it had no checkpoint_s3_uri: it begins anew"
+    logger.warning("%s is %s; %s", name, job["TrainingJobStatus"], where)
