@@ -19,7 +19,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import URLLib3Session
 
 from estimators.local.api.signature import KeyPair
@@ -68,6 +68,14 @@ class Access:
         if response.status_code != 200:
             raise ClientError({"Error": {"Code": answer["__type"], "Message": answer["message"]}}, operation)
         return answer
+
+    def answers(self) -> bool:
+        """Whether the platform runs, and takes these keys."""
+        try:
+            self.ask("ListTrainingJobs", {"MaxResults": 1})
+        except (BotoCoreError, ClientError, ValueError):  # nobody, or another program, or another platform
+            return False
+        return True
 
     def boto_session(self) -> boto3.Session:
         """A boto3 session all of whose clients and resources talk to the local platform."""
@@ -120,21 +128,30 @@ class Access:
             "SAGEMAKER_VALIDATE_ROLE": "false",
         }
 
+    def environment(self, directory: Path) -> dict[str, str]:
+        """Variables for any program on this machine, an unmodified submit script among them."""
+        clients = self.client_environment(directory, bypasses=bypassed_hosts(os.environ))
+        return {**clients, **self.sdk_environment(directory)}
+
     def write_files(self, directory: Path) -> None:
-        """Write the files that the two environments name."""
-        (directory / "aws-config").write_text(f"[default]\nregion = {self.region}\n")
-        (directory / "aws-credentials").write_text(
-            f"[default]\naws_access_key_id = {self.keys.access_key}\naws_secret_access_key = {self.keys.secret_key}\n"
-        )
-        (directory / "sagemaker.yaml").write_text(
-            "SchemaVersion: '1.0'\n"
-            "SageMaker:\n"
-            "  PythonSDK:\n"
-            "    Modules:\n"
-            "      TelemetryOptOut: true\n"
-            "      Session:\n"
-            f"        DefaultS3Bucket: {self.default_bucket}\n"
-        )
+        """Write the files that the two environments name, for this user alone."""
+        keys = f"aws_access_key_id = {self.keys.access_key}\naws_secret_access_key = {self.keys.secret_key}\n"
+        files = {
+            "aws-config": f"[default]\nregion = {self.region}\n",
+            "aws-credentials": f"[default]\n{keys}",
+            "sagemaker.yaml": (
+                "SchemaVersion: '1.0'\n"
+                "SageMaker:\n"
+                "  PythonSDK:\n"
+                "    Modules:\n"
+                "      TelemetryOptOut: true\n"
+                "      Session:\n"
+                f"        DefaultS3Bucket: {self.default_bucket}\n"
+            ),
+        }
+        for name, text in files.items():
+            (directory / name).touch(mode=0o600)
+            (directory / name).write_text(text)
 
 
 def bypassed_hosts(environment: Mapping[str, str]) -> frozenset[str]:

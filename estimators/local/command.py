@@ -54,15 +54,31 @@ def up(
         signal.signal(number, stop)
     containers = _containers(docker, image, cpus, memory)
     with _platform(directory, port=port, region=region, storage="disk", docker=containers) as sagemaker:
-        foreign = sorted(name for name in os.environ if name.startswith("AWS_") and name not in sagemaker.environment)
         typer.echo(f"# SageMaker, S3 and CloudWatch Logs at {sagemaker.endpoint_url}, until Ctrl-C.")
         typer.echo(f"# Objects are kept in {directory.absolute()}. In another shell:")
-        if foreign:
-            typer.echo(f"unset {' '.join(foreign)}")
-        for name, value in sagemaker.environment.items():
-            typer.echo(f"export {name}={shlex.quote(value)}")
+        typer.echo(f'eval "$(smddp local env --directory {shlex.quote(str(directory.absolute()))})"')
         typer.echo(f"# A role for the jobs: {sagemaker.role}   A bucket: {sagemaker.default_bucket}")
         end.wait()
+
+
+@app.command()
+def env(directory: _Directory = Path(".smddp")) -> None:
+    """Print what a shell needs for all AWS calls to go to the platform that runs on a directory."""
+    from estimators.local.errors import LocalPlatformError
+    from estimators.local.kept_access import KeptAccess
+
+    kept = KeptAccess(directory.absolute())
+    try:
+        access = kept.read()
+    except LocalPlatformError as error:
+        _fail(str(error))
+    if access is None or not access.answers():
+        _fail(f"no platform runs on {directory.absolute()}: start one with smddp local up --directory {directory}")
+    environment = access.environment(kept.directory)
+    if foreign := sorted(name for name in os.environ if name.startswith("AWS_") and name not in environment):
+        typer.echo(f"unset {' '.join(foreign)}")
+    for name, value in environment.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

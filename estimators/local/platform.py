@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,10 +12,11 @@ from botocore.exceptions import InvalidRegionError
 from botocore.utils import validate_region_name
 
 from estimators.local import running_jobs
-from estimators.local.access import ROLE, Access, bypassed_hosts
+from estimators.local.access import ROLE, Access
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
+from estimators.local.kept_access import KeptAccess, free_port_of
 from estimators.local.server_process import ServerProcess, ServerSettings
 
 if TYPE_CHECKING:
@@ -84,24 +84,33 @@ class LocalSageMaker:
         """
         if self._server is not None:
             raise LocalPlatformError("The local platform is running already.")
+        kept, earlier = None, None
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
+            if self._storage == "disk":
+                kept = KeptAccess(self._directory)
+                kept.make()
+                earlier = kept.read()
         directory = tempfile.mkdtemp(prefix="smddp-local-", dir=self._directory)
         on_disk = Path(self._directory or directory) / "storage"
         settings = ServerSettings(
             run_directory=directory,
             storage_directory=str(on_disk) if self._storage == "disk" else None,
+            client_directory=str(kept.directory) if kept is not None else directory,
             region=self._region,
-            port=self._port,
+            port=self._port or (free_port_of(earlier.endpoint_url) if earlier is not None else 0),
+            s3_port=free_port_of(earlier.s3_endpoint_url) if earlier is not None else 0,
             grace_seconds=self._grace_seconds,
             docker=self._docker,
-            keys=KeyPair.random(),
+            keys=earlier.keys if earlier is not None else KeyPair.random(),
         )
         try:
             self._server = ServerProcess(settings)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        if kept is not None:
+            kept.write(self._server.access)
         return self
 
     def stop(self) -> None:
@@ -154,9 +163,7 @@ class LocalSageMaker:
 
         Put them over an environment from which other variables that start with ``AWS_`` are gone.
         """
-        access, directory = self._access, self._running.directory
-        clients = access.client_environment(directory, bypasses=bypassed_hosts(os.environ))
-        return {**clients, **access.sdk_environment(directory)}
+        return self._access.environment(self._running.client_directory)
 
     @property
     def role(self) -> str:

@@ -62,7 +62,7 @@ def _stop(*_: object) -> NoReturn:
 
 def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
     """Start everything; `stack` ends it again, the jobs first."""
-    run_directory = Path(settings.run_directory)
+    run_directory, client_directory = Path(settings.run_directory), Path(settings.client_directory)
     storage = None
     if settings.storage_directory is not None:
         storage = SeaweedFS(data=Path(settings.storage_directory), run=run_directory, keys=settings.keys)
@@ -73,7 +73,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
     executor: Executor
     if settings.docker is None:
         executor = ProcessExecutor()
-        environment = access.client_environment(run_directory, bypasses=bypassed_hosts(os.environ))
+        environment = access.client_environment(client_directory, bypasses=bypassed_hosts(os.environ))
     else:
         executor = DockerExecutor(settings.docker, directory=run_directory)
         listener, inside = _open(_bridge_address(), 0, settings, storage, stack)
@@ -85,7 +85,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         raise LocalPlatformError(f"The module {error.name!r} is missing. {INSTALL}") from error
     from estimators.local.engine import Engine
 
-    access.write_files(run_directory)
+    access.write_files(client_directory)
     clients = access.boto_session()
     s3 = clients.client("s3", config=ENGINE_S3)
     engine = Engine(
@@ -116,7 +116,12 @@ def _open(
     listener = stack.enter_context(_listen(address, port))
     endpoint_url = s3_endpoint_url = f"http://{address}:{listener.getsockname()[1]}"
     if storage is not None:
-        gateway = Gateway(upstream=storage.endpoint_url, keys=settings.keys, address=address)
+        gateway = Gateway(
+            upstream=storage.endpoint_url,
+            keys=settings.keys,
+            address=address,
+            port=settings.s3_port if address == "127.0.0.1" else 0,
+        )
         gateway.start()
         stack.callback(gateway.close)
         s3_endpoint_url = gateway.endpoint_url

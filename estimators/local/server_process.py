@@ -37,8 +37,12 @@ class ServerSettings:
     storage_directory: str | None
     """For the objects, on disk; None keeps them in memory."""
     region: str
+    client_directory: str
+    """For the files that a client's environment names."""
     port: int
     """0: any free one."""
+    s3_port: int
+    """Likewise, of objects on disk."""
     grace_seconds: float
     docker: Docker | None
     """How jobs run in containers; None: they are processes."""
@@ -66,6 +70,7 @@ class ServerProcess:
             LocalPlatformError: It could not start, with the reason or the last lines of its log.
         """
         self.directory = Path(settings.run_directory)
+        self.client_directory = Path(settings.client_directory)
         self._log = self.directory / "server.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -24,10 +24,10 @@ _OWN_BUSINESS = frozenset({"connection", "keep-alive", "transfer-encoding", "exp
 class Gateway:
     """An HTTP server on one of this machine's addresses, in threads of its own, in front of another one here."""
 
-    def __init__(self, *, upstream: str, keys: KeyPair, address: str = "127.0.0.1") -> None:
+    def __init__(self, *, upstream: str, keys: KeyPair, address: str = "127.0.0.1", port: int = 0) -> None:
         handler = type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc, "keys": keys})
         self._address = address
-        self._server = ThreadingHTTPServer((address, 0), handler)
+        self._server = ThreadingHTTPServer((address, port), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="s3-gateway", daemon=True)
 

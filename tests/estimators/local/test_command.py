@@ -2,8 +2,11 @@ import os
 import re
 import shlex
 import signal
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,10 @@ LIST_BUCKETS = """if True:
     import boto3, os
     print(boto3.client("s3").list_buckets()["Buckets"][0]["Name"], os.environ.get("AWS_USE_FIPS_ENDPOINT"))
 """
+
+
+FOREIGN = {**os.environ, "AWS_USE_FIPS_ENDPOINT": "true"}
+"""An environment that leads elsewhere."""
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -64,30 +71,44 @@ def test_a_region_that_is_no_name_of_one_is_one_line():
     assert done.stderr == "smddp local: region='no region!': give the name of an AWS region, such as 'us-east-1'\n"
 
 
-@pytest.mark.seaweedfs
-def test_stays_up_until_it_is_told_to_stop(tmp_path):
-    """What it prints, put into a shell, leads any program to it; objects are kept in the directory."""
+@contextmanager
+def up(directory: Path) -> Iterator[list[str]]:
+    """A platform of ``smddp local up``, and the lines that it printed; Ctrl-C ends it."""
     process = subprocess.Popen(
-        [SMDDP, "local", "up", "--directory", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "AWS_USE_FIPS_ENDPOINT": "true"},
+        [SMDDP, "local", "up", "--directory", str(directory)], stdout=subprocess.PIPE, text=True, env=FOREIGN
     )
     assert process.stdout is not None
     lines = []
     while not lines or "role" not in lines[-1]:
         lines.append(process.stdout.readline())
         assert lines[-1], lines
-    printed = "".join(lines)
-    assert re.search(r"http://127\.0\.0\.1:\d+", lines[0])
-    client = f"{printed}\n{shlex.join([sys.executable, '-c', LIST_BUCKETS])}"
-    assert subprocess.run(
-        ["sh", "-c", client], capture_output=True, text=True, env={**os.environ, "AWS_USE_FIPS_ENDPOINT": "true"}
-    ).stdout.split() == ["sagemaker-us-east-1-123456789012", "None"]
+    yield lines
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
     process.stdout.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["storage"]
+
+
+def in_shell(script: str) -> list[str]:
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=FOREIGN, check=True).stdout.split()
+
+
+@pytest.mark.seaweedfs
+def test_stays_up_until_it_is_told_to_stop_and_comes_back_where_it_was(tmp_path):
+    """What it prints, put into a shell, leads any program to it; objects are kept in the directory."""
+    client = shlex.join([sys.executable, "-c", LIST_BUCKETS])
+    with up(tmp_path) as lines:
+        assert re.search(r"http://127\.0\.0\.1:\d+", lines[0])
+        assert lines[2].startswith('eval "$(smddp local env')
+        evaluated = "".join(lines).replace("$(smddp", f"$({SMDDP}")
+        assert in_shell(f"{evaluated}\n{client}") == ["sagemaker-us-east-1-123456789012", "None"]
+        exports = run("local", "env", "--directory", str(tmp_path), AWS_USE_FIPS_ENDPOINT="true").stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["access", "storage"]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "access").iterdir()} == {0}
+    gone = run("local", "env", "--directory", str(tmp_path))
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert f"no platform runs on {tmp_path}" in gone.stderr
+    with up(tmp_path):  # a shell that was told before need not be told again
+        assert in_shell(f"{exports}\n{client}") == ["sagemaker-us-east-1-123456789012", "None"]
 
 
 @pytest.mark.parametrize(

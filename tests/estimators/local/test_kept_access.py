@@ -1,0 +1,67 @@
+"""How a platform on disk is reached is kept for its user, and read only if nobody else can have written it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from estimators.local.access import Access
+from estimators.local.api.signature import KeyPair
+from estimators.local.errors import LocalPlatformError
+from estimators.local.kept_access import KeptAccess, free_port_of
+
+ACCESS = Access(
+    endpoint_url="http://127.0.0.1:1", s3_endpoint_url="http://127.0.0.1:2", keys=KeyPair.random(), region="eu-west-1"
+)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptAccess:
+    kept = KeptAccess(tmp_path)
+    kept.make()
+    return kept
+
+
+def test_what_was_kept_is_read_again(kept: KeptAccess, tmp_path: Path) -> None:
+    assert KeptAccess(tmp_path / "elsewhere").read() is None
+    assert kept.read() is None
+    kept.write(ACCESS)
+    kept.make()
+    assert KeptAccess(tmp_path).read() == ACCESS
+    assert [path.stat().st_mode & 0o777 for path in (kept.directory, *kept.directory.iterdir())] == [0o700, 0o600]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"keys": 3}'])
+def test_what_is_no_such_file_is_an_error(kept: KeptAccess, text: str) -> None:
+    kept.write(ACCESS)
+    (kept.directory / "access.json").write_text(text)
+    with pytest.raises(LocalPlatformError, match=r"access\.json can't be read.*Remove it"):
+        kept.read()
+
+
+@pytest.mark.parametrize("name", ["", "access.json"])
+@pytest.mark.parametrize("by", ["another user", "a group's rights", "a link"])
+def test_what_somebody_else_can_have_written_is_not_believed(kept: KeptAccess, name: str, by: str) -> None:
+    kept.write(ACCESS)
+    path = kept.directory / name if name else kept.directory
+    if by == "another user":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a file away")
+        os.chown(path, 65534, 65534)
+    elif by == "a group's rights":
+        path.chmod(0o770)
+    else:
+        moved = path.rename(kept.directory.parent / "moved")
+        path.symlink_to(moved)
+    with pytest.raises(LocalPlatformError, match="must be yours"):
+        kept.read()
+
+
+def test_a_port_that_is_taken_is_not_asked_for_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert free_port_of(f"http://127.0.0.1:{port}") == 0
+    assert free_port_of(f"http://127.0.0.1:{port}") == port
