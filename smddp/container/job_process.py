@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from smddp.process.output_lines import STDERR, write_all
-from smddp.process.process_tree import adopt_orphans
+from smddp.process.process_tree import Descendants, adopt_orphans, send_to_those_that_catch
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +117,15 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
             else:
                 os.kill(pid, signum)
 
+    def pass_on(signum: int, _frame: FrameType | None) -> None:
+        if child is not None:
+            send_to_those_that_catch({child.pid, *(Descendants(child.pid).parents if group else ())}, signum)
+
     if group:
         adopt_orphans()
     for signum in STOP_SIGNALS:
         signal.signal(signum, forward)
+    signal.signal(signal.SIGUSR1, pass_on)
     started = subprocess.Popen(
         command, env=dict(environ), cwd=directory, stderr=subprocess.PIPE, start_new_session=group
     )

@@ -27,7 +27,7 @@ from smddp.launch.mpi_hosts import SSH, SshConnection, connect
 from smddp.launch.reports import FailureFile, describe_exit, tell_failure
 from smddp.process.children import OUTPUT_SECONDS
 from smddp.process.output_lines import STDERR, copy_lines
-from smddp.process.process_tree import find_ranks
+from smddp.process.process_tree import find_ranks, send_to_those_that_catch
 
 _KILLED = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 """What mpirun says of a rank that was killed, and of no other."""
@@ -96,6 +96,9 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
         else:
             _signal_ranks(mpirun.pid, signum)
 
+    def pass_on(signum: int, _frame: FrameType | None) -> None:
+        send_to_those_that_catch(find_ranks(mpirun.pid) if mpirun is not None else (), signum)
+
     failure_file = FailureFile()
     killed: list[str] = []
 
@@ -105,6 +108,7 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)
+    signal.signal(signal.SIGUSR1, pass_on)  # sbatch --signal=USR1@120
     mpirun = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert mpirun.stderr is not None
     copy = threading.Thread(target=copy_lines, args=(mpirun.stderr.fileno(), STDERR, heed), daemon=True)

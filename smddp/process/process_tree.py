@@ -7,7 +7,8 @@ daemon on another host, below a shell, orphaned. A rank is known by its environm
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 LAUNCHER_VARIABLES = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK"),
@@ -111,6 +112,14 @@ def catches(process: int, signum: int) -> bool:
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
+
+
+def send_to_those_that_catch(processes: Iterable[int], signum: int) -> None:
+    """Signal those of the processes that have a handler for it; the others, which it would kill, hear nothing."""
+    for process in processes:
+        if catches(process, signum):
+            with suppress(ProcessLookupError):
+                os.kill(process, signum)
 
 
 def _marks(process: int) -> Marks:

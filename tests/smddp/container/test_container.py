@@ -120,6 +120,22 @@ def test_a_stop_reaches_the_script_which_ends_in_its_own_time(opt_ml, signum):
     assert opt_ml.failure is None
 
 
+def test_sigusr1_reaches_a_script_that_knows_it(opt_ml):
+    opt_ml.code("train.py", STOPPABLE.replace("SIGTERM", "SIGUSR1")).hyperparameters(sagemaker_program="train.py")
+    process = opt_ml.start()
+    ready(process)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=20) == 75
+
+
+def test_sigusr1_does_nothing_to_a_script_that_does_not_know_it(opt_ml):
+    opt_ml.code("train.sh", "echo ready; sleep 1; exit 3").hyperparameters(sagemaker_program="train.sh")
+    process = opt_ml.start()
+    ready(process)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=20) == 3
+
+
 def test_a_stop_reaches_what_a_shell_script_runs(opt_ml):
     slow = STOPPABLE.replace("sleep(0.2)", "sleep(1.6)")  # longer than the shell's own output is waited for
     opt_ml.code("inner.py", slow).code("train.sh", f"{sys.executable} inner.py\n")

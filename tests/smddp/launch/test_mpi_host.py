@@ -20,7 +20,7 @@ sys.exit(mpi_host.main(["--first", "algo-1"]))
 
 RANK = """#!/bin/sh
 while [ ! -e launch ]; do sleep 0.05; done
-OMPI_COMM_WORLD_RANK=0 sh -c 'trap "echo told >rank; exit 0" TERM; echo up >rank; while :; do sleep 0.05; done'
+OMPI_COMM_WORLD_RANK=0 sh -c 'trap "echo told >rank; exit 0" TERM USR1; echo up >rank; while :; do sleep 0.05; done'
 sleep 300
 """
 
@@ -58,6 +58,17 @@ def test_a_stop_before_there_are_ranks_is_told_to_them_once_there_are(host, tmp_
     os.write(end, b"75\n")
     os.close(end)
     assert host.wait(timeout=30) == 75
+
+
+def test_sigusr1_reaches_the_ranks_and_is_no_stop_here(host, tmp_path):
+    end = begin(tmp_path / "line")
+    (tmp_path / "launch").touch()
+    await_that(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() == "up\n")
+    host.send_signal(signal.SIGUSR1)
+    await_that(lambda: (tmp_path / "rank").read_text() == "told\n")
+    os.write(end, b"0\n")
+    os.close(end)
+    assert host.wait(timeout=30) == 0
 
 
 def test_a_stop_before_the_first_host_has_come_ends_this_one(host):

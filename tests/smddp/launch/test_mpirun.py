@@ -52,6 +52,15 @@ class TestRanks:
         assert process.stdout.read() == "saved\nsaved\n"
         assert process.wait(timeout=20) == 75
 
+    def test_sigusr1_reaches_the_ranks_that_know_it_and_kills_nobody(self, start, script):
+        known = "if rank: signal.signal(signal.SIGUSR1, lambda *_: (say('told'), sys.exit(75)))\n"
+        path = script(f"{known}say('up'); time.sleep(60 if rank else 3)")
+        process = start("-m", "smddp.launch.mpirun", "--processes", "2", path)
+        assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "told\n"
+        assert process.wait(timeout=30) == 75
+
     def test_a_killed_rank_ends_the_others_and_the_exit_code_says_so(self, start, script):
         path = script("if rank == 1: os.kill(os.getpid(), 9)\nwait(); sys.exit(5)")
         process = start("-m", "smddp.launch.mpirun", "--processes", "2", path)
