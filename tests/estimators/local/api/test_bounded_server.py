@@ -1,0 +1,178 @@
+"""Idle and slow clients are bounded: the server answers whatever they do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from estimators.local.api import bounded_server
+from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
+
+MOST = 8
+
+
+class Server(BoundedServer, HTTPServer):
+    """Counts what it was asked, and can be made to wait in the middle of a request."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reached = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.body_errors: list[BaseException] = []
+
+
+class Handler(BoundedHandler, BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_GET(self) -> None:
+        if self.path == "/wait":
+            self.server.reached.release()
+            self.server.gate.wait(30)
+        content = b"x" * (50 << 20 if self.path == "/large" else 2)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_PUT(self) -> None:
+        try:
+            self.rfile.read(int(self.headers["Content-Length"]))
+        except BaseException as error:
+            self.server.body_errors.append(error)
+            self.server.reached.release()
+            raise
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(bounded_server, "MAX_CONNECTIONS", MOST)
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.gate.set()
+        server.shutdown()
+        thread.join()
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(server.server_address[:2], timeout=10)
+
+
+def ask(server: Server, path: str = "/") -> bytes:
+    with closing(connect(server)) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        return client.makefile("rb").read()
+
+
+def test_idle_connections_give_way_the_oldest_first(server: Server) -> None:
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connect(server)) for _ in range(10 * MOST)]
+        for _ in range(3):
+            assert ask(server).startswith(b"HTTP/1.1 200")
+        assert idle[0].recv(1) == b""
+        idle[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert idle[-1].recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_connection_that_is_kept_alive_gives_way_between_two_requests(server: Server) -> None:
+    with ExitStack() as stack:
+        for _ in range(2 * MOST):
+            client = stack.enter_context(connect(server))
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_request_in_progress_does_not_give_way(server: Server) -> None:
+    with ExitStack() as stack:
+        asking = [stack.enter_context(connect(server)) for _ in range(MOST)]
+        for client in asking:
+            client.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
+            assert server.reached.acquire(timeout=10)
+        late = stack.enter_context(connect(server))
+        late.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        late.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            late.recv(1)
+        server.gate.set()
+        late.settimeout(10)
+        assert [client.recv(12) for client in (*asking, late)] == [b"HTTP/1.1 200"] * (MOST + 1)
+
+
+def test_a_reader_that_takes_nothing_gives_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "STALL_SECONDS", 0.05)
+    with ExitStack() as stack:
+        for _ in range(MOST):
+            stack.enter_context(connect(server)).sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        assert ask(server).startswith(b"HTTP/1.1 200")
+
+
+def test_a_reader_may_take_its_time_while_there_is_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "STALL_SECONDS", 0.01)
+    with closing(connect(server)) as client:
+        client.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert client.recv(1) == b"H"
+        threading.Event().wait(0.1)  # ten times as long as makes it a stalled one
+        assert len(client.makefile("rb").read()) > 50 << 20
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"])
+def test_a_head_that_does_not_come_ends_the_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(bounded_server, "HEAD_SECONDS", 0.1)
+    with closing(connect(server)) as client:
+        client.sendall(sent)
+        assert client.recv(1) == b""
+
+
+def test_a_head_that_comes_drop_by_drop_has_one_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "HEAD_SECONDS", 0.2)
+    with closing(connect(server)) as client:
+        client.settimeout(0.02)
+        for _ in range(500):
+            try:
+                client.sendall(b"G")
+                if client.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+    pytest.fail("the connection is still open")
+
+
+def test_endless_headers_are_refused(server: Server) -> None:
+    with closing(connect(server)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n" + b"A: " + b"a" * 40_000 + b"\r\nB: " + b"b" * 40_000)
+        assert client.recv(12) == b"HTTP/1.1 431"
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_body_that_stays_out_is_no_body(server: Server, monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
+    monkeypatch.setattr(bounded_server, "SILENCE_SECONDS", 60 if leaves else 0.1)
+    with closing(connect(server)) as client:
+        client.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc")
+        if leaves:
+            client.shutdown(socket.SHUT_WR)
+        assert server.reached.acquire(timeout=10)
+    assert isinstance(server.body_errors[0], ConnectionError if leaves else TimeoutError)
+
+
+def test_a_body_that_comes_drop_by_drop_has_a_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "SILENCE_SECONDS", 0.2)
+    with closing(connect(server)) as client:
+        client.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+        while not server.reached.acquire(timeout=0.02):
+            client.sendall(b"b")
+    assert isinstance(server.body_errors[0], TimeoutError)
