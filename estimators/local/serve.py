@@ -99,7 +99,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
         rescue=run_directory.parent,
     )
     for listener in listeners:
-        server = HttpServer(listener, engine=engine, keys=settings.keys)
+        server = HttpServer(listener, engine=engine, keys=settings.keys, body_directory=run_directory)
         server.start()
         stack.callback(server.close)
     stack.callback(engine.close)

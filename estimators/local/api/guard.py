@@ -7,16 +7,20 @@ the gate.
 
 from __future__ import annotations
 
-import io
-import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from email.message import Message
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape
 
-from estimators.local.api.signature import KeyPair, Request, SignatureError, verify
+from werkzeug.wsgi import ClosingIterator
+
+from estimators.local.api.refusal import SERVICE, refuse
+from estimators.local.api.request_body import MAX_DOCUMENT_BYTES, MAX_OBJECT_BYTES, RequestBody
+from estimators.local.api.signature import KeyPair, Request, SignatureError, claimed_service, verify
+from estimators.local.engine import ApiError
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -36,28 +40,36 @@ _CLOSED_PATHS = ("/moto-api", "/latest/meta-data", "/latest/api", "/favicon.ico"
 class Guard:
     """A WSGI application that lets only signed requests for this very server through to `inner`."""
 
-    def __init__(self, inner: WSGIApplication, *, keys: KeyPair, address: tuple[str, int]) -> None:
+    def __init__(
+        self, inner: WSGIApplication, *, keys: KeyPair, address: tuple[str, int], body_directory: Path
+    ) -> None:
         self._inner = inner
         self._keys = keys
+        self._body_directory = body_directory
         host, port = address
         names = {host, "localhost"} if host == "127.0.0.1" else {host}
         self._hosts = frozenset(f"{name}:{port}" for name in names)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        body = _body_reader(environ)
-        request = _request(environ, body)
+        head = _head(environ)
+        service = environ[SERVICE] = claimed_service(head)
+        limit = MAX_OBJECT_BYTES if service == "s3" else MAX_DOCUMENT_BYTES
+        body = RequestBody(environ, limit=limit, directory=self._body_directory)
         try:
-            self._check_address(request, environ["PATH_INFO"])
-            environ[REGION] = verify(request, self._keys)
-        except SignatureError as error:
-            logger.warning("refused %s %s: %s: %s", request.method, request.path, error.code, error)
-            return _refuse(error, request, start_response)
-        content = body()
-        environ["wsgi.input"] = io.BytesIO(content)
-        environ["CONTENT_LENGTH"] = str(len(content))
-        environ.pop("HTTP_TRANSFER_ENCODING", None)
-        return self._inner(environ, start_response)
+            self._check_address(head, environ["PATH_INFO"])
+            # Nothing of the body is read before the access key is right; a large one stays on disk until it is good.
+            environ[REGION] = verify(replace(head, body_sha256=body.sha256), self._keys).region
+            environ["wsgi.input"] = body.read()
+            environ["CONTENT_LENGTH"] = str(body.size)
+            environ.pop("HTTP_TRANSFER_ENCODING", None)
+            answer = self._inner(environ, start_response)
+        except BaseException as error:
+            body.close()
+            if isinstance(error, SignatureError | ApiError):
+                return _refuse(error, environ, start_response)
+            raise
+        return ClosingIterator(answer, body.close)
 
     def _check_address(self, request: Request, path: str) -> None:
         if "origin" in request.headers:
@@ -68,41 +80,21 @@ class Guard:
             raise SignatureError("AccessDenied", "There is nothing at this path.")
 
 
-def _body_reader(environ: WSGIEnvironment) -> Callable[[], bytes]:
-    """Read the body at most once, and only when it is asked for."""
-    read: list[bytes] = []
-
-    def body() -> bytes:
-        if not read:
-            stream = environ["wsgi.input"]
-            chunked = environ.get("wsgi.input_terminated", False)
-            read.append(stream.read() if chunked else stream.read(int(environ.get("CONTENT_LENGTH") or 0)))
-        return read[0]
-
-    return body
-
-
-def _request(environ: WSGIEnvironment, body: Callable[[], bytes]) -> Request:
+def _head(environ: WSGIEnvironment) -> Request:
+    """The request without its body."""
     message: Message = environ[RAW_HEADERS]
     headers: dict[str, str] = {}
     for name, value in message.items():
         key = name.lower()
         headers[key] = f"{headers[key]},{value}" if key in headers else value
     path, _, query = environ["REQUEST_URI"].partition("?")
-    return Request(method=environ["REQUEST_METHOD"], path=path, query=query, headers=headers, body=body)
+    return Request(method=environ["REQUEST_METHOD"], path=path, query=query, headers=headers, body_sha256=str)
 
 
-def _refuse(error: SignatureError, request: Request, start_response: StartResponse) -> Iterable[bytes]:
-    """Say no in the language of the caller: the JSON protocol, the query protocol's XML, or S3's."""
-    if "x-amz-target" in request.headers:
-        kind = "application/x-amz-json-1.1"
-        text = json.dumps({"__type": error.code, "message": str(error)})
-    else:
-        kind = "application/xml"
-        text = f"<Error><Code>{escape(error.code)}</Code><Message>{escape(str(error))}</Message></Error>"
-        if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-            text = f"<ErrorResponse>{text}</ErrorResponse>"
-    content = text.encode()
-    status = HTTPStatus.FORBIDDEN
-    start_response(f"{status.value} {status.phrase}", [("Content-Type", kind), ("Content-Length", str(len(content)))])
-    return [] if request.method == "HEAD" else [content]
+def _refuse(
+    error: SignatureError | ApiError, environ: WSGIEnvironment, start_response: StartResponse
+) -> Iterable[bytes]:
+    logger.warning("refused %s %s: %s: %s", environ["REQUEST_METHOD"], environ["PATH_INFO"], error.code, error)
+    if isinstance(error, SignatureError):
+        error = ApiError(error.code, str(error), HTTPStatus.FORBIDDEN)
+    return refuse(error, environ, start_response)

@@ -5,10 +5,12 @@ The only file that imports moto. It leans on nothing of moto but its server's WS
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "1"  # moto reads it when it is imported
@@ -18,8 +20,9 @@ from moto.moto_server.werkzeug_app import (
     MotoRequestHandler,
     create_backend_app,
 )
-from werkzeug.serving import make_server
+from werkzeug.serving import ThreadedWSGIServer
 
+from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.signature import KeyPair
 from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
@@ -29,33 +32,62 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_REST_BYTES = 64 << 10
 
-class _RequestHandler(MotoRequestHandler):  # type: ignore[misc]
+
+class _Server(BoundedServer, ThreadedWSGIServer):
+    """werkzeug's server, within bounds."""
+
+
+class _RequestHandler(BoundedHandler, MotoRequestHandler):  # type: ignore[misc]
     """Hands the headers on as they came, for the signature, and logs requests only when asked to."""
 
     def make_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().make_environ()
         environ[RAW_HEADERS] = self.headers
+        self.rfile = _Rest(self.rfile)  # werkzeug reads it when the request is answered
         return environ
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:  # noqa: ARG002
         logger.debug("%s %s %s", self.command, self.path, code)
 
 
+class _Rest(io.BufferedIOBase):
+    """What a client goes on sending when it has been answered: read so that it sees the answer, and thrown away.
+
+    werkzeug asks a thousand times, for 10 MB each; it gets small pieces, so a refused body never fills the memory.
+    """
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        self._stream = stream
+
+    def read(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002
+        try:
+            return self._stream.read1(_REST_BYTES)
+        except (ConnectionError, TimeoutError):
+            return b""
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 class HttpServer:
     """Serves on a socket that is bound already, in threads of its own, until it is closed."""
 
-    def __init__(self, listener: socket.socket, *, engine: TrainingJobs, keys: KeyPair) -> None:
+    def __init__(self, listener: socket.socket, *, engine: TrainingJobs, keys: KeyPair, body_directory: Path) -> None:
+        """Prepare a server.
+
+        Args:
+            listener: Where it listens.
+            engine: What answers for training jobs.
+            keys: Whose requests it answers.
+            body_directory: Where large bodies of requests lie until they are known to be good.
+        """
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server(
-            host,
-            port,
-            Guard(TrainingJobApi(engine, otherwise=moto), keys=keys, address=(host, port)),
-            threaded=True,
-            request_handler=_RequestHandler,
-            fd=listener.fileno(),
-        )
+        application = TrainingJobApi(engine, otherwise=moto)
+        guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
+        self._server = _Server(host, port, guard, _RequestHandler, fd=listener.fileno())
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="http-server", daemon=True
         )

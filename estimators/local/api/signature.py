@@ -57,8 +57,22 @@ class Request:
     """Raw, percent-encoded, without the question mark."""
     headers: Mapping[str, str]
     """Lower-case names; several values of one name joined by commas."""
-    body: Callable[[], bytes]
-    """Called only once everything else about the request is right."""
+    body_sha256: Callable[[], str]
+    """Reads the body, and gives its SHA-256 in hex. Called only once everything that can be checked without is right:
+    the whole signature, if the headers state the hash, as they do for S3; else all of it but the signature itself."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Scope:
+    """What a signature is good for."""
+
+    date: str
+    region: str
+    service: str
+    """By AWS's name for signatures: CloudWatch's is ``monitoring``."""
+
+    def __str__(self) -> str:
+        return f"{self.date}/{self.region}/{self.service}/aws4_request"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -66,8 +80,7 @@ class _Claim:
     """What a request says about its own signature."""
 
     access_key: str
-    scope: tuple[str, str, str]
-    """Date, region, service."""
+    scope: Scope
     signed_headers: tuple[str, ...]
     signature: str
     timestamp: str
@@ -75,11 +88,19 @@ class _Claim:
     lifetime: timedelta
 
 
-def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> str:
+def claimed_service(request: Request) -> str:
+    """The service that a request says it is signed for, by AWS's name for signatures; "" if it says none."""
+    try:
+        return _claim(request).scope.service
+    except SignatureError:
+        return ""
+
+
+def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> Scope:
     """Check that `request` is signed with `keys`, and neither stale nor altered.
 
     Returns:
-        The region that it was signed for.
+        What it was signed for.
 
     Raises:
         SignatureError: It is not.
@@ -89,10 +110,14 @@ def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> s
         raise SignatureError("InvalidClientTokenId", "The access key is not the one that this server gave out.")
     _check_time(claim, now or datetime.now(timezone.utc))
     _check_signed_headers(claim, request)
-    expected = _signature(claim, request, keys, _payload_hash(claim, request))
+    stated = _stated_payload(claim, request)
+    payload = request.body_sha256() if stated is None else stated
+    expected = _signature(claim, request, keys, payload)
     if not hmac.compare_digest(claim.signature.encode(), expected.encode()):
         raise SignatureError("SignatureDoesNotMatch", "The signature does not match the request and the secret key.")
-    return claim.scope[1]
+    if stated is not None and stated not in _UNHASHED_PAYLOADS and stated != request.body_sha256():
+        raise SignatureError("XAmzContentSHA256Mismatch", "The body is not the one that was signed.")
+    return claim.scope
 
 
 def sign_without(request: Request, keys: KeyPair, dropped: Collection[str]) -> str:
@@ -107,7 +132,7 @@ def sign_without(request: Request, keys: KeyPair, dropped: Collection[str]) -> s
     signed = tuple(name for name in claim.signed_headers if name not in dropped)
     claim = replace(claim, signed_headers=signed)
     signature = _signature(claim, request, keys, request.headers["x-amz-content-sha256"])
-    credential = "/".join((claim.access_key, *claim.scope, "aws4_request"))
+    credential = f"{claim.access_key}/{claim.scope}"
     return f"{ALGORITHM} Credential={credential}, SignedHeaders={';'.join(signed)}, Signature={signature}"
 
 
@@ -115,7 +140,7 @@ def _signature(claim: _Claim, request: Request, keys: KeyPair, payload: str) -> 
     canonical = "\n".join(
         (
             request.method,
-            _canonical_path(request.path, service=claim.scope[2]),
+            _canonical_path(request.path, service=claim.scope.service),
             _canonical_query(request.query),
             *(f"{name}:{' '.join(request.headers[name].split())}" for name in claim.signed_headers),
             "",
@@ -123,8 +148,9 @@ def _signature(claim: _Claim, request: Request, keys: KeyPair, payload: str) -> 
             payload,
         )
     )
-    scope = "/".join((*claim.scope, "aws4_request"))
-    to_sign = "\n".join((ALGORITHM, claim.timestamp, scope, hashlib.sha256(canonical.encode(WIRE)).hexdigest()))
+    to_sign = "\n".join(
+        (ALGORITHM, claim.timestamp, str(claim.scope), hashlib.sha256(canonical.encode(WIRE)).hexdigest())
+    )
     return hmac.new(_signing_key(keys.secret_key, claim.scope), to_sign.encode(), hashlib.sha256).hexdigest()
 
 
@@ -151,7 +177,7 @@ def _claim(request: Request) -> _Claim:
         raise SignatureError("MissingAuthenticationToken", "Only requests to S3 may be signed in their query.")
     return _Claim(
         access_key=access_key,
-        scope=(date, region, service),
+        scope=Scope(date=date, region=region, service=service),
         signed_headers=tuple(fields["SignedHeaders"].split(";")),
         signature=fields.get("Signature", ""),
         timestamp=timestamp,
@@ -169,7 +195,7 @@ def _check_time(claim: _Claim, now: datetime) -> None:
         signed_at = datetime.strptime(claim.timestamp, _TIMESTAMP).replace(tzinfo=timezone.utc)
     except ValueError as error:
         raise SignatureError("IncompleteSignature", "The request does not say when it was signed.") from error
-    if not claim.timestamp.startswith(claim.scope[0]):
+    if not claim.timestamp.startswith(claim.scope.date):
         raise SignatureError("SignatureDoesNotMatch", "The credential's date is not the date of the signature.")
     if not -CLOCK_SKEW <= now - signed_at <= claim.lifetime:
         raise SignatureError("RequestExpired", f"Signed at {claim.timestamp}: too long ago, or in the future.")
@@ -184,20 +210,20 @@ def _check_signed_headers(claim: _Claim, request: Request) -> None:
         raise SignatureError("SignatureDoesNotMatch", f"Signed but not sent: {', '.join(sorted(missing))}.")
 
 
-def _payload_hash(claim: _Claim, request: Request) -> str:
-    """What stands for the body in the signature. Only S3 may leave the body unsigned, as on AWS."""
+def _stated_payload(claim: _Claim, request: Request) -> str | None:
+    """What the headers say stands for the body in the signature; None: they don't say, it is the body's hash.
+
+    Only S3 may leave the body unsigned, as on AWS.
+    """
     stated = request.headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD" if claim.presigned else None)
-    if claim.scope[2] == "s3":
+    if claim.scope.service == "s3":
         if stated is None:
             raise SignatureError("MissingSecurityHeader", "A request to S3 must carry x-amz-content-sha256.")
         if stated in _UNHASHED_PAYLOADS:
             return stated
     if stated is not None and _SHA256.match(stated) is None:
         raise SignatureError("InvalidRequest", f"x-amz-content-sha256: {stated[:80]!r} is not supported here.")
-    actual = hashlib.sha256(request.body()).hexdigest()
-    if stated is not None and not hmac.compare_digest(stated, actual):
-        raise SignatureError("XAmzContentSHA256Mismatch", "The body is not the one that was signed.")
-    return actual
+    return stated
 
 
 def _canonical_path(path: str, *, service: str) -> str:
@@ -218,8 +244,8 @@ def _query_pairs(query: str) -> list[tuple[str, str]]:
     return [(name, unquote_to_bytes(value).decode(errors="replace")) for name, value in parts]
 
 
-def _signing_key(secret_key: str, scope: tuple[str, ...]) -> bytes:
+def _signing_key(secret_key: str, scope: Scope) -> bytes:
     key = b"AWS4" + secret_key.encode()
-    for part in (*scope, "aws4_request"):
+    for part in str(scope).split("/"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     return key

@@ -8,6 +8,7 @@ signed anew, after its own signature was checked. Any other request SeaweedFS ch
 from __future__ import annotations
 
 import threading
+from hashlib import sha256
 from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, BinaryIO
@@ -84,7 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _without_encryption(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
         path, _, query = self.path.partition("?")
-        request = Request(method=self.command, path=path, query=query, headers=headers, body=lambda: body)
+        request = Request(
+            method=self.command, path=path, query=query, headers=headers, body_sha256=sha256(body).hexdigest
+        )
         verify(request, self.keys)
         dropped = {name for name in headers if name.startswith(_ENCRYPTION)}
         kept = {name: value for name, value in headers.items() if name not in dropped}

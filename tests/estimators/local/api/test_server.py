@@ -44,11 +44,11 @@ class RecordingEngine:
 
 
 @pytest.fixture(scope="module")
-def served():
+def served(tmp_path_factory):
     """A server, its engine and its port."""
     engine = RecordingEngine()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = HttpServer(listener, engine=engine, keys=KEYS)
+        server = HttpServer(listener, engine=engine, keys=KEYS, body_directory=tmp_path_factory.mktemp("bodies"))
         server.start()
         yield engine, listener.getsockname()[1]
         server.close()

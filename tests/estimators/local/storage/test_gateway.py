@@ -1,3 +1,4 @@
+import hashlib
 import threading
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,10 @@ from estimators.local.storage import Gateway
 KEYS = KeyPair.random()
 
 
+def digest(body):
+    return hashlib.sha256(body).hexdigest
+
+
 class Upstream(BaseHTTPRequestHandler):
     """Stands for SeaweedFS: checks the signature, keeps what it got, answers an upload and a small list."""
 
@@ -26,7 +31,8 @@ class Upstream(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         self.got.append((self.path, headers, body))
         try:
-            verify(Request(method=self.command, path=path, query=query, headers=headers, body=lambda: body), KEYS)
+            request = Request(method=self.command, path=path, query=query, headers=headers, body_sha256=digest(body))
+            verify(request, KEYS)
         except SignatureError:
             self.answer(403, b"")
         else:
