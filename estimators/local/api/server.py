@@ -23,6 +23,7 @@ from moto.moto_server.werkzeug_app import (
 from werkzeug.serving import ThreadedWSGIServer
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
+from estimators.local.api.front import AwsErrors, OfferedOperations
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.signature import KeyPair
 from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
@@ -85,7 +86,7 @@ class HttpServer:
         """
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
-        application = TrainingJobApi(engine, otherwise=moto)
+        application = OfferedOperations(TrainingJobApi(engine, otherwise=AwsErrors(moto)))
         guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
         self._server = _Server(host, port, guard, _RequestHandler, fd=listener.fileno())
         self._thread = threading.Thread(

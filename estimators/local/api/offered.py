@@ -1,0 +1,169 @@
+"""What of AWS the platform answers, operation by operation; the rest is refused by name, with what to do instead.
+
+An allow-list, because moto behind it plays far more: a tuner that is Completed though nothing was tuned, an endpoint
+that answers `b'body'`. What is offered either is done (training jobs, objects, logs) or is a record by its nature. To
+add an operation, see that its answer is true, add it here, and to the table in docs/local.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimators.local.engine import ApiError
+
+S3 = "s3"
+SAGEMAKER = "sagemaker"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Offer:
+    """Operations of one service that belong together."""
+
+    service: str
+    """By AWS's name for signatures."""
+    subject: str
+    """What they are about, as docs/local.md says it."""
+    operations: tuple[str, ...]
+
+
+OFFERS = (
+    Offer(
+        service=SAGEMAKER,
+        subject="SageMaker: training jobs",
+        operations=(
+            "CreateTrainingJob",
+            "DescribeTrainingJob",
+            "ListTrainingJobs",
+            "StopTrainingJob",
+            "UpdateTrainingJob",
+            "DeleteTrainingJob",
+            "Search",
+        ),
+    ),
+    Offer(
+        service=SAGEMAKER,
+        subject="SageMaker: tags of all that is here",
+        operations=("AddTags", "ListTags", "DeleteTags"),
+    ),
+    Offer(
+        service=SAGEMAKER,
+        subject="SageMaker: models, as records",
+        operations=("CreateModel", "DescribeModel", "ListModels", "DeleteModel"),
+    ),
+    Offer(
+        service=SAGEMAKER,
+        subject="SageMaker: model packages and cards, as records",
+        operations=(
+            "CreateModelPackageGroup",
+            "DescribeModelPackageGroup",
+            "ListModelPackageGroups",
+            "CreateModelPackage",
+            "DescribeModelPackage",
+            "ListModelPackages",
+            "UpdateModelPackage",
+            "CreateModelCard",
+            "DescribeModelCard",
+            "ListModelCards",
+            "ListModelCardVersions",
+            "UpdateModelCard",
+            "DeleteModelCard",
+        ),
+    ),
+    Offer(
+        service=SAGEMAKER,
+        subject="SageMaker: experiments, as records",
+        operations=(
+            "CreateExperiment",
+            "DescribeExperiment",
+            "ListExperiments",
+            "DeleteExperiment",
+            "CreateTrial",
+            "DescribeTrial",
+            "ListTrials",
+            "DeleteTrial",
+            "CreateTrialComponent",
+            "DescribeTrialComponent",
+            "ListTrialComponents",
+            "UpdateTrialComponent",
+            "DeleteTrialComponent",
+            "AssociateTrialComponent",
+            "DisassociateTrialComponent",
+            "BatchPutMetrics",
+        ),
+    ),
+    Offer(
+        service="logs",
+        subject="CloudWatch Logs",
+        operations=(
+            "CreateLogGroup",
+            "CreateLogStream",
+            "PutLogEvents",
+            "DescribeLogGroups",
+            "DescribeLogStreams",
+            "GetLogEvents",
+            "FilterLogEvents",
+            "DeleteLogStream",
+            "DeleteLogGroup",
+        ),
+    ),
+    Offer(
+        service="monitoring",
+        subject="CloudWatch: the metrics that a program puts there",
+        operations=("PutMetricData", "GetMetricData", "GetMetricStatistics", "ListMetrics"),
+    ),
+    Offer(
+        service="iam",
+        subject="IAM: roles, as records",
+        operations=("CreateRole", "GetRole", "ListRoles", "DeleteRole"),
+    ),
+    Offer(service="sts", subject="STS", operations=("GetCallerIdentity",)),
+)
+
+_OFFERED = frozenset((offer.service, operation) for offer in OFFERS for operation in offer.operations)
+_SERVICES = frozenset({S3, *(offer.service for offer in OFFERS)})
+
+_INSTEAD = (
+    ("HyperParameterTuning", "start a training job for each set of hyperparameters, and compare FinalMetricDataList"),
+    ("AutoML", "start a training job for each candidate, and compare FinalMetricDataList"),
+    ("Processing", "run the script as a training job, or as a program on this machine"),
+    ("Transform", "predict in a training job that gets the model as a channel"),
+    ("Endpoint", "load model.tar.gz in a program of your own"),
+    ("Inference", "load model.tar.gz in a program of your own"),
+    ("Pipeline", "run the steps' training jobs one after the other: call fit() for each"),
+    ("Cluster", "ask for several instances in a training job's ResourceConfig"),
+    ("TrainingPlan", "leave it out: instances are always there"),
+    ("Algorithm", "name an image in AlgorithmSpecification.TrainingImage"),
+    ("Mlflow", "log to an MLflow server of your own"),
+    ("Feature", "put the features into S3, and read them as a channel"),
+    ("Notebook", "use an editor or Jupyter on this machine"),
+)
+"""What to do where the operation's name has a word; the first that fits."""
+
+
+def require_offered(service: str, operation: str) -> None:
+    """Let pass what the platform answers.
+
+    Args:
+        service: By AWS's name for signatures.
+        operation: AWS's name of it; for S3, which has its operations in its paths, anything.
+
+    Raises:
+        ApiError: It does not.
+    """
+    if service == S3 or (service, operation) in _OFFERED:
+        return
+    if service not in _SERVICES:
+        raise _unsupported(
+            f"{operation} of the service {service!r} is not on the local platform, which plays "
+            f"{', '.join(sorted(_SERVICES))}. Give a client of another service its own endpoint_url and credentials."
+        )
+    instead = next((remedy for word, remedy in _INSTEAD if service == SAGEMAKER and word in operation), None)
+    raise _unsupported(
+        f"{operation} does not run on the local platform: "
+        + (f"{instead}, or use AWS." if instead else "use AWS for it. docs/local.md lists what is answered here.")
+    )
+
+
+def _unsupported(message: str) -> ApiError:
+    """A refusal that no client tries again."""
+    return ApiError("UnsupportedOperation", message)

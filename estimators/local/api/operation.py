@@ -1,0 +1,95 @@
+"""Which operation a request asks for, in each of AWS's protocols, and its JSON document."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import parse_qs
+
+from estimators.local.engine import ApiError
+from estimators.local.engine.validation import service_model
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIEnvironment
+
+OWN_SERVICE = "SmddpLocal"
+"""The prefix of our own operations, beside AWS's."""
+MAX_DEPTH = 100
+"""How deep a JSON document may be nested. SageMaker's deepest, a search's expression, needs a tenth of it."""
+
+_TARGETS = {
+    "sagemaker": ("SageMaker", OWN_SERVICE),
+    "logs": ("Logs_20140328",),
+    "monitoring": ("GraniteServiceVersion20100801",),
+}
+"""What X-Amz-Target begins with, for each service signed for that has a JSON protocol here."""
+_CBOR_PATH = re.compile(r"/service/\w+/operation/(\w+)")
+_REST_PATHS = (
+    (re.compile(r"/BatchPutMetrics"), "BatchPutMetrics"),
+    (re.compile(r"/endpoints/[^/]+/(async-)?invocations"), "InvokeEndpoint"),
+    (re.compile(r"/FeatureGroup.*"), "FeatureStore"),
+)
+"""SageMaker's satellites, which speak REST."""
+
+
+def operation_name(environ: WSGIEnvironment, service: str) -> str:
+    """AWS's name of the operation that a request asks for; its path, where no name can be told.
+
+    Raises:
+        ApiError: It asks one service for another one's operation.
+    """
+    path: str = environ["PATH_INFO"]
+    target: str = environ.get("HTTP_X_AMZ_TARGET", "")
+    if target:
+        prefix, _, operation = target.partition(".")
+        if service in _TARGETS and prefix not in _TARGETS[service]:
+            raise ApiError("UnknownOperationException", f"{target[:80]!r} is not an operation of {service}.")
+        if prefix == "SageMaker" and operation not in service_model().operation_names:
+            raise ApiError("UnknownOperationException", f"SageMaker has no operation {operation[:80]!r}.")
+        return operation
+    if cbor := _CBOR_PATH.fullmatch(path):
+        return cbor[1]
+    is_form = environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded")
+    form: bytes = environ["wsgi.input"].read() if is_form else environ.get("QUERY_STRING", "").encode()
+    if action := parse_qs(form.decode("latin-1"), max_num_fields=10_000).get("Action"):
+        return action[0]
+    if service == "sagemaker":
+        for pattern, name in _REST_PATHS:
+            if pattern.fullmatch(path):
+                return name
+    return f"{environ['REQUEST_METHOD']} {path[:80]}"
+
+
+def read_document(environ: WSGIEnvironment) -> dict[str, Any]:
+    """The JSON object in a request's body; no body is an empty one.
+
+    Raises:
+        ApiError: SerializationException, if it is none, or too deep.
+    """
+    content = environ["wsgi.input"].read()
+    try:
+        document = json.loads(content or b"{}", parse_constant=_refuse_constant)
+        json.dumps(document, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or _is_deeper(document, MAX_DEPTH):
+        message = f"The body is not a JSON object, in UTF-8 and at most {MAX_DEPTH} levels deep."
+        raise ApiError("SerializationException", message)
+    return document
+
+
+def _is_deeper(document: dict[str, Any], most: int) -> bool:
+    level: list[Any] = [document]
+    for _ in range(most):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
