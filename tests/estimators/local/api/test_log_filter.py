@@ -1,0 +1,57 @@
+"""FilterLogEvents answers the streams whose names begin with the prefix, and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from estimators.local import LocalSageMaker
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+
+
+@pytest.fixture(scope="module")
+def logs() -> Iterator[Any]:
+    """Logs with two jobs: `a` with more streams than DescribeLogStreams gives on a page, and `ab`."""
+    with LocalSageMaker() as platform:
+        client = platform.boto_session.client("logs")
+        client.create_log_group(logGroupName=GROUP)
+        for stream in ("ab/algo-1", *(f"a/algo-{number}" for number in range(1, 53))):
+            client.create_log_stream(logGroupName=GROUP, logStreamName=stream)
+            if stream.endswith(("-1", "-52")):
+                event = {"timestamp": int(time.time() * 1000), "message": f"from {stream}"}
+                client.put_log_events(logGroupName=GROUP, logStreamName=stream, logEvents=[event])
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("prefix", "streams"),
+    [
+        ("a/", ["a/algo-1", "a/algo-52"]),
+        ("ab/", ["ab/algo-1"]),
+        ("a", ["a/algo-1", "a/algo-52", "ab/algo-1"]),
+        ("never/", []),
+    ],
+)
+def test_only_streams_with_the_prefix_are_answered(logs: Any, prefix: str, streams: list[str]) -> None:
+    events = logs.filter_log_events(logGroupName=GROUP, logStreamNamePrefix=prefix)["events"]
+    assert sorted(event["logStreamName"] for event in events) == streams
+    assert {event["message"] for event in events} == {f"from {stream}" for stream in streams}
+
+
+def test_pages_and_patterns_work_with_a_prefix(logs: Any) -> None:
+    pages = logs.get_paginator("filter_log_events").paginate(
+        logGroupName=GROUP, logStreamNamePrefix="a/", filterPattern="from", PaginationConfig={"PageSize": 1}
+    )
+    assert [len(page["events"]) for page in pages if page["events"]] == [1, 1]
+
+
+def test_an_unknown_group_and_a_prefix_beside_names_are_refused(logs: Any) -> None:
+    with pytest.raises(logs.exceptions.ResourceNotFoundException):
+        logs.filter_log_events(logGroupName="none", logStreamNamePrefix="a/")
+    with pytest.raises(ClientError, match="either"):
+        logs.filter_log_events(logGroupName=GROUP, logStreamNamePrefix="a/", logStreamNames=["a/algo-1"])
