@@ -52,7 +52,11 @@ def tells_outcome(tree: HostTree) -> bool:
 
 
 def within_limit(text: str, suffix: str = "") -> str:
-    """``text`` and ``suffix`` in `MAX_CHARACTERS`: what is too much goes from the middle of the text."""
+    """``text`` and ``suffix`` in `MAX_CHARACTERS`: what is too much goes from the middle of the text.
+
+    Names of files need not be text: what of them no JSON can carry is escaped.
+    """
+    text, suffix = (part.encode(errors="backslashreplace").decode() for part in (text, suffix))
     room = MAX_CHARACTERS - len(suffix)
     if len(text) > room:
         head = room // 2

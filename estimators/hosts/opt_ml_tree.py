@@ -83,6 +83,12 @@ class HostTree:
             pass
         return None
 
+    def tell(self, path: PurePath, what: str) -> None:
+        """Write a line on a path into the host's log, the first time that there is anything to say of it."""
+        if path not in self._said:
+            self._said.add(path)
+            self._say(f"[platform] {legible(str(self._seen_as / path))} {what}")
+
     @contextmanager
     def reading(self, path: PurePath) -> Iterator[Path]:
         """A path of this machine by which to read a file, the same one all the time that the block lasts.
@@ -196,9 +202,12 @@ class HostTree:
         return os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _pass_over(self, path: PurePath) -> None:
-        if path not in self._said:
-            self._said.add(path)
-            self._say(f"[platform] {self._seen_as / path} is passed over: it leads out of {self._seen_as}")
+        self.tell(path, f"is passed over: it leads out of {self._seen_as}")
+
+
+def legible(name: str) -> str:
+    """A name that a program chose, for a line of text: quoted if it holds bytes or characters that are no text."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _exchange(old: int, new: int) -> int:

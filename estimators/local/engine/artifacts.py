@@ -5,6 +5,7 @@ Files of the same name on several hosts are one file in the result: the first ho
 
 from __future__ import annotations
 
+import functools
 import logging
 import stat
 import tarfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.objects import S3Uri, explaining, upload
+from estimators.local.engine.transfers import Transfers
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -37,11 +39,13 @@ class _File:
 def upload_model(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> str:
     """Upload /opt/ml/model of all hosts, be it empty; the URI for ModelArtifacts."""
     files = _merge(trees, PurePath("model"))
-    with explaining("Model upload failed", output):
-        if not compressed:
-            _upload_files(s3, files, output.below("model"))
-            return f"{output.below('model')}/"
-        return str(_upload_archive(s3, files, output.below("model.tar.gz"), scratch / "model.tar.gz"))
+    if not compressed:
+        _upload_files(s3, files, output.below("model"), "Model upload failed")
+        return f"{output.below('model')}/"
+    uri = output.below("model.tar.gz")
+    with explaining("Model upload failed", uri):
+        _upload_archive(s3, files, uri, scratch / "model.tar.gz")
+    return str(uri)
 
 
 def upload_output(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> None:
@@ -49,11 +53,12 @@ def upload_output(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratc
     files = _merge(trees, PurePath("output", "data"))
     if not files:
         return
-    with explaining("Output upload failed", output):
-        if compressed:
-            _upload_archive(s3, files, output.below("output.tar.gz"), scratch / "output.tar.gz")
-        else:
-            _upload_files(s3, files, output.below("data"))
+    if not compressed:
+        _upload_files(s3, files, output.below("data"), "Output upload failed")
+        return
+    uri = output.below("output.tar.gz")
+    with explaining("Output upload failed", uri):
+        _upload_archive(s3, files, uri, scratch / "output.tar.gz")
 
 
 def _merge(trees: Iterable[HostTree], folder: PurePath) -> dict[str, _File]:
@@ -72,21 +77,29 @@ def _merge(trees: Iterable[HostTree], folder: PurePath) -> dict[str, _File]:
     return merged
 
 
-def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri) -> None:
+def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri, what: str) -> None:
+    transfers = Transfers(what)
     for name, file in files.items():
         status = file.tree.status(file.path)
         if status is not None and stat.S_ISREG(status.st_mode):
-            with file.tree.reading(file.path) as path:
-                upload(s3, path, folder.below(name))
+            uri = folder.below(name)
+            transfers.copy(file.tree, file.path, uri, functools.partial(_upload_file, s3, file, uri))
+    transfers.check()
 
 
-def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri, archive: Path) -> S3Uri:
-    with tarfile.open(archive, "w:gz", compresslevel=_FASTEST) as bundle:
-        for name, file in files.items():
-            _add(bundle, name, file)
-    upload(s3, archive, uri)
-    archive.unlink()
-    return uri
+def _upload_file(s3: S3Client, file: _File, uri: S3Uri) -> None:
+    with file.tree.reading(file.path) as path:
+        upload(s3, path, uri)
+
+
+def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri, archive: Path) -> None:
+    try:
+        with tarfile.open(archive, "w:gz", compresslevel=_FASTEST) as bundle:
+            for name, file in files.items():
+                _add(bundle, name, file)
+        upload(s3, archive, uri)
+    finally:
+        archive.unlink(missing_ok=True)  # of a full disk it is the fullest part
 
 
 def _add(bundle: tarfile.TarFile, name: str, file: _File) -> None:

@@ -7,6 +7,7 @@ What comes to S3 meanwhile is not brought down. Not imitated: AWS's ``*.sagemake
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -17,12 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from boto3.exceptions import Boto3Error
-from botocore.exceptions import BotoCoreError, ClientError
-
 from estimators.hosts.opt_ml_tree import HostTree, LeadsOutError
 from estimators.local.engine.channels import Fetch, fetch_all, prefix_objects, relative_path
 from estimators.local.engine.objects import S3Uri, explaining, upload
+from estimators.local.engine.transfers import Transfers
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -69,7 +68,7 @@ class CheckpointSync:
         self._seconds = seconds
         self._known: dict[str, dict[str, Signature | None]] = {host: {} for host in trees}
         self._writer: dict[str, str] = {}
-        self._unreadable: set[tuple[str, str]] = set()
+        self._transfers = Transfers("Checkpoint upload failed")
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoints {uri}", daemon=True)
 
@@ -108,11 +107,11 @@ class CheckpointSync:
         """Stop, and bring S3 to the directories' last state.
 
         Raises:
-            FailedJobError: If S3 refuses.
+            FailedJobError: If S3 refuses, or a file can't be copied; all others are.
         """
         self.abandon()
-        with explaining("Checkpoint upload failed", self._uri):
-            self._synchronise(last=True)
+        self._synchronise(last=True)
+        self._transfers.check()
 
     def abandon(self) -> None:
         """Stop as it is."""
@@ -127,48 +126,62 @@ class CheckpointSync:
     def _try_to_synchronise(self) -> None:
         try:
             self._synchronise()
-        except (ClientError, BotoCoreError, Boto3Error, OSError):
+        except Exception:  # whatever it is: the next checkpoint must not be lost for this one
             logger.warning("checkpoints could not be copied to %s; will be tried again", self._uri, exc_info=True)
 
     def _synchronise(self, *, last: bool = False) -> None:
         """One look at all directories: first what is new, in the order it was written, then what is gone.
+
+        What could not be copied before comes last: what S3 refuses again and again holds up nothing.
 
         Args:
             last: No host runs any more: what can't be read now never can.
         """
         looked = time.time_ns()
         found = {host: self._scan(tree) for host, tree in self._trees.items()}
+        self._transfers.forget_gone(
+            (self._trees[host], self._folder / name) for host, files in found.items() for name in files
+        )
         changed = [
-            (signature, host, name)
+            (self._transfers.has_failed(self._trees[host], self._folder / name), signature[2], host, name, signature)
             for host, files in found.items()
             for name, signature in files.items()
             if self._known[host].get(name) != signature
         ]
-        for signature, host, name in sorted(changed, key=lambda item: item[0][2]):
-            tree, path = self._trees[host], self._folder / name
-            try:
-                with tree.reading(path) as file:
+        for _, _, host, name, signature in sorted(changed):
+            put = functools.partial(self._put, host, name, signature, looked=looked, last=last)
+            self._transfers.copy(self._trees[host], self._folder / name, self._uri.below(name), put)
+        self._snapshot.unlink(missing_ok=True)
+        if not self._transfers.delayed:  # never the old before the new is there
+            self._delete_what_is_gone(found)
+
+    def _put(self, host: str, name: str, signature: Signature, *, looked: int, last: bool) -> None:
+        """Copy a file to S3, in a state that its program can't change meanwhile."""
+        tree, path = self._trees[host], self._folder / name
+        try:
+            with tree.reading(path) as file:
+                if not last:  # when no program runs, none changes it; and a full disk is no matter then
                     shutil.copyfile(file, self._snapshot)
-            except (FileNotFoundError, LeadsOutError):
-                continue  # deleted since; the next look sees that
-            except PermissionError:  # a container's root may write for itself alone; it is ours when the hosts end
-                if last:
-                    raise
-                if (host, name) not in self._unreadable:
-                    where = tree.root / path
-                    logger.warning("%s is not readable for this user yet; it is copied when the job's hosts end", where)
-                self._unreadable.add((host, name))
-                continue
-            settled = looked - signature[2] > _TIMESTAMP_TICK and signature == _signature(tree.status(path))
-            upload(self._s3, self._snapshot, self._uri.below(name))
-            self._snapshot.unlink()
-            self._writer[name] = host
-            self._known[host][name] = signature if settled else None
+                settled = looked - signature[2] > _TIMESTAMP_TICK and signature == _signature(tree.status(path))
+                upload(self._s3, file if last else self._snapshot, self._uri.below(name))
+        except (FileNotFoundError, LeadsOutError):
+            return  # deleted since; the next look sees that
+        except PermissionError:  # a container's root may write for itself alone; it is ours when the hosts end
+            if last:
+                raise
+            tree.tell(path, "is not readable for this user yet; it is copied when the job's hosts end")
+            return
+        self._writer[name] = host
+        self._known[host][name] = signature if settled else None
+
+    def _delete_what_is_gone(self, found: Mapping[str, Mapping[str, Signature]]) -> None:
+        """Delete in S3 what the hosts have deleted."""
         for host, files in found.items():
             for name in self._known[host].keys() - files.keys():
                 if self._writer.get(name, host) == host:
                     target = self._uri.below(name)
-                    self._s3.delete_object(Bucket=target.bucket, Key=target.key)
+                    with explaining("Checkpoint upload failed", target):
+                        self._s3.delete_object(Bucket=target.bucket, Key=target.key)
                 del self._known[host][name]
 
     def _scan(self, tree: HostTree) -> dict[str, Signature]:

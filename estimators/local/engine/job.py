@@ -83,6 +83,11 @@ class JobRecord:
         return self._input_failure
 
     @property
+    def closed(self) -> bool:
+        """Whether the engine ends."""
+        return self._ending is Ending.CLOSE
+
+    @property
     def ended(self) -> bool:
         """Whether nothing will change any more."""
         return self._progress.ended

@@ -6,11 +6,11 @@ runs the hosts.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import tempfile
 import threading
-from collections.abc import Mapping
-from pathlib import Path
+import uuid
+from collections.abc import Iterator, Mapping
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import algorithm_error, loss_of_hosts, within_limit
@@ -74,12 +74,15 @@ class JobRunner:
                 self._job.finish()
             except FailedJobError as error:
                 self._job.finish(failure_reason=within_limit(str(error)))
+            except Exception as error:
+                reason = self._describe_defect(error)
+                self._job.finish(failure_reason=within_limit(reason, self._rescue()))
             finally:
                 remove_tree(self._directory)
         except Exception as error:
-            logger.exception("job %s ended by a defect of the platform", self._job.name)
+            reason = self._describe_defect(error)
             if not self._job.ended:
-                self._job.finish(failure_reason=within_limit(f"InternalServerError: {type(error).__name__}: {error}"))
+                self._job.finish(failure_reason=within_limit(reason))
 
     def _attempt(self) -> bool:
         """Run one attempt, from new hosts to their end. Return whether the job is finished."""
@@ -122,26 +125,53 @@ class JobRunner:
                 raise FailedJobError(f"{kind}: {error}") from error
             raise
         except HandOverError as error:
-            raise FailedJobError(f"InternalServerError: {error}. All files are kept in {self._rescue()}.") from error
+            raise FailedJobError(f"InternalServerError: {error}.{self._rescue()}") from error
         if ending is Ending.CLOSE:
             raise StoppedError
+        problems: list[str] = []
         if ending.goes_on:
-            if checkpoints is not None:
-                checkpoints.finish()
+            self._finish_checkpoints(checkpoints, problems)
+            if problems:
+                raise FailedJobError(within_limit("; ".join(problems), self._rescue()))
             if not self._loss_limit.too_many(ending, progressed=checkpoints is not None and checkpoints.progressed):
                 return False
         self._job.upload()
-        failure = None
         if ending in (Ending.FAILED, Ending.LOST):
-            failure = self._explain(exits, trees, logs, inputs)
-        self._save(trees, checkpoints, failure)
+            with self._noting(problems):
+                problems.append(self._explain(exits, trees, logs, inputs))
+        self._save(trees, checkpoints, problems)
         return True
 
-    def _rescue(self) -> Path:
-        """Move the job's directory to where it stays."""
-        kept = Path(tempfile.mkdtemp(prefix=f"{self._job.name}-", dir=self._platform.rescue))
-        self._directory.rename(kept)
-        return kept
+    def _rescue(self) -> str:
+        """Move the job's directory to where it stays; a sentence on where that is. The engine's end saves nothing."""
+        if self._job.closed or not self._directory.exists():
+            return ""
+        kept = self._platform.rescue / f"{self._job.name}-{uuid.uuid4().hex[:8]}"
+        try:
+            self._directory.chmod(0o700)
+            self._directory.rename(kept)
+        except OSError as error:
+            return f" Its files are lost: they could not be moved to {kept} ({error.strerror})."
+        return f" All files are kept in {kept}."
+
+    @contextlib.contextmanager
+    def _noting(self, problems: list[str]) -> Iterator[None]:
+        """Note what goes wrong in the block, whatever it is: what comes after it must be done, too."""
+        try:
+            yield
+        except FailedJobError as error:
+            problems.append(str(error))
+        except Exception as error:
+            problems.append(self._describe_defect(error))
+
+    def _finish_checkpoints(self, checkpoints: CheckpointSync | None, problems: list[str]) -> None:
+        with self._noting(problems):
+            if checkpoints is not None:
+                checkpoints.finish()
+
+    def _describe_defect(self, error: Exception) -> str:
+        logger.error("job %s met a defect of the platform", self._job.name, exc_info=error)
+        return f"InternalServerError: {type(error).__name__}: {error}"
 
     def _explain(
         self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: HostInputs
@@ -181,18 +211,22 @@ class JobRunner:
     def _log(self, host: Host) -> HostLog:
         return HostLog(self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read)
 
-    def _save(self, trees: Mapping[str, HostTree], checkpoints: CheckpointSync | None, failure: str | None) -> None:
-        """Bring what the hosts leave to S3, and finish. A failed job's own reason comes before one met here."""
+    def _save(self, trees: Mapping[str, HostTree], checkpoints: CheckpointSync | None, problems: list[str]) -> None:
+        """Bring what the hosts leave to S3, as much of it as can be, and finish.
+
+        Args:
+            trees: Every host's /opt/ml.
+            checkpoints: What keeps them in step with S3.
+            problems: Why the job has failed, if it has: only then it leaves no model.
+        """
         s3, request, written = self._platform.s3, self._request, list(trees.values())
-        model = None
-        try:
-            if checkpoints is not None:
-                checkpoints.finish()
-            if failure is None:
+        model, failed = None, len(problems)
+        self._finish_checkpoints(checkpoints, problems)
+        if not failed:
+            with self._noting(problems):
                 model = upload_model(s3, written, request.output, self._directory, compressed=request.compressed)
+        with self._noting(problems):
             upload_output(s3, written, request.output, self._directory, compressed=request.compressed)
-        except FailedJobError as error:
-            if failure is None:
-                raise
-            logger.warning("job %s: %s", self._job.name, error)
-        self._job.finish(failure_reason=failure, model_artifacts=model)
+        kept = self._rescue() if len(problems) > failed else ""
+        reason = within_limit("; ".join(problems), kept) if problems else None
+        self._job.finish(failure_reason=reason, model_artifacts=model)

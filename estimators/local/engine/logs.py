@@ -77,6 +77,7 @@ class HostLog:
 
     def say(self, line: str) -> None:
         """Add a line; the platform's own may come at any time, from any thread."""
+        line = line.encode(errors="backslashreplace").decode()  # it may name a file whose name is no text
         with self._changed:
             # CloudWatch wants the order of time, whatever the clock does.
             self._now = max(self._now, int(time.time() * 1000))
@@ -110,7 +111,7 @@ class HostLog:
                 return
             try:
                 self._client.put_log_events(logGroupName=LOG_GROUP, logStreamName=self._stream, logEvents=batch)
-            except (ClientError, BotoCoreError):
+            except Exception:  # whatever it is: the next lines must not be lost for these
                 logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
 
     def _take_batch(self) -> list[InputLogEventTypeDef]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 
+from estimators.hosts.opt_ml_tree import legible
 from estimators.local.engine.errors import FailedJobError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+MAX_KEY_BYTES = 1024
+"""S3 takes no longer key."""
 _CHUNK = 1 << 20
 _ATTEMPTS = 5
 """How often one place in an object is read before it is given up."""
@@ -63,6 +67,10 @@ class S3Object:
     """Seconds since the epoch."""
 
 
+class BadKeyError(Exception):
+    """No object in S3 can have the name of a file."""
+
+
 class CancelledError(Exception):
     """A transfer was given up because the job ends."""
 
@@ -74,14 +82,16 @@ def explaining(what: str, uri: S3Uri) -> Iterator[None]:
     Raises:
         FailedJobError: ``ClientError: …``.
     """
+    head = f"ClientError: {what}: {legible(str(uri))}"
     try:
         yield
     except ClientError as error:
-        raise FailedJobError(f"ClientError: {what}: {uri}: {_explain(error, uri)}") from error
-    except (BotoCoreError, Boto3Error) as error:
-        raise FailedJobError(f"ClientError: {what}: {uri}: {error}") from error
+        raise FailedJobError(f"{head}: {_explain(error, uri)}") from error
+    except (BotoCoreError, Boto3Error, BadKeyError) as error:
+        raise FailedJobError(f"{head}: {error}") from error
     except OSError as error:
-        raise FailedJobError(f"ClientError: {what}: {uri}: {error.strerror} ({error.filename})") from error
+        where = f" ({legible(os.fsdecode(error.filename))})" if isinstance(error.filename, str | bytes) else ""
+        raise FailedJobError(f"{head}: {error.strerror or error}{where}") from error
 
 
 def require_bucket(s3: S3Client, uri: S3Uri, what: str) -> None:
@@ -105,6 +115,20 @@ def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Object]:
         if not item["Key"].endswith("/")
     ]
     return sorted(found, key=lambda one: one.uri.key)
+
+
+def require_key(uri: S3Uri) -> None:
+    """Return if S3 has such keys.
+
+    Raises:
+        BadKeyError: It has not.
+    """
+    try:
+        size = len(uri.key.encode())
+    except UnicodeEncodeError:
+        raise BadKeyError("the name is not UTF-8, as every key in S3 is; rename the file") from None
+    if size > MAX_KEY_BYTES:
+        raise BadKeyError(f"the key has {size:,} bytes, and S3 takes {MAX_KEY_BYTES:,}; give the file a shorter path")
 
 
 def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bool]) -> None:

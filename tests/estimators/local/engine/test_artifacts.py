@@ -14,6 +14,7 @@ import pytest
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.artifacts import upload_model, upload_output
+from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.objects import S3Uri
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
@@ -116,3 +117,38 @@ def test_links_stay_links_and_pipes_are_left_out(
     with tarfile.open(fileobj=io.BytesIO(files_in(output.bucket, "job/output/")["model.tar.gz"])) as bundle:
         assert bundle.getmember("latest").issym()
         assert sorted(bundle.getnames()) == ["latest", "v1/weights"]
+
+
+def test_any_file_name_is_one_in_the_archive(
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
+) -> None:
+    names = [b"not-utf-8-\xff", b"new\nline", b"\xed\xa0\x80", b"bell\x07", b"x" * 255]
+    for name in names:
+        (roots[0] / "model" / os.fsdecode(name)).write_text("w")
+    upload_model(s3, trees, output, tmp_path, compressed=True)
+    unpacked = unpack(files_in(output.bucket, "job/output/")["model.tar.gz"])
+    assert sorted(map(os.fsencode, unpacked)) == sorted(names)
+
+
+def test_a_file_whose_name_is_no_key_holds_up_no_other_and_fails_the_upload(
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
+) -> None:
+    for name in ("a", os.fsdecode(b"b-\xff"), "c"):
+        (roots[0] / "model" / name).write_text("w")
+    with pytest.raises(FailedJobError, match=r"Model upload failed: .*the name is not UTF-8") as failure:
+        upload_model(s3, trees, output, tmp_path, compressed=False)
+    assert str(failure.value).isprintable()
+    assert set(files_in(output.bucket, "job/output/")) == {"model/a", "model/c"}
+
+
+def test_an_archive_that_has_no_room_leaves_none_of_it(
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (roots[0] / "model" / "weights").write_text("w")
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    with pytest.raises(FailedJobError, match=r"model\.tar\.gz: No space left on device$"):
+        upload_model(s3, trees, output, tmp_path, compressed=True)
+    assert not (tmp_path / "model.tar.gz").exists()

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from boto3.exceptions import S3UploadFailedError
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
@@ -244,7 +245,7 @@ def test_a_hiccup_is_survived(
     (sync.one / "a").write_text("new")
     until(lambda: remote() == {"a": b"new"})
     sync.sync.abandon()
-    assert "will be tried again" in caplog.text
+    assert "a could not be copied: ClientError: Checkpoint upload failed" in caplog.text
 
 
 def test_a_file_closed_to_this_user_holds_up_no_other_and_is_copied_when_the_hosts_have_ended(
@@ -257,7 +258,15 @@ def test_a_file_closed_to_this_user_holds_up_no_other_and_is_copied_when_the_hos
             raise PermissionError(13, "Permission denied", str(source))
         original(source, target)
 
+    put = sync.s3.upload_file
+
+    def upload(path: str, bucket: str, key: str) -> None:
+        if Path(path).is_symlink() and Path(path).readlink() in closed:
+            raise PermissionError(13, "Permission denied", path)
+        put(path, bucket, key)
+
     monkeypatch.setattr(shutil, "copyfile", copy)
+    monkeypatch.setattr(sync.s3, "upload_file", upload)
     for name in ("a-closed", "b-open"):
         aged(sync.one / name, name)
     sync.sync.start()
@@ -279,3 +288,123 @@ def test_a_bucket_that_is_gone_fails_with_its_name(sync: Sync) -> None:
     aged(sync.one / "a")
     with pytest.raises(FailedJobError, match=r"ClientError: Checkpoint upload failed: .*NoSuchBucket"):
         sync.new().finish()
+
+
+NAMES_OF_NO_KEY = (b"not-utf-8-\xff", b"lone-surrogate-\xed\xa0\x80", b"/".join([b"d" * 250] * 5))
+
+
+def write(root: Path, name: bytes) -> None:
+    path = root / os.fsdecode(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("odd")
+
+
+def test_a_name_that_no_key_can_have_holds_up_no_other_and_is_said_once(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
+    aged(sync.one / "before")
+    sync.download()
+    for name in NAMES_OF_NO_KEY:
+        write(sync.one, name)
+    sync.sync.start()
+    aged(sync.one / "new")
+    (sync.one / "before").unlink()
+    until(lambda: set(remote()) == {"new"})
+    aged(sync.one / "last")
+    with pytest.raises(FailedJobError, match=r"Checkpoint upload failed: .*; and 2 more files could not be copied"):
+        sync.sync.finish()
+    assert set(remote()) == {"new", "last"}
+    told = [message for message in caplog.messages if "could not be copied: " in message]
+    assert len(told) == len(NAMES_OF_NO_KEY)
+    assert all(message.isprintable() for message in told)
+    assert sum("the name is not UTF-8" in message for message in told) == 2
+    assert sum(f"the key has {len('run/') + 1254:,} bytes, and S3 takes 1,024" in message for message in told) == 1
+
+
+def test_a_file_that_could_not_be_copied_and_is_gone_is_no_failure(sync: Sync) -> None:
+    write(sync.one, NAMES_OF_NO_KEY[0])
+    with pytest.raises(FailedJobError):
+        sync.sync.finish()
+    for path in sync.one.iterdir():
+        path.unlink()
+    sync.sync.finish()
+
+
+def test_names_of_control_characters_are_keys(sync: Sync, remote: Callable[[], dict[str, bytes]]) -> None:
+    for name in ("tab\t", "bell\x07", "delete\x7f", "return\r"):
+        aged(sync.one / name)
+    sync.sync.finish()
+    assert set(remote()) == {"tab\t", "bell\x07", "delete\x7f", "return\r"}
+    sync.new().download(cancelled=lambda: False)
+    assert (sync.two / "bell\x07").read_text() == "new"
+
+
+class Refusing:
+    """S3's answer to the upload of some keys."""
+
+    def __init__(self, sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._upload = sync.s3.upload_file
+        self.keys: set[str] = set()
+        self.tried: list[str] = []
+        monkeypatch.setattr(sync.s3, "upload_file", self)
+
+    def __call__(self, path: str, bucket: str, key: str) -> None:
+        self.tried.append(key)
+        if not self.keys or key in self.keys:
+            raise S3UploadFailedError(f"Failed to upload to {key}: An error occurred (InternalError)")
+        self._upload(path, bucket, key)
+
+
+def test_what_s3_refuses_again_and_again_holds_up_no_other_and_nothing_old_is_deleted_meanwhile(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync.put("old")
+    sync.download()
+    refusing = Refusing(sync, monkeypatch)
+    refusing.keys = {f"run/{number}" for number in range(5)}
+    for number in range(7):
+        aged(sync.one / str(number))
+    (sync.one / "old").unlink()
+    sync.sync.start()
+    until(lambda: set(remote()) == {"5", "6", "old"})
+    refusing.keys = {"nothing more"}
+    sync.sync.finish()
+    assert set(remote()) == {str(number) for number in range(7)}
+
+
+def test_an_s3_that_fails_is_not_asked_for_every_file(sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = Refusing(sync, monkeypatch)
+    for number in range(100):
+        aged(sync.one / str(number))
+    with pytest.raises(FailedJobError, match="InternalError"):
+        sync.sync.finish()
+    assert len(refusing.tried) == 3
+
+
+def test_the_thread_outlives_any_error(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans, scan = iter([RecursionError(), ValueError()]), HostTree.entries
+
+    def entries(self: HostTree, folder: PurePath) -> Any:
+        for error in scans:
+            raise error
+        return scan(self, folder)
+
+    monkeypatch.setattr(HostTree, "entries", entries)
+    aged(sync.one / "a")
+    sync.sync.start()
+    until(lambda: set(remote()) == {"a"})
+    sync.sync.abandon()
+
+
+def test_the_last_state_needs_no_room_on_the_disk(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    aged(sync.one / "a")
+    sync.sync.finish()
+    assert remote() == {"a": b"new"}

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boto3.exceptions import S3UploadFailedError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.validate import ParamValidator
 
 from estimators.local.engine import ApiError
@@ -302,6 +304,113 @@ def test_files_that_can_not_be_had_stay_where_the_reason_says(client: Any, monke
     reason, kept = job["FailureReason"].split("All files are kept in ")
     assert reason == "InternalServerError: what the hosts wrote could not be given away: no room. "
     assert Path(kept.rstrip("."), "algo-1", "model", "weights").read_text() == "all of them"
+
+
+class Uploads:
+    """An S3 client whose uploads of some keys fail."""
+
+    def __init__(self, s3: Any, error: Exception, *keys: str) -> None:
+        self._s3 = s3
+        self._error = error
+        self._keys = keys
+
+    def upload_file(self, path: str, bucket: str, key: str) -> None:
+        if key.endswith(self._keys):
+            raise self._error
+        self._s3.upload_file(path, bucket, key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._s3, name)
+
+
+def kept_in(reason: str) -> Path:
+    return Path(reason.rpartition("All files are kept in ")[2].rstrip("."))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject"),
+        S3UploadFailedError("An error occurred (InternalError)"),
+        EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
+        OSError(28, "No space left on device"),
+        RecursionError("maximum recursion depth exceeded"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_model_that_can_not_be_uploaded_is_kept_where_the_reason_says(
+    start_engine: Any, client_of: Any, s3: Any, files_in: FilesIn, error: Exception
+) -> None:
+    client = client_of(start_engine(s3=Uploads(s3, error, "model.tar.gz")))
+    job = client.run("open('/opt/ml/model/weights', 'w').write('all'); open('/opt/ml/output/data/plot', 'w')")
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "ModelArtifacts" not in job
+    assert Path(kept_in(job["FailureReason"]), "algo-1", "model", "weights").read_text() == "all"
+    assert kept_in(job["FailureReason"]).stat().st_mode & 0o077 == 0
+    assert [name.rpartition("/")[2] for name in files_in(client.bucket, "output/")] == ["output.tar.gz"]
+
+
+def test_a_bucket_that_is_deleted_meanwhile_costs_no_model(client: Any, s3: Any, lines: Lines) -> None:
+    name = client.submit(f"open('/opt/ml/model/weights', 'w').write('all')\n{textwrap.dedent(ENDLESS)}")
+    await_line(lines, name, "up")
+    s3.delete_bucket(Bucket=client.bucket)
+    client.stop(name)
+    job = client.wait(name)
+    assert job["FailureReason"].startswith("ClientError: Model upload failed: ")
+    assert "NoSuchBucket" in job["FailureReason"]
+    assert Path(kept_in(job["FailureReason"]), "algo-1", "model", "weights").read_text() == "all"
+
+
+def test_checkpoints_that_can_not_be_uploaded_hold_up_no_model(client: Any, lines: Lines, files_in: FilesIn) -> None:
+    job = client.run(
+        r"""
+        import os
+        open(b"/opt/ml/checkpoints/odd-\xff", "w").write("odd")
+        os.symlink("/etc/passwd", b"/opt/ml/checkpoints/out-\xff")
+        open("/opt/ml/checkpoints/zero", "w").write("0")
+        open("/opt/ml/model/weights", "w").write("all")
+        """,
+        CheckpointConfig={"S3Uri": f"s3://{client.bucket}/c"},
+    )
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "the name is not UTF-8" in job["FailureReason"]
+    assert (kept_in(job["FailureReason"]) / "algo-1" / "checkpoints" / os.fsdecode(b"odd-\xff")).exists()
+    assert job["ModelArtifacts"]["S3ModelArtifacts"].removeprefix(f"s3://{client.bucket}/") in files_in(
+        client.bucket, ""
+    )
+    assert files_in(client.bucket, "c/") == {"zero": b"0"}
+    told = lines(job["TrainingJobName"])
+    assert sum("odd-" in line and "could not be copied" in line for line in told) == 1
+    assert sum("out-" in line and "is passed over" in line for line in told) == 1
+
+
+def test_a_failing_jobs_own_reason_comes_first_and_its_checkpoints_are_kept(
+    start_engine: Any, client_of: Any, s3: Any
+) -> None:
+    client = client_of(start_engine(s3=Uploads(s3, OSError(5, "Input/output error"), "c/last")))
+    job = client.run(
+        r"""
+        open("/opt/ml/checkpoints/last", "w").write("1")
+        open("/opt/ml/output/failure", "w").write("odd \0")
+        exit(4)
+        """,
+        CheckpointConfig={"S3Uri": f"s3://{client.bucket}/c"},
+    )
+    reason = job["FailureReason"]
+    assert reason.startswith("AlgorithmError: odd \0, exit code: 4; ClientError: Checkpoint upload failed: ")
+    assert Path(kept_in(reason), "algo-1", "checkpoints", "last").read_text() == "1"
+
+
+def test_an_interrupted_job_whose_checkpoints_can_not_be_uploaded_keeps_them(
+    start_engine: Any, client_of: Any, s3: Any, lines: Lines
+) -> None:
+    client = client_of(start_engine(s3=Uploads(s3, OSError(5, "Input/output error"), "c/last")))
+    program = f"open('/opt/ml/checkpoints/last', 'w').write('1')\n{textwrap.dedent(ENDLESS)}"
+    name = client.submit(program, **SPOT, CheckpointConfig={"S3Uri": f"s3://{client.bucket}/c"})
+    await_line(lines, name, "up")
+    client.engine.interrupt(name)
+    job = client.wait(name)
+    assert Path(kept_in(job["FailureReason"]), "algo-1", "checkpoints", "last").read_text() == "1"
 
 
 def test_a_defect_of_the_platform_is_an_internal_error(

@@ -141,3 +141,29 @@ def test_a_cloudwatch_that_refuses_is_no_reason_to_fail(job: str, caplog: pytest
     follow(SlowLogs(failing=True), job, b"one\ntwo\n")
     assert "could not be made" in caplog.text
     assert "2 lines" in caplog.text
+
+
+def test_what_is_no_text_is_escaped_and_ends_nothing(logs: Any, job: str, lines: Callable[..., list[str]]) -> None:
+    log = HostLog(logs, job, "algo-1", seen=lambda line: None)
+    log.open()
+    log.say("[platform] not-utf-8-\udcff is passed over")
+    log.follow(io.BytesIO(b"\xed\xa0\x80 \x00 \x1b[0m\nlast"))
+    log.close()
+    assert lines(job) == ["[platform] not-utf-8-\\udcff is passed over", "\ufffd\ufffd\ufffd \x00 \x1b[0m", "last"]
+
+
+def test_an_error_of_any_kind_costs_no_more_than_its_lines(job: str, caplog: pytest.LogCaptureFixture) -> None:
+    client = SlowLogs()
+    errors, put = iter([ValueError("odd")]), client.put_log_events
+
+    def odd(**batch: Any) -> None:
+        for error in errors:
+            raise error
+        put(**batch)
+
+    client.put_log_events = odd  # type: ignore[method-assign]
+    log = HostLog(cast("Any", client), job, "algo-1", seen=lambda line: None)
+    log.follow(cast("BinaryIO", io.BytesIO(b"short\n" * (module.MAX_BATCH_EVENTS + 1))))
+    log.close()
+    assert [len(batch) for batch in client.batches] == [1]
+    assert "1000 lines" in caplog.text
