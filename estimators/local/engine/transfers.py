@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.objects import BadKeyError, S3Uri, explaining, require_key
+
+logger = logging.getLogger(__name__)
 
 _MOST_IN_A_ROW = 3
 """So many failures without a success between them, and it is S3 that fails, or the disk, and not the files."""
@@ -41,15 +44,10 @@ class Transfers:
             with explaining(self._what, uri):
                 require_key(uri)
                 put()
-        except FailedJobError as error:
-            self._failures[tree, path] = error
-            tree.tell(path, f"could not be copied: {error}")
-            if _is_its_own_fault(error):
-                return
-            self._in_a_row += 1
-            if self._in_a_row == _MOST_IN_A_ROW:
-                self._in_a_row = 0
-                raise
+        except Exception as error:  # of whatever kind: the next file must be copied, too
+            if not isinstance(error, FailedJobError):
+                logger.warning("%s could not be copied, by a defect of the platform", path, exc_info=True)
+            self._note(tree, path, error)
         else:
             self._in_a_row = 0
             self._failures.pop((tree, path), None)
@@ -77,6 +75,17 @@ class Transfers:
         if self._failures:
             first, more = next(iter(self._failures.values())), len(self._failures) - 1
             raise FailedJobError(f"{first}" + (f"; and {more} more files could not be copied" if more else ""))
+
+    def _note(self, tree: HostTree, path: PurePath, error: Exception) -> None:
+        failure = error if isinstance(error, FailedJobError) else FailedJobError(f"InternalServerError: {error!r}")
+        self._failures[tree, path] = failure
+        tree.tell(path, f"could not be copied: {failure}")
+        if _is_its_own_fault(failure):
+            return
+        self._in_a_row += 1
+        if self._in_a_row == _MOST_IN_A_ROW:
+            self._in_a_row = 0
+            raise failure from error.__cause__
 
 
 def _is_its_own_fault(error: FailedJobError) -> bool:

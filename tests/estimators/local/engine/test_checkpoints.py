@@ -381,6 +381,24 @@ def test_an_s3_that_fails_is_not_asked_for_every_file(sync: Sync, monkeypatch: p
     assert len(refusing.tried) == 3
 
 
+def test_an_error_that_nobody_thought_of_holds_up_no_other_file(
+    sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = sync.s3.upload_file
+
+    def odd(path: str, bucket: str, key: str) -> None:
+        if key == "run/a":
+            raise RuntimeError("odd")
+        upload(path, bucket, key)
+
+    monkeypatch.setattr(sync.s3, "upload_file", odd)
+    for name in ("a", "b"):
+        aged(sync.one / name)
+    with pytest.raises(FailedJobError, match="InternalServerError: RuntimeError"):
+        sync.sync.finish()
+    assert set(remote()) == {"b"}
+
+
 def test_the_thread_outlives_any_error(
     sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
