@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import BinaryIO, NoReturn
 
-from smddp.data.formats.byte_stream import ByteStream
 from smddp.data.formats.record import LARGEST_RECORD, RawRecord, place
 from smddp.errors import DataError
+from smddp.storage.byte_stream import ByteStream
 
 
 class JsonLinesReader:

@@ -8,14 +8,35 @@ nor does a directory or ``__meta__``. Links, sparse files and devices are refuse
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from smddp.data.formats.byte_stream import ByteStream
 from smddp.data.formats.record import LARGEST_RECORD, RawRecord, place
-from smddp.data.formats.tar_header import BLOCK, DIRECTORY, REFUSED
-from smddp.data.formats.tar_members import TarMembers
 from smddp.errors import DataError
+from smddp.storage.byte_stream import ByteStream
+from smddp.storage.tar_header import (
+    BLOCK,
+    BLOCK_DEVICE,
+    CHARACTER_DEVICE,
+    DIRECTORY,
+    HARD_LINK,
+    NAMED_PIPE,
+    SPARSE,
+    SYMBOLIC_LINK,
+)
+from smddp.storage.tar_members import TarMembers
 
+_LINK = "shards hold files only: pack what it leads to (tar --dereference --hard-dereference)"
+_SPECIAL = "shards hold files only: leave it out"
+_REFUSED: Mapping[bytes, tuple[str, str]] = {
+    HARD_LINK: ("a hard link", _LINK),
+    SYMBOLIC_LINK: ("a symbolic link", _LINK),
+    CHARACTER_DEVICE: ("a device", _SPECIAL),
+    BLOCK_DEVICE: ("a device", _SPECIAL),
+    NAMED_PIPE: ("a named pipe", _SPECIAL),
+    SPARSE: ("a sparse file", "pack it without --sparse"),
+}
+"""Kinds of members that are not read: what each is, and what to do."""
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")
 
@@ -130,8 +151,8 @@ class TarReader:
         """Go to the data of the next member that belongs to a record; None at the end."""
         while (found := self._members.next()) is not None:
             header = found.header
-            if header.kind in REFUSED:
-                what, advice = REFUSED[header.kind]
+            if header.kind in _REFUSED:
+                what, advice = _REFUSED[header.kind]
                 self._fail(found.offset, f"{header.name} is {what}; {advice}")
             match = None if header.kind == DIRECTORY or _META.match(header.name) else _NAME.fullmatch(header.name)
             if match:

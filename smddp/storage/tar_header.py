@@ -10,23 +10,14 @@ from dataclasses import dataclass, replace
 BLOCK = 512
 """Bytes of a header; the data of a member are padded to a multiple of it."""
 DIRECTORY = b"5"
-SPARSE = b"S"
+HARD_LINK, SYMBOLIC_LINK, SPARSE = b"1", b"2", b"S"
+CHARACTER_DEVICE, BLOCK_DEVICE, NAMED_PIPE = b"3", b"4", b"6"
 _REGULAR = (b"0", b"\0", b"7")  # 7: a contiguous file, which is nothing else today
+_WITHOUT_DATA = (HARD_LINK, SYMBOLIC_LINK, CHARACTER_DEVICE, BLOCK_DEVICE, NAMED_PIPE, DIRECTORY)
 _GNU_LONG_NAME, _GNU_LONG_LINK = b"L", b"K"
 _PAX, _PAX_GLOBAL = b"x", b"g"
 _EXTENSIONS = (_GNU_LONG_NAME, _GNU_LONG_LINK, _PAX, _PAX_GLOBAL)
-
-_LINK = "shards hold files only: pack what it leads to (tar --dereference --hard-dereference)"
-_SPECIAL = "shards hold files only: leave it out"
-REFUSED: Mapping[bytes, tuple[str, str]] = {
-    b"1": ("a hard link", _LINK),
-    b"2": ("a symbolic link", _LINK),
-    b"3": ("a device", _SPECIAL),
-    b"4": ("a device", _SPECIAL),
-    b"6": ("a named pipe", _SPECIAL),
-    SPARSE: ("a sparse file", "pack it without --sparse"),
-}
-"""Kinds of members that are not read: what each is, and what to do."""
+_KNOWN = (*_REGULAR, *_WITHOUT_DATA, *_EXTENSIONS, SPARSE)
 
 _PAX_FIELD = re.compile(rb"([0-9]{1,7}) ([^=\n]+)=")
 
@@ -44,6 +35,9 @@ class Header:
     """Bytes of data that follow, without the padding."""
     kind: bytes
     """The type flag."""
+    link: str = ""
+    """Where a link leads."""
+    mode_field: bytes = b""
 
     @classmethod
     def of(cls, block: bytes) -> Header:
@@ -58,12 +52,26 @@ class Header:
         name = _text(block[:100])
         if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
             name = f"{prefix}/{name}"
-        known = (*_REGULAR, DIRECTORY, *_EXTENSIONS, *REFUSED)
-        if kind not in known:
+        if kind not in _KNOWN:
             raise BadHeaderError(f"the member {name!r} is of the unknown type {kind!r}")
         # Links, directories and devices have no data, whatever the size says.
-        size = 0 if kind in (b"1", b"2", b"3", b"4", b"5", b"6") else _number(block[124:136])
-        return cls(name=name, size=size, kind=kind)
+        size = 0 if kind in _WITHOUT_DATA else _number(block[124:136])
+        link = _text(block[157:257]) if kind in (HARD_LINK, SYMBOLIC_LINK) else ""
+        return cls(name=name, size=size, kind=kind, link=link, mode_field=block[100:108])
+
+    @property
+    def mode(self) -> int:
+        """The bits of the file's mode.
+
+        Raises:
+            BadHeaderError: they are no number.
+        """
+        return _number(self.mode_field)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a plain file."""
+        return self.kind in _REGULAR
 
     @property
     def is_extension(self) -> bool:
@@ -85,7 +93,11 @@ class Header:
             raise BadHeaderError(f"the size of {name!r} is {size[:40]!r}")
         is_directory = self.kind == DIRECTORY or name.endswith("/")  # as the oldest tar says it
         return replace(
-            self, name=name, size=0 if is_directory else int(size), kind=DIRECTORY if is_directory else self.kind
+            self,
+            name=name,
+            size=0 if is_directory else int(size),
+            kind=DIRECTORY if is_directory else self.kind,
+            link=fields.get("linkpath", self.link),
         )
 
 
@@ -97,7 +109,9 @@ def extension_fields(header: Header, body: bytes) -> dict[str, str]:
     """
     if header.kind == _GNU_LONG_NAME:
         return {"path": _text(body)}
-    return _pax_fields(body) if header.kind == _PAX else {}  # global ones speak of no member, and links are refused
+    if header.kind == _GNU_LONG_LINK:
+        return {"linkpath": _text(body)}
+    return _pax_fields(body) if header.kind == _PAX else {}  # global ones speak of no member
 
 
 def _pax_fields(body: bytes) -> dict[str, str]:

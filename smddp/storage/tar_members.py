@@ -6,13 +6,15 @@ in the file where a size is negative.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
-from smddp.data.formats.byte_stream import ByteStream
-from smddp.data.formats.tar_header import BLOCK, BadHeaderError, Header, extension_fields
+from smddp.storage.byte_stream import ByteStream
+from smddp.storage.tar_header import BLOCK, BadHeaderError, Header, extension_fields
 
-_LARGEST_EXTENSION = 1 << 20  # bytes of a long name, or of pax fields
+_LARGEST_EXTENSION = 1 << 20  # bytes of a member's long names and pax fields, together
+
+_PIECE = 1 << 20
 
 
 class Member(NamedTuple):
@@ -51,6 +53,7 @@ class TarMembers:
         stream = self._stream
         offset = stream.offset
         extended: dict[str, str] = {}
+        room = _LARGEST_EXTENSION
         while block := stream.read(BLOCK):
             if len(block) < BLOCK:
                 self.fail_as_cut(offset)
@@ -62,8 +65,9 @@ class TarMembers:
             try:
                 header = Header.of(block)
                 if header.is_extension:
-                    if header.size > _LARGEST_EXTENSION:
-                        raise BadHeaderError(f"a member's name or attributes have {header.size} bytes")
+                    room -= header.size
+                    if room < 0:
+                        raise BadHeaderError(f"a member's name and attributes have over {_LARGEST_EXTENSION} bytes")
                     extended.update(extension_fields(header, self._extension(header.size, offset)))
                     continue
                 header = header.extended_by(extended)
@@ -79,6 +83,19 @@ class TarMembers:
     def skip(self, member: Member) -> None:
         """Pass over the data of a member, that come next."""
         if self._stream.skip(member.stored) < member.stored:
+            self.fail_as_cut(member.offset)
+
+    def pieces(self, member: Member) -> Iterator[bytes]:
+        """Give the data of a member, that come next, in pieces of at most a mebibyte."""
+        left = member.header.size
+        while left:
+            piece = self._stream.read(min(left, _PIECE))
+            if not piece:
+                self.fail_as_cut(member.offset)
+            left -= len(piece)
+            yield piece
+        padding = member.stored - member.header.size
+        if self._stream.skip(padding) < padding:
             self.fail_as_cut(member.offset)
 
     def fail_as_cut(self, offset: int) -> NoReturn:
