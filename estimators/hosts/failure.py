@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.opt_ml_tree import HostTree
+from smddp.job import failure_report
 
 MAX_CHARACTERS = 1024
 """The service keeps no more of a FailureReason."""
@@ -74,4 +75,4 @@ def _text(tree: HostTree) -> str:
     if status is None or not stat.S_ISREG(status.st_mode):
         return ""
     with tree.reading(_FAILURE) as file:
-        return file.read_text(errors="replace").strip()
+        return failure_report.read(file)

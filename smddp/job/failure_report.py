@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import site
+import stat
 import sysconfig
 import traceback
 from pathlib import Path
@@ -18,6 +19,7 @@ from smddp.cluster import Cluster
 LIMIT = 1024
 """How many characters of the failure file SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
 
+_END_BYTES = 4 * LIMIT  # as many as LIMIT characters can have
 _MESSAGE_LIMIT = 600
 _CAUSE_LIMIT = 160
 _CODE_LIMIT = 120
@@ -55,13 +57,27 @@ def record(output_dir: Path, report: str) -> None:
     temporary.replace(output_dir / "failure")
 
 
+def read(file: Path) -> str:
+    """The report in a file that any program may have written: of a long one, its beginning and its end.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with file.open("rb") as content:
+        text = content.read(2 * _END_BYTES)
+        if (size := os.fstat(content.fileno()).st_size) > len(text):
+            content.seek(size - _END_BYTES)
+            text = text[:_END_BYTES] + content.read(_END_BYTES)
+    return text.decode("utf-8", "replace").strip()
+
+
 def find(output_dir: Path) -> tuple[int, int] | None:
-    """What tells the report that is there now from any later one; None if there is none."""
+    """What tells the report that is there now from any later one; None if there is none, or it is no file."""
     try:
         found = (output_dir / "failure").stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return (found.st_ino, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:

@@ -130,7 +130,7 @@ def run_local(
 def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> None:
     """Say last what failed first: the ranks' own lines end with whoever lost contact."""
     if failure_report.find(output_dir) not in (None, earlier):
-        logger.error("What failed first:\n%s", (output_dir / "failure").read_text(encoding="utf-8"))
+        logger.error("What failed first:\n%s", failure_report.read(output_dir / "failure"))
 
 
 def _environ(

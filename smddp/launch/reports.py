@@ -29,7 +29,7 @@ class FailureFile:
         if self._output_dir is None or self._find() in (None, self._earlier):
             return None
         try:
-            return (self._output_dir / "failure").read_text(encoding="utf-8")
+            return failure_report.read(self._output_dir / "failure")
         except FileNotFoundError:  # hosts on one machine share it
             return None
 

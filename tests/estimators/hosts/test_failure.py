@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,23 @@ def test_a_long_reason_keeps_its_beginning_its_end_and_the_exit_code(
     assert len(reason) == MAX_CHARACTERS
     assert reason.startswith("AlgorithmError: ValueError: xxx")
     assert reason.endswith("xxx in train.py, exit code: 1")
+
+
+def test_a_reason_of_any_size_is_read_in_little_memory(roots: dict[str, Path], trees: dict[str, HostTree]) -> None:
+    with (roots["algo-1"] / "output" / "failure").open("w") as file:
+        file.write("ValueError: it begins" + "x" * 2000)
+        file.truncate(64 << 20)  # with a hole, which has no blocks on the disk
+        file.seek(0, os.SEEK_END)
+        file.write("x" * 2000 + "it ends")
+    tracemalloc.start()
+    try:
+        reason = algorithm_error({"algo-1": 1}, trees, TAILS)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert reason.startswith("AlgorithmError: ValueError: it beginsxxx")
+    assert reason.endswith("xxxit ends, exit code: 1")
+    assert len(reason) == MAX_CHARACTERS
 
 
 def test_a_reason_that_fits_is_left_alone() -> None:

@@ -1,4 +1,5 @@
 import linecache
+import os
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
 from smddp.job import Channels
-from smddp.job.failure_report import LIMIT, describe, find, forget, record
+from smddp.job.failure_report import LIMIT, describe, find, forget, read, record
 
 
 def rank(number: int, of: int = 4) -> Cluster:
@@ -214,3 +215,17 @@ if sys.version_info >= (3, 11):
 def test_frames_without_source_are_named_by_file_and_line() -> None:
     report = describe(raised(lambda: exec(compile("1 / 0", "/gone/script.py", "exec"), {})), rank(0))
     assert report.splitlines()[-1] == "  gone/script.py:1 <module>"
+
+
+def test_what_is_read_of_a_long_report_is_its_beginning_and_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "failure"
+    file.write_bytes(b"begins \xff" + b"\xf0\x9f\x98\x80" * 100_000 + b"ends\n")
+    text = read(file)
+    assert text.startswith("begins \ufffd" + "\U0001f600" * 1000)
+    assert text.endswith("\U0001f600" * 1000 + "ends")
+    assert len(text) < 3 * LIMIT
+
+
+def test_only_a_file_is_a_report(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "failure")  # who read it would wait for ever
+    assert find(tmp_path) is None
