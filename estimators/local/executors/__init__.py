@@ -15,6 +15,7 @@ from estimators.local.executors.executor import (
     Serve,
 )
 from estimators.local.executors.process import ProcessExecutor
+from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
 __all__ = [
     "ClusterSpec",
@@ -28,4 +29,6 @@ __all__ = [
     "NoImageError",
     "ProcessExecutor",
     "Serve",
+    "SupervisedProcess",
+    "SupervisedProgram",
 ]

@@ -1,30 +1,36 @@
 """The process that stands beside one host: it makes the host's view of the machine, starts its program, and ends it.
 
-It is a program of its own, ``python -I -S host_supervisor.py STATUS_FD``, that imports nothing of this project.
-Standard input brings one line of JSON (what to start), then one byte for each signal to deliver. Its end means that
-whoever started the host is gone: the host dies with it. The status descriptor is a socket that keeps messages apart.
-Back over it comes JSON: if there are mounts, a message with a descriptor of /dev/fuse for each, as soon as they are
-mounted, for the search for the program may already go through one; then the program's process ID, or why it could not
-be started. The supervisor's exit code is the program's; it is killed itself if the program was.
+The server that keeps the platform's objects runs like a host, too: see ``estimators/local/storage``.
+
+It is a program of its own, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, that imports nothing of this
+project. Standard input brings one line of JSON (what to start), then one byte for each signal to deliver. Its end means
+that whoever started the host is gone: the host dies with it. The status descriptor is a socket that keeps messages
+apart. Back over it comes JSON: if there are mounts, a message with a descriptor of /dev/fuse for each, as soon as they
+are mounted, for the search for the program may already go through one; then the program's process ID, or why it could
+not be started. The supervisor's exit code is the program's; it is killed itself if the program was.
 
 With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
-machine. Without, the supervisor collects the program's orphans and kills them at the end.
+machine. A private network has nothing but its own loopback. Without namespaces, the supervisor collects the program's
+orphans and kills them at the end.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x04000000, 0x10000000, 0x20000000
+CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 0x1
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OPT, ML, HOSTS, ENVIRONMENT, FUSE = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment", "/dev/fuse"
@@ -37,9 +43,10 @@ class _NotStarted(Exception):  # noqa: N818  # it is told to the other side, nev
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, *kept: int) -> int:
     """Keep one host from its start to its end; the exit code of its program."""
-    os.set_inheritable(descriptor, False)
+    for own in (descriptor, *kept):  # not the program's
+        os.set_inheritable(own, False)
     status = socket.socket(fileno=descriptor)
     spec = json.loads(_read_line(0))
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -66,12 +73,20 @@ def main(descriptor: int) -> int:
 
 def _enter_namespaces(spec: dict[str, Any]) -> None:
     user, group = os.geteuid(), os.getegid()
-    _call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID)
+    network = CLONE_NEWNET if spec["private_network"] else 0
+    _call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | network)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    # Open them first: a mount may hide the next one's source, which therefore goes by its descriptor.
+    binds = {target: os.open(source, os.O_PATH) for target, source in spec["binds"].items()}
     _mount_opt_ml(spec["ml_root"])
+    for target, source in binds.items():
+        _mount(f"/proc/self/fd/{source}", target, "", MS_BIND | MS_REC)
+        os.close(source)
+    if network:
+        _raise_loopback()
     _mount_hosts(spec["hosts"])
     _mount_environment()
     name = spec["name"].encode()
@@ -100,6 +115,12 @@ def _mount_opt_ml(ml_root: str) -> None:
     _mount(f"/proc/self/fd/{root}", ML, "", MS_BIND | MS_REC)
     os.close(opt)
     os.close(root)
+
+
+def _raise_loopback() -> None:
+    """Switch the private network's one interface on."""
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
 
 
 def _mount_served(target: str) -> int:
@@ -268,4 +289,4 @@ def _hand_over(status: socket.socket, devices: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(*map(int, sys.argv[1:])))

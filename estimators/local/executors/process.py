@@ -19,7 +19,7 @@ from types import TracebackType
 from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
 from estimators.local.executors.inherited import inherited_environment
 from estimators.local.executors.loopback import free_port, give_addresses
-from estimators.local.executors.supervised_process import SupervisedProcess
+from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
 logger = logging.getLogger(__name__)
 
@@ -120,16 +120,16 @@ class ProcessCluster:
             (root / _TEMPORARY).mkdir(exist_ok=True)
         base = {} if self._isolated else {"SAGEMAKER_BASE_DIR": str(root)}
         return SupervisedProcess(
-            {
-                "isolated": self._isolated,
-                "name": host.name,
-                "hosts": {self.known_as(name): address for name, address in self._addresses.items()},
-                "ml_root": str(root),
-                "argv": (*(host.entrypoint or TRAIN), *host.arguments),
-                "environment": {**self._environment, **host.environment, **base},
-                "directory": f"{self.ml_root(host.name)}/code",
-                "mounts": host.mounts,
-            },
+            SupervisedProgram(
+                isolated=self._isolated,
+                name=host.name,
+                hosts={self.known_as(name): address for name, address in self._addresses.items()},
+                ml_root=str(root),
+                argv=(*(host.entrypoint or TRAIN), *host.arguments),
+                environment={**self._environment, **host.environment, **base},
+                directory=f"{self.ml_root(host.name)}/code",
+                mounts=host.mounts,
+            ),
             serve,
         )
 

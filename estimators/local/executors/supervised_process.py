@@ -1,4 +1,4 @@
-"""One host that is a process of this machine, held through its supervisor: see ``host_supervisor.py``."""
+"""One program that is a process of this machine, held through its supervisor: see ``host_supervisor.py``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,35 +26,72 @@ _START_SECONDS = 60.0
 _SUPERVISOR = str(Path(__file__).with_name("host_supervisor.py"))
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SupervisedProgram:
+    """What a supervisor is told: a program, and what it is to see of the machine."""
+
+    name: str
+    """The host's name, for its program and in errors."""
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    """All of it."""
+    directory: str
+    """Where it runs, as it sees the machine."""
+    isolated: bool
+    """Whether it gets namespaces of its own; the fields below are for one that does."""
+    ml_root: str
+    """What it sees as ``/opt/ml``."""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """Addresses by name, besides localhost."""
+    binds: Mapping[str, str] = field(default_factory=dict)
+    """Files and directories of the machine by the path, which must be there, at which it is to see them."""
+    mounts: tuple[str, ...] = ()
+    """Directories in `ml_root` at which it sees what whoever starts it serves."""
+    private_network: bool = False
+    """Whether its network has no address but its own loopback's: nobody else reaches a port that it opens."""
+
+
 class SupervisedProcess:
     """A `HostProcess`, through its supervisor's pipes.
 
     Args:
-        order: What the supervisor is told.
+        program: What to start.
         serve: Serves the host's mounts.
+        log: Where its output goes; None: `output` has it.
+        keep: Descriptors that are to stay open in the supervisor, and not in the program, until it has ended.
+        umask: Of the program; -1: this process's.
 
     Raises:
         HostStartError: If the program can't be started, with the reason.
     """
 
-    def __init__(self, order: dict[str, Any], serve: Serve | None) -> None:
+    def __init__(
+        self,
+        program: SupervisedProgram,
+        serve: Serve | None = None,
+        *,
+        log: BinaryIO | None = None,
+        keep: tuple[int, ...] = (),
+        umask: int = -1,
+    ) -> None:
         self._killed = False
         status, reporting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with reporting:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", _SUPERVISOR, str(reporting.fileno())],
+                [sys.executable, "-I", "-S", _SUPERVISOR, str(reporting.fileno()), *map(str, keep)],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=log or subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[reporting.fileno()],
+                pass_fds=[reporting.fileno(), *keep],
                 start_new_session=True,
                 cwd="/",
+                umask=umask,
                 bufsize=0,
             )
         assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
-        self._control, self._output = self._keeper.stdin, self._keeper.stdout
-        self._send(json.dumps(order).encode() + b"\n")
+        self._control = self._keeper.stdin
+        self._output = self._keeper.stdout or BytesIO()
+        self._send(json.dumps(asdict(program)).encode() + b"\n")
         try:
             with status:
                 status.settimeout(_START_SECONDS)
@@ -61,13 +101,13 @@ class SupervisedProcess:
             self._output.close()
             self.wait()
             if isinstance(error, TimeoutError):
-                raise _not_started(order, f"it did not run within {_START_SECONDS:g} seconds") from error
+                raise _not_started(program, f"it did not run within {_START_SECONDS:g} seconds") from error
             raise
         if "pid" not in answer:
             with self._output as output:
                 said = answer.get("error") or output.read().decode(errors="replace").strip()
             self.wait()
-            raise _not_started(order, said)
+            raise _not_started(program, said)
         self._pid: int = answer["pid"]
 
     @property
@@ -123,5 +163,5 @@ def _receive(status: socket.socket, serve: Serve | None) -> dict[str, Any]:
         serve(tuple(devices))
 
 
-def _not_started(order: dict[str, Any], why: str) -> HostStartError:
-    return HostStartError(f"{order['name']}: {order['argv'][0]} could not be started: {why}")
+def _not_started(program: SupervisedProgram, why: str) -> HostStartError:
+    return HostStartError(f"{program.name}: {program.argv[0]} could not be started: {why}")

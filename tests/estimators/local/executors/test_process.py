@@ -22,6 +22,8 @@ from estimators.local.executors import (
     HostSpec,
     HostStartError,
     ProcessExecutor,
+    SupervisedProcess,
+    SupervisedProgram,
     supervised_process,
 )
 from estimators.local.executors.inherited import INHERITED
@@ -376,3 +378,33 @@ def test_a_host_that_hangs_while_it_starts_is_given_up(
     with pytest.raises(HostStartError, match=r"algo-1: true could not be started: it did not run within 0\.2 seconds"):
         start("true")
     await_none_alive(str(tmp_path / token))
+
+
+@pytest.mark.namespaces
+def test_a_private_network_is_loopback_alone_and_a_bind_hides_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "bound").write_text("bound")
+    (tmp_path / "ml").mkdir()
+    (tmp_path / "ml" / "file").touch()
+    program = python(
+        """
+        import socket
+        print([line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line])
+        print(open("/opt/ml/file").read())
+        with socket.create_server(("127.0.0.1", 80)) as server:
+            socket.create_connection(server.getsockname()).close()
+        """
+    )
+    host = SupervisedProcess(
+        SupervisedProgram(
+            name="alone",
+            argv=program,
+            environment={"PATH": os.environ["PATH"]},
+            directory="/",
+            isolated=True,
+            ml_root=str(tmp_path / "ml"),
+            binds={"/opt/ml/file": str(tmp_path / "bound")},
+            private_network=True,
+        )
+    )
+    assert said(host).splitlines() == ["['lo']", "bound"]
+    assert exit_code(host) == 0
