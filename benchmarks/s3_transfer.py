@@ -105,12 +105,12 @@ def server(directory: Path) -> Iterator[dict[str, str]]:
     """Run a fresh server, and give what one needs to find it."""
     keys = KeyPair.random()
     (directory / "run").mkdir(parents=True)
-    storage = SeaweedFS(data=directory / "data", run=directory / "run", keys=keys)
+    storage = SeaweedFS(data=directory / "data", run=directory / "run", keys=keys, isolated=False)
     try:
         storage.launch()
         storage.wait_until_ready()
         yield {
-            "AWS_ENDPOINT_URL_S3": storage.endpoint_url,
+            "AWS_ENDPOINT_URL_S3": storage.process.endpoint_url,
             "AWS_ACCESS_KEY_ID": keys.access_key,
             "AWS_SECRET_ACCESS_KEY": keys.secret_key,
             "AWS_REGION": "us-east-1",

@@ -105,6 +105,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
     stack.callback(engine.close)
     if storage is not None:
         storage.wait_until_ready()
+        storage.watch(engine.fail)
     _create_bucket(s3, access)
     return access
 
@@ -117,7 +118,7 @@ def _open(
     endpoint_url = s3_endpoint_url = f"http://{address}:{listener.getsockname()[1]}"
     if storage is not None:
         gateway = Gateway(
-            upstream=storage.endpoint_url,
+            connect=storage.connect,
             keys=settings.keys,
             address=address,
             port=settings.s3_port if address == "127.0.0.1" else 0,

@@ -49,10 +49,10 @@ def s3_server(directory: Path) -> Iterator[Server]:
     """Run one whose objects lie in a directory. It ends with the thread that starts it."""
     run, keys = directory / "run", KeyPair.random()
     run.mkdir(parents=True)
-    storage = SeaweedFS(data=directory / "data", run=run, keys=keys)
+    storage = SeaweedFS(data=directory / "data", run=run, keys=keys, isolated=False)
     try:
         storage.launch()
         storage.wait_until_ready()
-        yield Server(endpoint_url=storage.endpoint_url, keys=keys)
+        yield Server(endpoint_url=storage.process.endpoint_url, keys=keys)
     finally:
         storage.close()

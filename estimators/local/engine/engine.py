@@ -124,6 +124,11 @@ class Engine:
         """
         self._job(job_name).interrupt()
 
+    def fail(self, reason: str) -> None:
+        """End all jobs that run as Failed: what they need of the platform is gone."""
+        for job in self._all():
+            job.input_failed(f"InternalServerError: {reason}")
+
     def close(self) -> None:
         """End all jobs at once, saving nothing, and remove their directories."""
         with self._lock:

@@ -7,26 +7,41 @@ signed anew, after its own signature was checked. Any other request SeaweedFS ch
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
+from collections.abc import Callable
 from hashlib import sha256
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from xml.sax.saxutils import escape
 
 from estimators.local.api.signature import KeyPair, Request, SignatureError, sign_without, verify
+from estimators.local.errors import StorageEndedError
+from estimators.local.storage.socket_connection import SocketConnection
 
 _ENCRYPTION = "x-amz-server-side-encryption"
+_SIGNED_QUERY = re.compile(r"[?&](X-Amz-)?Signature=")
 _PIECE = 1 << 20  # bytes passed on at a time
 _OWN_BUSINESS = frozenset({"connection", "keep-alive", "transfer-encoding", "expect"})
 """Headers between one client and one server: they are not passed on."""
 
 
 class Gateway:
-    """An HTTP server on one of this machine's addresses, in threads of its own, in front of another one here."""
+    """An HTTP server on one of this machine's addresses, in threads of its own.
 
-    def __init__(self, *, upstream: str, keys: KeyPair, address: str = "127.0.0.1", port: int = 0) -> None:
-        handler = type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc, "keys": keys})
+    Args:
+        connect: Makes a connection to SeaweedFS's S3, or raises StorageEndedError with the reason why there is none.
+        keys: What requests are signed with.
+        address: Where it answers.
+        port: Its port there; 0 takes any free one.
+    """
+
+    def __init__(
+        self, *, connect: Callable[[], socket.socket], keys: KeyPair, address: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        handler = type("Handler", (_Handler,), {"upstream": staticmethod(connect), "keys": keys})
         self._address = address
         self._server = ThreadingHTTPServer((address, port), handler)
         self._server.daemon_threads = True
@@ -50,7 +65,7 @@ class Gateway:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    upstream: str
+    upstream: Callable[[], socket.socket]
     keys: KeyPair
 
     def _pass_on(self) -> None:
@@ -59,14 +74,17 @@ class _Handler(BaseHTTPRequestHandler):
         body: BinaryIO | bytes = self.rfile  # type: ignore[assignment]
         if "origin" in headers or "transfer-encoding" in headers:
             self.close_connection = True
-            return self.send_error(403, "Requests from web pages, or without a length, are refused")
+            return self._refuse(403, "AccessDenied", "Requests from web pages, or without a length, are refused.")
+        if "authorization" not in headers and _SIGNED_QUERY.search(self.path) is None:
+            self.close_connection = True
+            return self._refuse(403, "AccessDenied", "The request is not signed.")
         if headers.get(_ENCRYPTION, "AES256") != "AES256" and "authorization" in headers:
             body = self.rfile.read(length)
             try:
                 headers = self._without_encryption(headers, body)
             except SignatureError as error:
-                return self.send_error(403, error.code, str(error))
-        upstream = HTTPConnection(self.upstream)
+                return self._refuse(403, error.code, str(error))
+        upstream = SocketConnection(self.upstream)
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in headers.items():
@@ -75,7 +93,10 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.endheaders()
             _copy(body, upstream, length)
             self._answer(upstream.getresponse())
-        except OSError as error:
+        except StorageEndedError as error:
+            self.close_connection = True
+            self._refuse(503, "ServiceUnavailable", f"{error}\nStart the local platform again.")
+        except (OSError, HTTPException) as error:
             self.close_connection = True
             self.log_error("%s %s: %s", self.command, self.path, error)
         finally:
@@ -107,6 +128,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
         while piece := response.read(_PIECE):
             self.wfile.write(piece)
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Say no as S3 does."""
+        content = f"<Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
         """Say nothing of requests: the platform's log is for what goes wrong."""

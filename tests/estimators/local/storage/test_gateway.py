@@ -1,4 +1,5 @@
 import hashlib
+import socket
 import threading
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -6,10 +7,12 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
+import urllib3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from estimators.local.api.signature import KeyPair, Request, SignatureError, verify
+from estimators.local.errors import StorageEndedError
 from estimators.local.storage import Gateway
 
 KEYS = KeyPair.random()
@@ -56,14 +59,14 @@ def upstream():
     handler = type("Handler", (Upstream,), {"got": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield handler.got, f"http://127.0.0.1:{server.server_port}"
+    yield handler.got, lambda: socket.create_connection(("127.0.0.1", server.server_port))
     server.shutdown()
     server.server_close()
 
 
 @pytest.fixture
 def gateway(upstream):
-    gateway = Gateway(upstream=upstream[1], keys=KEYS)
+    gateway = Gateway(connect=upstream[1], keys=KEYS)
     gateway.start()
     yield gateway
     gateway.close()
@@ -96,9 +99,22 @@ def test_any_other_request_goes_on_unchanged(gateway, upstream):
 
 def test_a_wish_for_encryption_by_a_stranger_is_not_signed(gateway, upstream):
     stranger = KeyPair(access_key=KEYS.access_key, secret_key="guessed")
-    with pytest.raises(ClientError, match="403"):
+    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
         client(gateway, stranger).put_object(Bucket="b", Key="k", Body=b"x", ServerSideEncryption="aws:kms")
     assert upstream[0] == []
+
+
+def test_a_request_without_a_signature_is_refused(gateway, upstream):
+    connection = HTTPConnection(urlsplit(gateway.endpoint_url).netloc)
+    connection.request("GET", "/status")
+    assert connection.getresponse().status == 403
+    assert upstream[0] == []
+
+
+def test_a_presigned_url_needs_no_more(gateway, upstream):
+    urllib3.request("GET", client(gateway).generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"}))
+    ((path, _, _),) = upstream[0]
+    assert path.startswith("/b/k?")
 
 
 def test_a_web_page_is_refused(gateway, upstream):
@@ -106,3 +122,19 @@ def test_a_web_page_is_refused(gateway, upstream):
     connection.request("GET", "/b", headers={"Origin": "http://evil.example"})
     assert connection.getresponse().status == 403
     assert upstream[0] == []
+
+
+def test_why_there_is_no_storage_any_more_is_told_to_each_client(gateway_without_storage):
+    with pytest.raises(ClientError, match=r"ServiceUnavailable.*weed <died>\nStart the local platform again"):
+        client(gateway_without_storage).list_buckets()
+
+
+@pytest.fixture
+def gateway_without_storage():
+    def refuse():
+        raise StorageEndedError("weed <died>")
+
+    gateway = Gateway(connect=refuse, keys=KEYS)
+    gateway.start()
+    yield gateway
+    gateway.close()

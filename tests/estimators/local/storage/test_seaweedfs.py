@@ -3,9 +3,12 @@ import fcntl
 import http.client
 import os
 import shutil
+import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -15,16 +18,21 @@ import pytest
 from botocore.exceptions import ClientError
 
 from estimators.local.api.signature import KeyPair
-from estimators.local.errors import LocalPlatformError
-from estimators.local.storage import SeaweedFS
+from estimators.local.errors import LocalPlatformError, StorageEndedError
+from estimators.local.storage import Gateway, SeaweedFS
+from tests.estimators.local.strangers import needs_root, openable
 
 pytestmark = pytest.mark.seaweedfs
+BOTH_WAYS = pytest.mark.parametrize(
+    "isolated", [pytest.param(True, marks=pytest.mark.namespaces), False], ids=["isolated", "not-isolated"]
+)
+KEYS = KeyPair.random()
 
 
 @contextlib.contextmanager
-def running(data: Path, run: Path, keys: KeyPair):
-    run.mkdir(exist_ok=True)
-    storage = SeaweedFS(data=data, run=run, keys=keys)
+def running(directory: Path, isolated: bool = True):
+    (directory / "run").mkdir()
+    storage = SeaweedFS(data=directory / "data", run=directory / "run", keys=KEYS, isolated=isolated)
     try:
         storage.launch()
         storage.wait_until_ready()
@@ -33,81 +41,218 @@ def running(data: Path, run: Path, keys: KeyPair):
         storage.close()
 
 
-def client(endpoint_url: str, keys: KeyPair):
-    return boto3.client(
-        "s3",
-        endpoint_url=endpoint_url,
-        aws_access_key_id=keys.access_key,
-        aws_secret_access_key=keys.secret_key,
-        region_name="us-east-1",
-    )
-
-
-def sockets_of(endpoint_url: str) -> list[Path]:
-    s3_port = int(endpoint_url.rpartition(":")[2])
-    ports = range(s3_port + 10_000 - 3, s3_port + 10_000 + 2)
-    return [path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock")]
-
-
-KEYS = KeyPair.random()
+@contextlib.contextmanager
+def client(storage: SeaweedFS, keys: KeyPair = KEYS):
+    gateway = Gateway(connect=storage.connect, keys=KEYS)
+    gateway.start()
+    try:
+        yield boto3.client(
+            "s3",
+            endpoint_url=gateway.endpoint_url,
+            aws_access_key_id=keys.access_key,
+            aws_secret_access_key=keys.secret_key,
+            region_name="us-east-1",
+        )
+    finally:
+        gateway.close()
 
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("seaweedfs")
-    with running(directory / "data", directory / "run", KEYS) as storage:
-        s3 = client(storage.endpoint_url, KEYS)
+    with running(tmp_path_factory.mktemp("seaweedfs")) as storage:
+        yield storage
+
+
+@pytest.fixture(scope="module")
+def s3(storage):
+    with client(storage) as s3:
         s3.create_bucket(Bucket="private")
         s3.put_object(Bucket="private", Key="secret", Body=b"42")
+        yield s3
+
+
+@pytest.fixture(scope="module")
+def open_storage(tmp_path_factory):
+    """One without namespaces, which must leave no socket."""
+    with running(tmp_path_factory.mktemp("seaweedfs"), isolated=False) as storage:
+        with client(storage) as s3:
+            s3.create_bucket(Bucket="private")
+            s3.put_object(Bucket="private", Key="secret", Body=b"42")
+        sockets = storage.process.sockets_outside
+        assert any(path.exists() for path in sockets)
         yield storage
-        sockets = sockets_of(storage.endpoint_url)
-        assert sockets
     assert not [path for path in sockets if path.exists()]
 
 
-def test_answers_nobody_without_its_keys(storage):
-    with pytest.raises(ClientError, match="InvalidAccessKeyId"):
-        client(storage.endpoint_url, KeyPair.random()).list_buckets()
-    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
-        client(storage.endpoint_url, KeyPair(access_key=KEYS.access_key, secret_key="guess")).list_buckets()
+def test_answers_nobody_without_its_keys(storage, s3):
+    with client(storage, KeyPair.random()) as stranger, pytest.raises(ClientError, match="InvalidAccessKeyId"):
+        stranger.list_buckets()
+    guess = KeyPair(access_key=KEYS.access_key, secret_key="guess")
+    with client(storage, guess) as stranger, pytest.raises(ClientError, match="SignatureDoesNotMatch"):
+        stranger.list_buckets()
 
 
-def test_its_components_answer_nobody_at_all(storage):
-    s3_port = int(storage.endpoint_url.rpartition(":")[2])
+@pytest.mark.namespaces
+def test_has_a_network_and_a_place_for_sockets_of_its_own(storage, s3):
+    there = Path(f"/proc/{storage.process.pid}")
+    assert (there / "ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    outside = {path.name for path in Path("/tmp").glob("seaweedfs-*.sock")}
+    ours = {path.name for path in (there / "root/tmp").iterdir() if path.is_socket()}
+    assert ours
+    assert not ours & outside
+
+
+@pytest.mark.namespaces
+def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(tmp_path):
+    # The limit of a user namespace of the test's own: nothing in it may make a further one.
+    run = subprocess.run(
+        [
+            *("unshare", "--user", "--map-root-user", "sh", "-ec"),
+            'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"',
+            *("sh", sys.executable, "-c", ONE_OBJECT, str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.stdout == "False kept\n", run.stderr
+    assert "can't have a network of its own here: storage: /opt/ml/weed could not be started: unshare: " in run.stderr
+
+
+ONE_OBJECT = """if True:
+    import sys
+    from pathlib import Path
+    from tests.estimators.local.storage.test_seaweedfs import client, running
+    with running(Path(sys.argv[1])) as storage, client(storage) as s3:
+        s3.create_bucket(Bucket="here")
+        s3.put_object(Bucket="here", Key="object", Body=b"kept")
+        print(storage.process.isolated, s3.get_object(Bucket="here", Key="object")["Body"].read().decode())
+"""
+
+
+def test_without_namespaces_its_components_answer_nobody_over_http(open_storage):
+    s3_port = int(open_storage.process.endpoint_url.rpartition(":")[2])
     for port in range(s3_port - 3, s3_port + 2):  # master, volume, filer, s3, admin
         for path in ("/buckets/private/secret", "/private/secret", "/dir/assign", "/col/delete?collection=private"):
             assert status(port, path) >= 400, (port, path)
-    assert client(storage.endpoint_url, KEYS).get_object(Bucket="private", Key="secret")["Body"].read() == b"42"
 
 
-def test_makes_no_bucket_that_nobody_asked_for(storage):
+def test_without_namespaces_its_components_talk_grpc_to_nobody_without_their_certificate(open_storage):
+    s3_port = int(open_storage.process.endpoint_url.rpartition(":")[2])
+    for port in range(s3_port + 10_000 - 3, s3_port + 10_000 + 2):
+        await_port(port)
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+            plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))
+            assert not answer(plain).startswith(bytes.fromhex("0000")), port  # a frame of HTTP/2
+        stranger = ssl.create_default_context()
+        stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+        stranger.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"),
+            stranger.wrap_socket(plain) as encrypted,
+        ):
+            encrypted.recv(1)
+
+
+def answer(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(100)
+    except ConnectionResetError:
+        return b""
+
+
+@needs_root
+@BOTH_WAYS
+def test_no_other_user_connects_to_a_socket_or_opens_a_file_of_its(isolated, tmp_path):
+    for directory in (tmp_path, *tmp_path.parents[:2]):  # pytest's own are closed
+        directory.chmod(directory.stat().st_mode | 0o011)
+    (tmp_path / "run").mkdir(mode=0o700)
+    storage = SeaweedFS(data=tmp_path / "data", run=tmp_path / "run", keys=KEYS, isolated=isolated)
+    try:
+        storage.launch()
+        storage.wait_until_ready()
+        inside = [f"/proc/{storage.process.pid}/{name}" for name in ("environ", "root/tmp", "cwd/s3.sock")]
+        assert openable([*tmp_path.rglob("*"), *storage.process.sockets_outside, *inside]) == []
+    finally:
+        storage.close()
+
+
+def test_makes_no_bucket_that_nobody_asked_for(s3):
     with pytest.raises(ClientError, match="NoSuchBucket"):
-        client(storage.endpoint_url, KEYS).put_object(Bucket="never-made", Key="a", Body=b"")
+        s3.put_object(Bucket="never-made", Key="a", Body=b"")
 
 
 def test_holds_more_buckets_than_the_disk_has_gigabytes(tmp_path):
-    with running(tmp_path / "data", tmp_path / "run", KEYS) as storage:
-        s3 = client(storage.endpoint_url, KEYS)
+    with running(tmp_path) as storage, client(storage) as s3:
         for number in range(min(shutil.disk_usage(tmp_path).free // 2**30 + 10, 100)):
             s3.create_bucket(Bucket=f"bucket-{number}")
             s3.put_object(Bucket=f"bucket-{number}", Key="object", Body=b"42")
 
 
-def test_refuses_a_second_writer_of_an_object(storage):
+def test_refuses_a_second_writer_of_an_object(s3):
     with pytest.raises(ClientError, match="PreconditionFailed"):
-        client(storage.endpoint_url, KEYS).put_object(Bucket="private", Key="secret", Body=b"", IfNoneMatch="*")
+        s3.put_object(Bucket="private", Key="secret", Body=b"", IfNoneMatch="*")
+
+
+def test_works_in_a_directory_whose_name_is_longer_than_a_sockets_may_be(tmp_path):
+    directory = tmp_path / ("long" * 30)
+    directory.mkdir()
+    with running(directory) as storage, client(storage) as s3:
+        assert s3.list_buckets()["Buckets"] == []
+
+
+@BOTH_WAYS
+def test_is_started_again_on_the_same_data_when_it_is_killed(isolated, tmp_path, caplog):
+    with running(tmp_path, isolated) as storage, client(storage) as s3:
+        storage.watch(lambda reason: None)
+        s3.create_bucket(Bucket="kept")
+        s3.put_object(Bucket="kept", Key="object", Body=b"42")
+        killed = storage.process
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        assert s3.get_object(Bucket="kept", Key="object")["Body"].read() == b"42"
+        assert not [path for path in killed.sockets_outside if path.exists()]
+    assert "ended with exit code 137: starting it again, 1 of 3 times" in caplog.text
+
+
+def test_is_given_up_with_the_reason_when_it_dies_again_and_again(tmp_path):
+    told, ended = [], threading.Event()
+
+    def give_up(reason: str) -> None:
+        told.append(reason)
+        ended.set()
+
+    with running(tmp_path) as storage, client(storage) as s3:
+        storage.watch(give_up)
+        for _ in range(4):
+            killed = storage.process
+            os.kill(killed.pid, signal.SIGKILL)
+            while storage.process is killed and not ended.wait(0.01):
+                pass
+        assert ended.wait(10)
+        with pytest.raises(StorageEndedError, match="exit code 137, 4 times in a row") as error:
+            storage.connect()
+        assert told == [str(error.value)]
+        with pytest.raises(ClientError, match=r"ServiceUnavailable.*exit code 137, 4 times in a row"):
+            s3.list_buckets()
 
 
 def status(port: int, path: str) -> int:
+    await_port(port)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        return connection.getresponse().status
+
+
+def await_port(port: int) -> None:
     deadline = time.monotonic() + 10
     with contextlib.closing(socket.socket()) as probe:  # the last components come up after S3
         while probe.connect_ex(("127.0.0.1", port)) != 0:
             assert time.monotonic() < deadline, f"nothing listens on port {port}"
             time.sleep(0.1)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    with contextlib.closing(connection):
-        connection.request("GET", path)
-        return connection.getresponse().status
 
 
 def test_refuses_a_directory_that_is_in_use(tmp_path):
@@ -118,16 +263,18 @@ def test_refuses_a_directory_that_is_in_use(tmp_path):
 
 
 PARENT = """if True:
-    import os, sys, time
+    import sys, time
     from pathlib import Path
     from estimators.local.api.signature import KeyPair
-    from estimators.local.storage import SeaweedFS
-    directory = Path(sys.argv[1])
+    from estimators.local.storage import Gateway, SeaweedFS
+    directory, keys = Path(sys.argv[1]), KeyPair(**eval(sys.argv[2]))
     (directory / "first").mkdir()
-    storage = SeaweedFS(data=directory / "data", run=directory / "first", keys=KeyPair(**eval(sys.argv[2])))
+    storage = SeaweedFS(data=directory / "data", run=directory / "first", keys=keys)
     storage.launch()
     storage.wait_until_ready()
-    print(storage.endpoint_url, storage.pid, flush=True)
+    gateway = Gateway(connect=storage.connect, keys=keys)
+    gateway.start()
+    print(gateway.endpoint_url, storage.process.pid, flush=True)
     time.sleep(60)
 """
 
@@ -139,7 +286,13 @@ def test_dies_with_a_parent_that_was_killed_and_loses_nothing(tmp_path):
     )
     assert parent.stdout is not None
     endpoint_url, pid = parent.stdout.readline().split()
-    s3 = client(endpoint_url, KEYS)
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=endpoint_url,
+        aws_access_key_id=KEYS.access_key,
+        aws_secret_access_key=KEYS.secret_key,
+        region_name="us-east-1",
+    )
     s3.create_bucket(Bucket="kept")
     s3.put_object(Bucket="kept", Key="some/object", Body=body)
     parent.kill()
@@ -148,10 +301,7 @@ def test_dies_with_a_parent_that_was_killed_and_loses_nothing(tmp_path):
     while is_alive(int(pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    for path in sockets_of(endpoint_url):  # nobody was left to do it
-        path.unlink()
-    with running(tmp_path / "data", tmp_path / "second", KEYS) as storage:
-        s3 = client(storage.endpoint_url, KEYS)
+    with running(tmp_path) as storage, client(storage) as s3:
         assert s3.get_object(Bucket="kept", Key="some/object")["Body"].read() == body
 
 

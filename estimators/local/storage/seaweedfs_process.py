@@ -1,0 +1,234 @@
+"""One run of `weed`, from its start to its end: its files, its options, and what it sees of the machine.
+
+Its components demand random tokens or certificates, or have their HTTP interface switched off. Where namespaces are
+allowed, nobody else reaches them at all: its network is its own, and so is its /tmp, in which it puts sockets whose
+names can't be chosen. The one way in is the socket of its S3 in a directory that is closed to other users.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+from estimators.hosts.exit import Exit
+from estimators.local.api.signature import KeyPair
+from estimators.local.errors import INSTALL, LocalPlatformError
+from estimators.local.executors import HostStartError, SupervisedProcess, SupervisedProgram
+from estimators.local.storage.certificates import write_certificates
+from estimators.local.storage.private_directory import PRIVATE
+
+logger = logging.getLogger(__name__)
+
+_COMPONENTS = ("master", "volume", "filer", "s3", "admin")
+_GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port
+_STOP_SECONDS = 3.0  # it has put everything away by then, and may wait 30 s for idle connections of its own
+_MOST_VOLUMES = 10_000
+_INSIDE = PurePath("/opt/ml")
+"""Where a supervised program with namespaces finds its directory."""
+
+
+def find_program() -> str:
+    """The path of `weed`.
+
+    Raises:
+        LocalPlatformError: SeaweedFS is not installed.
+    """
+    beside_python = str(Path(sys.executable).parent)  # a virtual environment need not be activated
+    program = shutil.which("weed", path=os.pathsep.join([beside_python, *os.get_exec_path()]))
+    if program is None:
+        raise LocalPlatformError(f"SeaweedFS (`weed`), which keeps the objects on disk, is missing. {INSTALL}")
+    return program
+
+
+def write_configuration(directory: Path, keys: KeyPair) -> None:
+    """Make the directory that `weed` runs in, once for all its runs."""
+    for name in ("data", "tmp"):
+        (directory / name).mkdir(parents=True, mode=0o700)
+    (directory / "weed").touch()
+    write_certificates(directory)
+    identity = {
+        "name": "smddp",
+        "credentials": [{"accessKey": keys.access_key, "secretKey": keys.secret_key}],
+        "actions": ["Admin"],
+    }
+    (directory / "seaweedfs.json").touch(mode=0o600)
+    (directory / "seaweedfs.json").write_text(json.dumps({"identities": [identity]}))
+
+
+class SeaweedFSProcess:
+    """A `weed` that runs or ran.
+
+    Args:
+        program: The path of `weed`.
+        data: Where the objects lie.
+        directory: What `write_configuration` made.
+        log: Where its output goes.
+        isolated: Whether to run it in namespaces of its own, if they are allowed.
+        keep: Descriptors that stay open until it has ended.
+    """
+
+    def __init__(
+        self, program: str, *, data: Path, directory: Path, log: BinaryIO, isolated: bool, keep: tuple[int, ...]
+    ) -> None:
+        self._directory = directory
+        self._log, self._keep = log, keep
+        self._binds = {str(_INSIDE / "weed"): program, str(_INSIDE / "data"): str(data), "/tmp": str(directory / "tmp")}  # noqa: S108
+        self._ports = dict(zip(_COMPONENTS, range(18_000, 18_005), strict=True))
+        self.isolated = isolated
+        """Whether it runs in namespaces of its own."""
+        if isolated:
+            try:
+                self._process = self._start(str(_INSIDE / "weed"), _INSIDE, _INSIDE / "data")
+            except HostStartError as error:
+                logger.warning(
+                    "the storage's components listen on 127.0.0.1 and demand certificates, because it can't have a "
+                    "network of its own here: %s",
+                    error,
+                )
+                self.isolated = False
+        if not self.isolated:
+            self._ports = _free_ports()
+            self._process = self._start(program, directory, data)
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where its S3 answers on 127.0.0.1, which is this machine's if it is not isolated."""
+        return f"http://127.0.0.1:{self._ports['s3']}"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def sockets_outside(self) -> tuple[Path, ...]:
+        """The sockets in this machine's /tmp that it can't be kept from making there without namespaces."""
+        if self.isolated:
+            return ()
+        names = (f"seaweedfs-{name}-grpc-{port + _GRPC_OFFSET}.sock" for name, port in self._ports.items())
+        return tuple(Path("/tmp", name) for name in names)  # noqa: S108
+
+    def connect(self) -> socket.socket:
+        """A connection to its S3.
+
+        Raises:
+            OSError: Nobody answers, yet or any more.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        # By a descriptor, as a socket's own path must not be longer than 108 bytes.
+        place = os.open(self._directory, os.O_PATH | os.O_DIRECTORY)
+        try:
+            connection.connect(f"/proc/self/fd/{place}/s3.sock")
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            os.close(place)
+        return connection
+
+    def wait(self, timeout: float | None = None) -> Exit | None:
+        """How it ended, or None after ``timeout`` seconds."""
+        return self._process.wait(timeout)
+
+    def stop(self) -> None:
+        """End it, and remove what it left outside its directory."""
+        self._process.signal(signal.SIGTERM)
+        if self._process.wait(_STOP_SECONDS) is None:
+            self._process.kill()
+            self._process.wait()
+        self.remove_sockets()
+
+    def remove_sockets(self) -> None:
+        """Remove what it left outside its directory, once it has ended."""
+        for path in self.sockets_outside:
+            with suppress(FileNotFoundError, PermissionError):  # another user may have taken the name
+                path.unlink()
+
+    def _start(self, program: str, home: PurePath, data: PurePath) -> SupervisedProcess:
+        # Sockets of an earlier run that was killed: it would not listen where one is.
+        for name in ("s3.sock", "filer.sock"):
+            (self._directory / name).unlink(missing_ok=True)
+        return SupervisedProcess(
+            SupervisedProgram(
+                name="storage",
+                argv=(program, "-logtostderr=true", "mini", *_options(data, self._ports)),
+                environment=_environment(home),
+                directory=str(home),
+                isolated=self.isolated,
+                ml_root=str(self._directory),
+                binds=self._binds,
+                private_network=True,
+            ),
+            log=self._log,
+            keep=self._keep,
+            umask=PRIVATE,
+        )
+
+
+def _environment(home: PurePath) -> dict[str, str]:
+    """This process's variables, but what configures AWS's clients or another SeaweedFS; and random tokens."""
+    tokens = {
+        f"WEED_JWT_{name}_KEY": secrets.token_hex(32)
+        for name in ("SIGNING", "SIGNING_READ", "FILER_SIGNING", "FILER_SIGNING_READ")
+    }
+    inherited: Mapping[str, str] = {
+        name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "WEED_"))
+    }
+    return {**inherited, **tokens, "HOME": str(home)}
+
+
+def _options(data: PurePath, ports: Mapping[str, int]) -> list[str]:
+    origin = f"http://127.0.0.1:{ports['s3']}"
+    return [
+        f"-dir={data}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        *(f"-{component}.port={port}" for component, port in ports.items()),
+        *(f"-{component}.port.grpc={port + _GRPC_OFFSET}" for component, port in ports.items()),
+        "-s3.config=seaweedfs.json",
+        "-s3.autoCreateBucket=false",
+        f"-s3.allowedOrigins={origin}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-s3.localSocket=s3.sock",
+        "-filer.localSocket=filer.sock",
+        f"-filer.allowedOrigins={origin}",
+        "-disableHttp=true",
+        "-admin.ui=false",
+        "-webdav=false",
+        # By itself it counts a GiB of the free disk for each volume, and a bucket takes one at least: the disk of a
+        # laptop would be full with fifty empty buckets.
+        f"-volume.max={_MOST_VOLUMES}",
+        "-volume.preStopSeconds=0",
+        "-master.telemetry=false",
+    ]
+
+
+def _free_ports() -> dict[str, int]:
+    """A port for each component, with its gRPC port, below the range that the kernel hands out by itself."""
+    for _ in range(100):
+        first = random.randrange(10_000, 22_000)  # noqa: S311 - any free ones will do
+        ports = {component: first + index for index, component in enumerate(_COMPONENTS)}
+        if all(_is_free(port) and _is_free(port + _GRPC_OFFSET) for port in ports.values()):
+            return ports
+    raise LocalPlatformError("No ten free ports between 10000 and 32000 on 127.0.0.1 for SeaweedFS.")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
