@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -26,11 +27,16 @@ logger = logging.getLogger(__name__)
 
 _REPORT = "first_failure/report"
 _READERS = "first_failure/readers"
+_ENDED = "first_failure/ended"
 _POLL_SECONDS = 0.5
 _CAUSE_SECONDS = 3.0
 _HEED_SECONDS = 10.0
 
 _NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
+_ENDED_WELL = (
+    "Rank {} of {} ended with exit code {} while others trained on: all ranks must take the same number of steps, "
+    "and leave the loop together."
+)
 _NO_ANSWER = (
     "Another rank did not come to a collective in time; is it slow, stopped or in another part of the script? "
     "smddp run --timeout, or SMDDP_TIMEOUT, are the seconds to wait."
@@ -79,7 +85,7 @@ class FirstFailure:
     """
 
     def __init__(self, membership: Membership, unheeded: Callable[[str], None]) -> None:
-        self._world_size = membership.cluster.world_size
+        self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._unheeded = unheeded
         self._report: str | None = None
         self._known = threading.Event()
@@ -103,7 +109,8 @@ class FirstFailure:
             if self._known.wait(_CAUSE_SECONDS):
                 assert self._report is not None
                 return self._report
-            report = f"{_NO_ANSWER if _TIMED_OUT.search(report) else _NO_CAUSE}\n{report}"
+            cause = _NO_ANSWER if _TIMED_OUT.search(report) else self._ended_well() or _NO_CAUSE
+            report = f"{cause}\n{report}"
         try:
             return bytes(self._store.compare_set(_REPORT, "", report)).decode()
         except RuntimeError as error:
@@ -121,11 +128,29 @@ class FirstFailure:
         except RuntimeError:
             logger.info("the store is gone: nobody is left to read the report")
 
-    def close(self) -> None:
-        """Stops to watch. A thread that is within the store when Python ends would abort the process."""
+    def close(self, *, code: int | None = None) -> None:
+        """Stops to watch. A thread that is within the store when Python ends would abort the process.
+
+        Args:
+            code: The exit code of a good end, which the others are told: those that still wait for this rank fail.
+        """
         self._over.set()
         if self._watcher is not None:
             self._watcher.join(_CAUSE_SECONDS)
+        if self._store is not None and code is not None:
+            with suppress(RuntimeError):  # rank 0 is gone, and the store with it
+                self._store.append(_ENDED, f"{self._rank} {code}\n")
+
+    def _ended_well(self) -> str | None:
+        """What to say if the rank that was lost had ended well."""
+        assert self._store is not None
+        try:
+            if not self._store.check([_ENDED]):
+                return None
+            rank, code = bytes(self._store.get(_ENDED)).decode().split("\n")[0].split()
+        except RuntimeError:
+            return None
+        return _ENDED_WELL.format(rank, self._world_size, code)
 
     def _watch(self, store: Store) -> None:
         while not self._over.wait(_POLL_SECONDS):

@@ -131,7 +131,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
         first_failure.close()
         _end_soon(membership)
         return code
-    first_failure.close()
+    first_failure.close(code=code)
     _tell(code)
     leave(together=code == RESUMABLE)
     if code == RESUMABLE and membership.cluster.is_main:

@@ -55,6 +55,16 @@ def test_lost_contact_is_the_report_where_no_cause_comes(
     assert report == f"{first_failure._NO_CAUSE}\nConnection closed by peer"
 
 
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_rank_that_ended_well_too_early_is_named(
+    ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 0.3)
+    ranks[1].close(code=code)
+    report = ranks[0].settle("Connection closed by peer", lost_contact=True)
+    assert report.startswith(f"Rank 1 of 2 ended with exit code {code} while others trained on: all ranks must take")
+
+
 def test_a_timeout_is_not_told_as_a_rank_that_was_killed(
     ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
