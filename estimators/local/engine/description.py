@@ -16,7 +16,9 @@ def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> 
     shape = operation_model("DescribeTrainingJob").output_shape
     assert shape is not None
     asked = copy.deepcopy({name: value for name, value in members.items() if name in shape.members})
-    asked["OutputDataConfig"] = {"CompressionType": "GZIP"} | asked["OutputDataConfig"]
+    asked["OutputDataConfig"] = {"KmsKeyId": "", "CompressionType": "GZIP"} | asked["OutputDataConfig"]
+    for channel in asked.get("InputDataConfig", ()):
+        channel.update({"CompressionType": "None", "RecordWrapperType": "None"} | channel)
     asked["StoppingCondition"] = {"MaxRuntimeInSeconds": DEFAULT_MAX_RUNTIME} | asked.get("StoppingCondition", {})
     if "CheckpointConfig" in asked:
         asked["CheckpointConfig"] = {"LocalPath": DEFAULT_CHECKPOINT_PATH} | asked["CheckpointConfig"]

@@ -97,6 +97,7 @@ class TrainingRequest:
             ApiError: ValidationException, if AWS or the local platform would not take it.
         """
         members = copy.deepcopy(check_request("CreateTrainingJob", request))
+        _refuse_rules_that_share_a_name(members)
         algorithm, groups = _algorithm(members), _groups(members)
         max_runtime, max_wait = _times(members)
         output = members["OutputDataConfig"]
@@ -156,7 +157,9 @@ def _algorithm(members: Mapping[str, Any]) -> Mapping[str, Any]:
 def _groups(members: Mapping[str, Any]) -> tuple[InstanceGroup, ...]:
     resources = members.get("ResourceConfig", {})
     listed, kind, count = (resources.get(key) for key in ("InstanceGroups", "InstanceType", "InstanceCount"))
-    if bool(listed) == bool(kind):
+    if "InstancePreferences" in resources:
+        raise invalid("ResourceConfig.InstancePreferences is not offered by the local platform; give InstanceType.")
+    if bool(listed) == bool(kind) or (listed and count is not None):
         raise invalid("ResourceConfig must have either InstanceType with InstanceCount, or InstanceGroups.")
     if listed:
         _refuse_twice((group["InstanceGroupName"] for group in listed), "ResourceConfig.InstanceGroups")
@@ -203,12 +206,19 @@ def _channels(members: Mapping[str, Any], default_mode: str, groups: set[str]) -
         name, mode = channel["ChannelName"], channel.get("InputMode", default_mode)
         if name in (".", ".."):
             raise invalid(f"InputDataConfig: {name!r} can't be a channel's name: it is no name of a directory.")
-        source = channel["DataSource"].get("S3DataSource")
+        sources = channel["DataSource"]
+        if len(sources) > 1:
+            raise invalid(f"Channel {name}: DataSource has {' and '.join(sorted(sources))}; it must have exactly one.")
+        source = sources.get("S3DataSource")
         if source is None:
             raise invalid(f"Channel {name}: DataSource must be an S3DataSource on the local platform.")
         kind, distribution = source["S3DataType"], source.get("S3DataDistributionType", "FullyReplicated")
         if kind not in ("S3Prefix", "ManifestFile"):
             raise invalid(f"Channel {name}: S3DataType {kind} is not offered by the local platform; use S3Prefix.")
+        if "AttributeNames" in source:
+            raise invalid(
+                f"Channel {name}: AttributeNames is only for the S3DataType AugmentedManifestFile, not {kind}."
+            )
         if mode == "FastFile" and kind != "S3Prefix":
             raise invalid(f"Channel {name}: FastFile mode must use a S3DataType of S3Prefix, not {kind}.")
         recordio, gzip = channel.get("RecordWrapperType") == "RecordIO", channel.get("CompressionType") == "Gzip"
@@ -248,6 +258,11 @@ def _refuse_names_of_pipes(modes: Mapping[str, str]) -> None:
         pipe, _, epoch = name.rpartition("_")
         if modes.get(pipe) == "Pipe" and epoch.isdecimal():
             raise invalid(f"Channel {name}: Pipe mode gives this name to a pipe of the channel {pipe}; rename one.")
+
+
+def _refuse_rules_that_share_a_name(members: Mapping[str, Any]) -> None:
+    for member in ("DebugRuleConfigurations", "ProfilerRuleConfigurations"):
+        _refuse_twice((rule["RuleConfigurationName"] for rule in members.get(member, ())), member)
 
 
 def _checkpoints(members: Mapping[str, Any]) -> Checkpoints | None:

@@ -78,6 +78,9 @@ def _violations(value: Any, shape: Shape, path: str) -> Iterator[str]:
 
 
 def _broken_constraints(value: Any, shape: Shape) -> Iterator[str]:
+    if isinstance(value, bool) and shape.type_name != "boolean":
+        yield f"Member must be of type {shape.type_name}"  # to Python, and botocore, true is an integer
+        return
     limit = shape.metadata.get("max")
     if limit is not None:
         if shape.type_name in ("integer", "long", "float", "double"):
@@ -90,6 +93,8 @@ def _broken_constraints(value: Any, shape: Shape) -> Iterator[str]:
         return
     if shape.enum and value not in shape.enum:
         yield f"Member must satisfy enum value set: {_choices(value, shape.enum)}"
+    if "\0" in value:
+        yield "Member must not have the character U+0000, which neither a variable nor an argument can hold"
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(pattern).fullmatch(value):
         yield f"Member must satisfy regular expression pattern: {pattern}"

@@ -172,6 +172,8 @@ estimator = PyTorch(
 )
 estimator.fit({"training": data}, job_name="vanilla")
 print("model:", estimator.model_data)
+attached = PyTorch.attach("vanilla")
+print("attached:", attached.model_data, attached.hyperparameters()["factor"], attached.instance_count)
 """
 
 TRAIN = """
@@ -219,4 +221,5 @@ def test_the_sagemaker_sdk_trains_a_script_of_two_hosts(platform, tmp_path):
     job = platform.boto_session.client("sagemaker").describe_training_job(TrainingJobName="vanilla")
     assert model_files(platform, job) == {"total": "30.0"}
     assert f"model: {job['ModelArtifacts']['S3ModelArtifacts']}" in done.stdout
+    assert f"attached: {job['ModelArtifacts']['S3ModelArtifacts']} 10 2" in done.stdout
     assert "rank 1 of 2: total=30.0" in done.stdout

@@ -19,6 +19,12 @@ REQUEST: dict[str, Any] = {
     "OutputDataConfig": {"S3OutputPath": "s3://bucket/output/"},
     "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1},
 }
+FILE_SYSTEM = {
+    "FileSystemId": "fs-0123456789abcdef0",
+    "FileSystemAccessMode": "ro",
+    "FileSystemType": "EFS",
+    "DirectoryPath": "/data",
+}
 SOURCE = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"}
 
 
@@ -97,6 +103,12 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
             {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "InstanceGroups": groups(1)}},
             "either InstanceType",
         ),
+        ({"ResourceConfig": {"InstanceGroups": groups(1), "InstanceCount": 2}}, "either InstanceType"),
+        ({"ResourceConfig": {"InstanceGroups": groups(1), "InstanceCount": 0}}, "either InstanceType"),
+        (
+            {"ResourceConfig": {"InstancePreferences": [{"InstanceType": "ml.m5.large"}], "InstanceCount": 1}},
+            "InstancePreferences is not offered by the local platform; give InstanceType",
+        ),
         ({"ResourceConfig": {"InstanceGroups": groups(1, 0)}}, "InstanceCount must be at least 1"),
         ({"ResourceConfig": {"InstanceGroups": groups(200, 55)}}, "asks for 255 instances"),
         ({"ResourceConfig": {"InstanceGroups": groups(1), "KeepAlivePeriodInSeconds": 60}}, "warm pools"),
@@ -131,6 +143,24 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
             "Channel a_12: Pipe mode gives this name to a pipe of the channel a",
         ),
         ({"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]}, "must be an S3DataSource"),
+        (
+            {
+                "InputDataConfig": [
+                    {"ChannelName": "a", "DataSource": {"S3DataSource": SOURCE, "FileSystemDataSource": FILE_SYSTEM}}
+                ]
+            },
+            "DataSource has FileSystemDataSource and S3DataSource; it must have exactly one",
+        ),
+        (
+            {"InputDataConfig": [channel(source=SOURCE | {"AttributeNames": ["a"]})]},
+            "only for the S3DataType Augmented",
+        ),
+        (
+            {"DebugRuleConfigurations": [{"RuleConfigurationName": "a", "RuleEvaluatorImage": "image"}] * 2},
+            "a comes more than once",
+        ),
+        ({"HyperParameters": {"a": "b\0c"}}, "must not have the character U+0000"),
+        ({"Environment": {"A": "b\0c"}}, "must not have the character U+0000"),
         ({"InputDataConfig": [channel(source=SOURCE | {"S3DataType": "AugmentedManifestFile"})]}, "use S3Prefix"),
         ({"InputDataConfig": [channel(source=SOURCE | {"InstanceGroupNames": ["gpu"]})]}, "homogeneousCluster"),
         ({"InputDataConfig": [channel(source=SOURCE | {"S3Uri": "https://bucket/x"})]}, "s3://bucket/prefix"),
