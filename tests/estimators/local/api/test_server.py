@@ -167,7 +167,20 @@ def test_gives_the_engines_errors_and_its_bugs_as_aws_would(session):
         client.describe_training_job(TrainingJobName="broken")
 
 
-@pytest.mark.parametrize("body", [b"not JSON", b"[]"])
+def nested(levels: int) -> bytes:
+    return b'{"a": ' * (levels - 1) + b"{}" + b"}" * (levels - 1)
+
+
+def test_takes_json_of_a_hundred_levels(port, engine):
+    assert send(port, body=nested(100), **signed_headers(port, body=nested(100)))[0] == 200
+    assert len(engine.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"not JSON", b"[]", b'{"a": NaN}', b'{"a": "\\ud800"}', b'{"a": "\xff"}', nested(101), nested(100_000)],
+    ids=["text", "list", "NaN", "surrogate", "no UTF-8", "deep", "very deep"],
+)
 def test_refuses_a_body_that_is_no_json_object(port, engine, body):
     assert send(port, body=body, **signed_headers(port, body=body))[0] == 400
     assert engine.calls == []

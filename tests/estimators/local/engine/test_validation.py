@@ -32,6 +32,12 @@ def test_unknown_members_and_wrong_types_are_named() -> None:
     assert "MaxResults" in refusal("ListTrainingJobs", MaxResults="ten")
 
 
+def test_true_is_no_number() -> None:
+    assert "at 'MaxResults' failed to satisfy constraint: Member must be of type integer" in refusal(
+        "ListTrainingJobs", MaxResults=True
+    )
+
+
 def test_a_request_that_is_no_structure_is_refused() -> None:
     with pytest.raises(ApiError, match="Invalid type"):
         check_request("DescribeTrainingJob", ["a"])  # type: ignore[arg-type]
