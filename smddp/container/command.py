@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from smddp.container.environment import MASTER_PORT, user_arguments
 from smddp.errors import JobError
 
 logger = logging.getLogger(__name__)
+
+_PROCESSES_PER_CPU = 4
+_FEW_PROCESSES = 64
+"""A host may always be asked for so many, however few its CPUs."""
 
 _REFUSED = {
     "sagemaker_multi_worker_mirrored_strategy_enabled": "The multi-worker mirrored strategy",
@@ -108,7 +113,18 @@ def _processes_per_host(framework: Mapping[str, Any], gpus: int) -> int:
     given = framework.get("sagemaker_mpi_num_of_processes_per_host") or gpus or 1
     if not re.fullmatch(r"[1-9]\d*", str(given)):
         raise JobError(f"sagemaker_mpi_num_of_processes_per_host={given!r} must be a whole number, 1 or more.")
+    most = _most_processes()
+    if len(str(given)) > 9 or int(given) > most:
+        raise JobError(
+            f"sagemaker_mpi_num_of_processes_per_host={str(given)[:20]} is more than this host takes: at most {most}. "
+            "Ask for fewer, or for more instances."
+        )
     return int(given)
+
+
+def _most_processes() -> int:
+    """Enough for every layout that makes sense, and far below what would take the host down."""
+    return max(_FEW_PROCESSES, _PROCESSES_PER_CPU * (os.cpu_count() or 1))
 
 
 def _max_restarts(environ: Mapping[str, str]) -> int:

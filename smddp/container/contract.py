@@ -140,6 +140,7 @@ def read_contract(environ: Mapping[str, str]) -> Contract:
             "it must name this host, and list it among the hosts."
         )
     given = {name: _decode(value) for name, value in _read(config / "hyperparameters.json").items()}
+    _check_hyperparameters(given)
     platform = {n: v for n, v in given.items() if n.startswith(PLATFORM_PREFIX) or n in OWN_HYPERPARAMETERS}
     return Contract(
         base=base,
@@ -167,8 +168,20 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
     return content
 
 
+def _check_hyperparameters(given: Mapping[str, Any]) -> None:
+    """Each becomes the environment variable SM_HP_<NAME> and the option --<name>: its name must fit both."""
+    for name, value in given.items():
+        if not name or "=" in name or "\0" in name:
+            raise JobError(
+                f"The hyperparameter {name!r} can't be an environment variable and an option of the script: its name "
+                "must not be empty, and have neither '=' nor U+0000. Rename it."
+            )
+        if "\0" in str(value):
+            raise JobError(f"The hyperparameter {name} holds the character U+0000, which no variable can. Remove it.")
+
+
 def _decode(value: Any) -> Any:
     try:
         return json.loads(value)
-    except (ValueError, TypeError):
-        return value  # a bare string, as every SDK but V2 sends it
+    except (ValueError, TypeError, RecursionError):
+        return value  # a bare string, as every SDK but V2 sends it; nothing is nested that deep

@@ -77,6 +77,13 @@ def test_a_number_of_processes_that_is_none_is_refused(opt_ml, number):
         choose(opt_ml, **{TORCH: True}, sagemaker_mpi_num_of_processes_per_host=number)
 
 
+@pytest.mark.parametrize("enabled", [TORCH, MPI])
+@pytest.mark.parametrize("number", [10**9, "9" * 5000])
+def test_a_number_of_processes_that_would_take_the_host_down_is_refused(opt_ml, enabled, number):
+    with pytest.raises(JobError, match="is more than this host takes: at most"):
+        choose(opt_ml, **{enabled: True}, sagemaker_mpi_num_of_processes_per_host=number)
+
+
 @pytest.mark.parametrize(
     ("enabled", "module"),
     [

@@ -23,6 +23,27 @@ def test_takes_bare_strings_as_they_are(opt_ml):
     assert read(opt_ml).hyperparameters == {"name": "resnet", "size": 3, "broken": "{"}
 
 
+@pytest.mark.parametrize(
+    ("hyperparameters", "said"),
+    [
+        ({"a=b": "1"}, "'a=b' can't be an environment variable and an option"),
+        ({"": "1"}, "'' can't be"),
+        ({"a\0b": "1"}, r"'a\\x00b' can't be"),
+        ({"a": '"b\\u0000c"'}, "The hyperparameter a holds the character"),
+    ],
+)
+def test_hyperparameters_that_no_variable_can_hold_are_refused(opt_ml, hyperparameters, said):
+    opt_ml.config("hyperparameters", hyperparameters)
+    with pytest.raises(JobError, match=said):
+        read(opt_ml)
+
+
+def test_a_text_that_is_nested_too_deep_for_json_stays_a_text(opt_ml):
+    deep = "[" * 1200 + "]" * 1200
+    opt_ml.config("hyperparameters", {"x": deep})
+    assert read(opt_ml).hyperparameters == {"x": deep}
+
+
 def test_hyperparameters_and_channels_may_be_absent(opt_ml):
     contract = read(opt_ml)
     assert (contract.hyperparameters, contract.channels) == ({}, {})
