@@ -91,6 +91,7 @@ class JobRunner:
         roots = {host.name: self._directory / host.name for host in hosts}
         self._job.enter(states.DOWNLOADING)
         logs = {host.name: self._log(host) for host in hosts}
+        self._job.metrics.report_to(logs[hosts[0].name].say)
         cluster = self._platform.executor.cluster(
             ClusterSpec(
                 name=self._job.name,

@@ -1,18 +1,22 @@
 """The process that matches a job's lines against its metric definitions, each match within a limit of CPU time.
 
 Python's `re` lets nothing else run while it matches, and a regex of a few characters can take it years. So it matches
-here, where it can be cut short: a program of its own, run as ``python -I -S matcher.py``, that imports nothing of this
-project. Standard input brings one line of JSON (the regexes, and the limit in seconds), then each line as JSON.
-Standard output carries ``[regex's number, text of the first group]`` for each that is found, and ``[number, null]`` for
-a regex that took too long and is not tried again. The input's end is the program's.
+here, where it can be cut short: a program of its own, run as ``python -I -S matcher.py ALIVE_FD``, that imports nothing
+of this project. Standard input brings one line of JSON (the regexes, the most seconds of a match, and the seconds that
+it may take for each line on average), then each line as JSON. Standard output carries ``[regex's number, text of the
+first group]`` for each that is found, and ``[number, null]`` for a regex that took too long and is not tried again. The
+input's end is the program's; so is, in the middle of a match, that of the pipe behind ALIVE_FD, which nobody writes to.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import signal
 import sys
+import time
 from typing import NoReturn
 
 
@@ -20,30 +24,49 @@ class _TooSlow(Exception):  # noqa: N818  # a signal, not an error
     """A match has used up its time."""
 
 
-def main() -> None:
-    """Answer until the input ends."""
-    signal.signal(signal.SIGVTALRM, _give_up)
-    regexes, limit = json.loads(sys.stdin.readline())
-    patterns = dict(enumerate(map(re.compile, regexes)))
-    for line in sys.stdin:
-        text = json.loads(line)
-        for number in list(patterns):
-            if not _match(number, patterns[number], text, limit):
-                del patterns[number]
+class _Budget:
+    """The CPU time that a regex may take: some at once, and more with each line."""
 
+    def __init__(self, most: float, each: float) -> None:
+        self._most = most
+        self._each = each
+        self._left = most
 
-def _match(number: int, pattern: re.Pattern[str], text: str, limit: float) -> bool:
-    """Tell what is found; False if it takes too long."""
-    try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, limit)
+    def search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        """Search a line.
+
+        Raises:
+            _TooSlow: The time is used up.
+        """
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_VIRTUAL, self._left)
         found = pattern.search(text)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    except _TooSlow:
-        _tell(number, None)
-        return False
-    if found and found[1] is not None:
-        _tell(number, found[1])
-    return True
+        self._left = min(self._most, self._left + self._each - (time.process_time() - began))
+        if self._left <= 0:
+            raise _TooSlow
+        return found
+
+
+def main(alive: int) -> None:
+    """Answer until the input ends."""
+    # SIGIO, which ends a program that does not ask for it, comes when the pipe's other end is closed.
+    fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
+    signal.signal(signal.SIGVTALRM, _give_up)
+    regexes, most, each = json.loads(sys.stdin.readline())
+    patterns = {number: (re.compile(regex), _Budget(most, each)) for number, regex in enumerate(regexes)}
+    for line in sys.stdin:
+        text = json.loads(line)
+        for number, (pattern, budget) in list(patterns.items()):
+            try:
+                found = budget.search(pattern, text)
+            except _TooSlow:
+                _tell(number, None)
+                del patterns[number]
+                continue
+            if found and found[1] is not None:
+                _tell(number, found[1])
 
 
 def _give_up(*_: object) -> NoReturn:
@@ -56,4 +79,4 @@ def _tell(number: int, text: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

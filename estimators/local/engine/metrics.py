@@ -1,31 +1,25 @@
 """A job's metrics: the last value of each metric definition, read from the lines that the job prints.
 
-The matching itself is done by another process, so that no regex can hold this one up: see ``matcher.py``.
+The matching itself is done by another process, so that no regex can hold this one up: see ``matching.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import math
 import re
-import subprocess
-import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
+
+from estimators.local.engine.matching import MATCH_SECONDS, MEAN_SECONDS, Matching
 
 logger = logging.getLogger(__name__)
 
 MAX_LINE = 1000
 """Characters of a line that are searched."""
-MATCH_SECONDS = 0.5
-"""CPU time that one match may take; a metric whose regex needs more is given up."""
-_MATCHER = str(Path(__file__).with_name("matcher.py"))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -61,23 +55,35 @@ class Metrics:
         self._definitions = tuple(definitions)
         self._last: dict[str, tuple[float, datetime]] = {}
         self._lock = threading.Lock()
-        self._matcher: _Matcher | None = None
+        self._matching: Matching | None = None
+        self._broken = False
+        self._say: Callable[[str], None] = logger.warning
+
+    def report_to(self, say: Callable[[str], None]) -> None:
+        """From now on write into this log what is given up."""
+        self._say = say
 
     def read(self, line: str) -> None:
         """Take the values of one line, soon; those that are no finite number are left out, as CloudWatch does."""
-        if not self._definitions:
+        if not self._definitions or self._broken:
             return
         with self._lock:
-            if self._matcher is None:
-                self._matcher = _Matcher(self)
-            self._matcher.send(line[:MAX_LINE])
+            if self._matching is None:
+                regexes = [definition.regex.pattern for definition in self._definitions]
+                try:
+                    self._matching = Matching(regexes, self._found, self._say)
+                except OSError as error:
+                    self._broken = True
+                    self._say(f"[platform] There are no metrics: what reads them could not be started ({error})")
+                    return
+            self._matching.send(line[:MAX_LINE])
 
     def settle(self) -> None:
-        """Return when the values of all lines so far are taken, and keep no process for more."""
+        """Return when the values of all lines so far are taken, in bounded time, and keep no process for more."""
         with self._lock:
-            matcher, self._matcher = self._matcher, None
-        if matcher is not None:
-            matcher.finish()
+            matching, self._matching = self._matching, None
+        if matching is not None:
+            matching.finish()
 
     def describe(self) -> list[dict[str, Any]]:
         """FinalMetricDataList, in the order of the definitions."""
@@ -88,57 +94,16 @@ class Metrics:
             if value is not None
         ]
 
-    @property
-    def regexes(self) -> list[str]:
-        """Those of the definitions, in their order."""
-        return [definition.regex.pattern for definition in self._definitions]
-
-    def found(self, number: int, text: str | None) -> None:
+    def _found(self, number: int, text: str | None) -> None:
         """Take what the first group of a definition's regex has matched; None if the regex was given up."""
         name = self._definitions[number].name
         if text is None:
-            logger.warning("the metric %s is given up: its regex took over %s s of CPU time", name, MATCH_SECONDS)
+            self._say(
+                f"[platform] The metric {name} is given up: its regex took over {MATCH_SECONDS:g} seconds of CPU time "
+                f"for one line, or {MEAN_SECONDS * 1000:g} ms a line"
+            )
         elif (value := _number(text)) is not None:
             self._last[name] = (value, datetime.now(timezone.utc))
-
-
-class _Matcher:
-    """The process that matches, and the thread that takes its answers."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _MATCHER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-            cwd="/",
-        )
-        self._answers = threading.Thread(target=self._take_answers, name="metrics", daemon=True)
-        self._answers.start()
-        self.send([metrics.regexes, MATCH_SECONDS])
-
-    def send(self, message: Any) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(f"{json.dumps(message)}\n")
-        except BrokenPipeError:
-            logger.warning("a line was not searched for metrics: the process that does it has ended")
-
-    def finish(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._answers.join()
-        self._process.wait()
-
-    def _take_answers(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as answers:
-            for line in answers:
-                self._metrics.found(*json.loads(line))
 
 
 def _number(text: str) -> float | None:

@@ -426,6 +426,22 @@ def test_a_defect_of_the_platform_is_an_internal_error(
     assert "defect" in caplog.text
 
 
+# Metrics
+
+
+def test_regexes_that_take_too_long_hold_up_no_stop_and_the_log_names_them(client: Any, lines: Lines) -> None:
+    request = client.request(f"for _ in range(3000): print('a' * 22)\n{textwrap.dedent(ENDLESS)}")
+    definitions = [{"Name": f"slow-{number}", "Regex": "(a*)*b" + str(number)} for number in range(3)]
+    request["AlgorithmSpecification"]["MetricDefinitions"] = definitions
+    name = client.create(request)
+    await_line(lines, name, "up")
+    began = time.monotonic()
+    client.stop(name)
+    assert client.wait(name)["TrainingJobStatus"] == "Stopped"
+    assert time.monotonic() - began < 8
+    assert any("The metric slow-0 is given up" in line for line in lines(name))
+
+
 # Stops
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+from estimators.local.engine import matching
 from estimators.local.engine.metrics import MAX_LINE, MetricDefinition, Metrics
 
 
@@ -52,7 +58,10 @@ def test_a_regex_of_exponential_time_is_given_up_and_holds_nothing_else_up(caplo
         metrics.read(line)
     metrics.settle()
     assert [(entry["MetricName"], entry["Value"]) for entry in metrics.describe()] == [("loss", 3.0)]
-    assert caplog.messages == ["the metric bad is given up: its regex took over 0.5 s of CPU time"]
+    assert caplog.messages == [
+        "[platform] The metric bad is given up: its regex took over 0.5 seconds of CPU time for one line, "
+        "or 10 ms a line"
+    ]
 
 
 def test_lines_after_a_pause_are_read_too() -> None:
@@ -61,3 +70,83 @@ def test_lines_after_a_pause_are_read_too() -> None:
         metrics.read(line)
         metrics.settle()
     assert [entry["Value"] for entry in metrics.describe()] == [2.0]
+
+
+EXPONENTIAL = "(a*)*b"
+"""Takes twice as long for each further ``a``."""
+
+
+def slow_length() -> int:
+    """So many make it take a tenth of a second or two, which is never too long for one line."""
+    for length in range(15, 40):
+        began = time.process_time()
+        re.search(EXPONENTIAL, "a" * length)
+        if time.process_time() - began > 0.06:
+            return length
+    raise AssertionError
+
+
+def test_a_regex_that_is_a_bit_slow_for_each_line_is_given_up() -> None:
+    told: list[str] = []
+    metrics = Metrics([MetricDefinition.parse("slow", EXPONENTIAL), MetricDefinition.parse("loss", "loss=([0-9]+)")])
+    metrics.report_to(told.append)
+    slow = "a" * slow_length()
+    for number in range(100):
+        metrics.read(f"{slow} loss={number}")
+    metrics.settle()
+    assert [(entry["MetricName"], entry["Value"]) for entry in metrics.describe()] == [("loss", 99.0)]
+    assert len(told) == 1
+    assert "The metric slow is given up" in told[0]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No regex is given up, whatever it takes."""
+    monkeypatch.setattr(matching, "MATCH_SECONDS", 1000)
+    monkeypatch.setattr(matching, "SETTLE_SECONDS", 0.3)
+    return []
+
+
+@pytest.mark.usefixtures("patient")
+def test_neither_who_prints_nor_the_jobs_end_waits_for_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "MAX_WAITING_BYTES", 1 << 20)
+    told: list[str] = []
+    metrics = Metrics([MetricDefinition.parse("bad", EXPONENTIAL)])
+    metrics.report_to(told.append)
+    began = time.monotonic()
+    for _ in range(20_000):
+        metrics.read("a" * 100)
+    metrics.settle()
+    assert time.monotonic() - began < 5
+    assert [line.startswith("[platform] The last lines are not searched") for line in told] == [True, False]
+    assert re.fullmatch(r"\[platform\] \d+ lines were not searched for metrics: .*", told[1])
+
+
+def test_a_match_does_not_outlive_a_platform_that_is_killed() -> None:
+    program = f"""
+        from estimators.local.engine import matching
+        matching.MATCH_SECONDS = 1000
+        one = matching.Matching([{EXPONENTIAL!r}], print, print)
+        one.send("b")
+        one.send("a" * 100)
+        print(one._process.pid, flush=True)
+        input()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as platform:
+        assert platform.stdout is not None
+        pid = int(platform.stdout.readline())
+        assert platform.stdout.readline() == "0 \n"  # it is at the second line by now, or will be at once
+        platform.kill()
+    deadline = time.monotonic() + 10
+    while _runs(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

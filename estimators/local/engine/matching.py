@@ -1,0 +1,137 @@
+"""The other side of ``matcher.py``: hands lines to the process that matches, and takes its answers.
+
+Who has a line never waits for it: one thread sends, another takes the answers. Between who has lines and the sender is
+a buffer with a bound; if the process falls behind it, the oldest lines are dropped, and it is said how many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+MATCH_SECONDS = 0.5
+"""CPU time that one match may take; a regex that needs more is given up."""
+MEAN_SECONDS = 0.01
+"""CPU time that it may take for each line, after the first `MATCH_SECONDS`."""
+MAX_WAITING_BYTES = 16 << 20
+SETTLE_SECONDS = 2.0
+"""How long a job's end waits for the lines that are not matched yet."""
+_LINE_BYTES = 64  # a line's own, beside its text
+_BATCH_LINES = 256
+_PROGRAM = str(Path(__file__).with_name("matcher.py"))
+
+
+class Matching:
+    """A process that matches, from the first line to the last.
+
+    Args:
+        regexes: What it searches for.
+        found: Is told a regex's number and the text of its first group; None if the regex was given up.
+        say: Is told of lines that were not searched.
+
+    Raises:
+        OSError: The process could not be started.
+    """
+
+    def __init__(
+        self, regexes: Sequence[str], found: Callable[[int, str | None], None], say: Callable[[str], None]
+    ) -> None:
+        self._found = found
+        self._say = say
+        self._changed = threading.Condition()
+        self._lines: deque[str] = deque()
+        self._waiting = 0
+        self._dropped = 0
+        self._ended = False
+        watched, self._alive = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", _PROGRAM, str(watched)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=[watched],
+                start_new_session=True,
+                cwd="/",
+            )
+        except BaseException:
+            os.close(self._alive)
+            raise
+        finally:
+            os.close(watched)
+        order = json.dumps([regexes, MATCH_SECONDS, MEAN_SECONDS])
+        self._threads = [
+            threading.Thread(target=self._send_all, args=(order,), name="metrics out", daemon=True),
+            threading.Thread(target=self._take_answers, name="metrics in", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, line: str) -> None:
+        """Have a line searched, soon."""
+        with self._changed:
+            self._lines.append(line)
+            self._waiting += len(line) + _LINE_BYTES
+            while self._waiting > MAX_WAITING_BYTES:
+                self._drop()
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Return when all lines are searched, or after `SETTLE_SECONDS`, and the process has ended."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            self._say(
+                f"[platform] The last lines are not searched for metrics: that took over {SETTLE_SECONDS:g} seconds"
+            )
+        self._process.kill()
+        self._process.wait()
+        os.close(self._alive)
+        for thread in self._threads:
+            thread.join()
+        if self._dropped:
+            self._say(
+                f"[platform] {self._dropped} lines were not searched for metrics: they came faster than the "
+                "definitions' regexes take them"
+            )
+
+    def _drop(self) -> None:
+        self._waiting -= len(self._lines.popleft()) + _LINE_BYTES
+        self._dropped += 1
+
+    def _send_all(self, order: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._process.stdin as pipe:
+                pipe.write(f"{order}\n")
+                while batch := self._take_batch():
+                    pipe.writelines(f"{json.dumps(line)}\n" for line in batch)
+                    pipe.flush()
+        except BrokenPipeError:
+            if not self._ended:
+                self._say("[platform] Lines are not searched for metrics any more: the process that does it has ended")
+
+    def _take_batch(self) -> list[str]:
+        """The next lines; none if there are no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._ended)
+            batch = [self._lines.popleft() for _ in range(min(_BATCH_LINES, len(self._lines)))]
+            self._waiting -= sum(len(line) + _LINE_BYTES for line in batch)
+            return batch
+
+    def _take_answers(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            for line in answers:
+                self._found(*json.loads(line))
