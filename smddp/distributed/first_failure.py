@@ -139,7 +139,7 @@ class FirstFailure:
             self._watcher.join(_CAUSE_SECONDS)
         if self._store is not None and code is not None:
             with suppress(RuntimeError):  # rank 0 is gone, and the store with it
-                self._store.append(_ENDED, f"{self._rank} {code}\n")
+                self._store.compare_set(_ENDED, "", f"{self._rank} {code}")
 
     def _ended_well(self) -> str | None:
         """What to say if the rank that was lost had ended well."""
@@ -147,7 +147,7 @@ class FirstFailure:
         try:
             if not self._store.check([_ENDED]):
                 return None
-            rank, code = bytes(self._store.get(_ENDED)).decode().split("\n")[0].split()
+            rank, code = bytes(self._store.get(_ENDED)).decode().split()
         except RuntimeError:
             return None
         return _ENDED_WELL.format(rank, self._world_size, code)
