@@ -171,10 +171,10 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
 def _check_hyperparameters(given: Mapping[str, Any]) -> None:
     """Each becomes the environment variable SM_HP_<NAME> and the option --<name>: its name must fit both."""
     for name, value in given.items():
-        if not name or "=" in name or "\0" in name:
+        if "=" in name or "\0" in name:
             raise JobError(
                 f"The hyperparameter {name!r} can't be an environment variable and an option of the script: its name "
-                "must not be empty, and have neither '=' nor U+0000. Rename it."
+                "must have neither '=' nor U+0000. Rename it."
             )
         if "\0" in str(value):
             raise JobError(f"The hyperparameter {name} holds the character U+0000, which no variable can. Remove it.")
