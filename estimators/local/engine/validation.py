@@ -24,7 +24,7 @@ _JAVA_CLASSES = {
     r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
     r"\p{Alnum}": "a-zA-Z0-9",
 }
-"""The model's patterns are Java's; these are all the classes that Python lacks."""
+"""The model's patterns are Java's; these are the classes in those of training jobs that Python lacks."""
 _MANY = 12
 
 
@@ -50,7 +50,10 @@ def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """
     shape = operation_model(operation).input_shape
     assert shape is not None
-    report = ParamValidator().validate(request, shape)
+    try:
+        report = ParamValidator().validate(request, shape)
+    except (RuntimeError, OverflowError) as error:  # a number that is no time on any calendar
+        raise invalid(f"{operation}: a time is out of range: {error}") from None
     if report.has_errors():
         raise invalid(report.generate_report())
     problems = list(_violations(request, shape, ""))
@@ -96,7 +99,8 @@ def _broken_constraints(value: Any, shape: Shape) -> Iterator[str]:
     if "\0" in value:
         yield "Member must not have the character U+0000, which neither a variable nor an argument can hold"
     pattern = shape.metadata.get("pattern")
-    if pattern and not _compiled(pattern).fullmatch(value):
+    compiled = _compiled(pattern) if pattern else None
+    if compiled and not compiled.fullmatch(value):
         yield f"Member must satisfy regular expression pattern: {pattern}"
 
 
@@ -108,7 +112,11 @@ def _choices(value: str, allowed: list[str]) -> str:
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """The pattern for Python; None for one of the few that it can't express, which AWS alone can check."""
     for java, python in _JAVA_CLASSES.items():
         pattern = pattern.replace(java, python)
-    return re.compile(pattern)
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return None

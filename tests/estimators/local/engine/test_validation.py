@@ -32,6 +32,18 @@ def test_unknown_members_and_wrong_types_are_named() -> None:
     assert "MaxResults" in refusal("ListTrainingJobs", MaxResults="ten")
 
 
+def test_a_number_that_is_no_time_is_refused() -> None:
+    assert "a time is out of range" in refusal("ListTrainingJobs", CreationTimeAfter=1e300)
+
+
+def test_a_pattern_that_python_cannot_express_is_left_to_aws() -> None:
+    request = {"ModelPackageGroupName": "a", "ModelPackageGroupDescription": "ä 5"}
+    assert check_request("CreateModelPackageGroup", request) == request
+    metadata = {"ModelPackageArn": "arn:aws:sagemaker:us-east-1:123456789012:model-package/a/1"}
+    metadata |= {"CustomerMetadataPropertiesToRemove": ["a"]}
+    assert check_request("UpdateModelPackage", metadata) == metadata
+
+
 def test_true_is_no_number() -> None:
     assert "at 'MaxResults' failed to satisfy constraint: Member must be of type integer" in refusal(
         "ListTrainingJobs", MaxResults=True
