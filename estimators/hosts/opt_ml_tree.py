@@ -15,14 +15,18 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePath, PurePosixPath
+
+from estimators.hosts.tree_walk import walk
 
 logger = logging.getLogger(__name__)
 
 _ML_ROOT = PurePosixPath("/opt/ml")
 _MOST_TURNS = 40
 """As many links as Linux itself follows for one name."""
+_MOST_SHOWN = 300
+"""Characters of a name that a line shows: a path has any length, and a reason must have room for more."""
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Finds out what a name is, and opens it neither for reading nor writing: that may wait, or do something."""
 
@@ -59,18 +63,25 @@ class HostTree:
     def entries(self, folder: PurePath) -> Iterator[tuple[str, os.stat_result]]:
         """Everything below a folder that is no directory: its path in the folder, and what it is itself, if a link.
 
-        Directories that can't be read are passed over.
+        Directories that can't be read are passed over, and a line in the host's log says so.
         """
-        pending = [PurePosixPath()]
-        while pending:
-            directory = pending.pop()
-            folders = []
-            for name, status in self._list(folder / directory):
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(directory / name)
-                else:
-                    yield str(directory / name), status
-            pending += reversed(folders)
+
+        def failed(name: str, error: OSError) -> None:
+            self.tell(folder / name, f"can't be read as a directory by this user: {error.strerror}")
+
+        try:
+            place = self._open(folder)
+        except LeadsOutError:
+            self._pass_over(folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            failed(".", error)
+        else:
+            try:
+                yield from walk(place, failed)
+            finally:
+                os.close(place)
 
     def status(self, path: PurePath) -> os.stat_result | None:
         """What is there, at the end of all links; None if nothing is."""
@@ -133,19 +144,6 @@ class HostTree:
         with self._found(path.parent) as folder:
             (folder / path.name).unlink(missing_ok=True)
 
-    def _list(self, folder: PurePath) -> list[tuple[str, os.stat_result]]:
-        entries = []
-        try:
-            with self._found(folder) as place, os.scandir(place) as listing:
-                for entry in listing:
-                    with suppress(FileNotFoundError):  # it is gone by now
-                        entries.append((entry.name, entry.stat(follow_symlinks=False)))
-        except LeadsOutError:
-            self._pass_over(folder)
-        except OSError:
-            pass  # it is gone, or closed to this user
-        return sorted(entries)
-
     @contextmanager
     def _found(self, path: PurePath) -> Iterator[Path]:
         """A path of this machine that means what was found, whatever happens to its name meanwhile."""
@@ -206,7 +204,9 @@ class HostTree:
 
 
 def legible(name: str) -> str:
-    """A name that a program chose, for a line of text: quoted if it holds bytes or characters that are no text."""
+    """A name that a program chose, for a line of text: quoted if it holds what is no text, and cut if it is long."""
+    if len(name) > _MOST_SHOWN:
+        name = f"{name[: _MOST_SHOWN // 2]} … {name[-_MOST_SHOWN // 2 :]}"
     return name if name.isprintable() else ascii(name)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from estimators.hosts.opt_ml_tree import HostTree, LeadsOutError
+from estimators.hosts.opt_ml_tree import HostTree, LeadsOutError, legible
 
 
 @pytest.fixture
@@ -139,6 +139,22 @@ def test_a_pipe_is_written_and_nothing_in_its_place(tree: HostTree) -> None:
     tree.remove(path)
     tree.remove(path)
     assert not (tree.root / path).is_symlink()
+
+
+def test_a_file_in_a_directorys_place_is_said(tree: HostTree, said: list[str]) -> None:
+    (tree.root / "model").write_text("the model itself")
+    for _ in range(2):
+        assert list(tree.entries(PurePath("model"))) == []
+    assert said == ["[platform] /opt/ml/model can't be read as a directory by this user: Not a directory"]
+    assert list(tree.entries(PurePath("none"))) == []
+    assert len(said) == 1
+
+
+def test_a_name_is_legible_on_a_line() -> None:
+    assert legible("plain é") == "plain é"
+    assert legible("new\nline") == r"'new\nline'"
+    assert legible(os.fsdecode(b"\xff")) == r"'\udcff'"
+    assert len(legible("d/" * 2000)) < 350
 
 
 def test_no_descriptor_stays_open(tree: HostTree) -> None:
