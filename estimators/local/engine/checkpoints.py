@@ -149,6 +149,8 @@ class CheckpointSync:
             if self._known[host].get(name) != signature
         ]
         for _, _, host, name, signature in sorted(changed):
+            if self._finished.is_set() and not last:
+                return  # who waits for this thread needs no more of it
             put = functools.partial(self._put, host, name, signature, looked=looked, last=last)
             self._transfers.copy(self._trees[host], self._folder / name, self._uri.below(name), put)
         self._snapshot.unlink(missing_ok=True)

@@ -126,7 +126,7 @@ class JobRunner:
                 raise FailedJobError(f"{kind}: {error}") from error
             raise
         except HandOverError as error:
-            raise FailedJobError(f"InternalServerError: {error}.{self._rescue()}") from error
+            raise FailedJobError(f"InternalServerError: {error}{self._rescue()}") from error
         if ending is Ending.CLOSE:
             raise StoppedError
         problems: list[str] = []
@@ -144,7 +144,10 @@ class JobRunner:
         return True
 
     def _rescue(self) -> str:
-        """Move the job's directory to where it stays; a sentence on where that is. The engine's end saves nothing."""
+        """Move the job's directory to where it stays; the end of a reason, which says where.
+
+        The engine's end saves nothing.
+        """
         if self._job.closed or not self._directory.exists():
             return ""
         kept = self._platform.rescue / f"{self._job.name}-{uuid.uuid4().hex[:8]}"
@@ -152,8 +155,8 @@ class JobRunner:
             self._directory.chmod(0o700)
             self._directory.rename(kept)
         except OSError as error:
-            return f" Its files are lost: they could not be moved to {kept} ({error.strerror})."
-        return f" All files are kept in {kept}."
+            return f". Its files are lost: they could not be moved to {kept} ({error.strerror})."
+        return f". All files are kept in {kept}."
 
     @contextlib.contextmanager
     def _noting(self, problems: list[str]) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -318,6 +319,7 @@ def test_a_name_that_no_key_can_have_holds_up_no_other_and_is_said_once(
     assert len(told) == len(NAMES_OF_NO_KEY)
     assert all(message.isprintable() for message in told)
     assert sum("the name is not UTF-8" in message for message in told) == 2
+    assert max(map(len, told)) < 1000
     assert sum(f"the key has {len('run/') + 1254:,} bytes, and S3 takes 1,024" in message for message in told) == 1
 
 
@@ -414,6 +416,23 @@ def test_the_thread_outlives_any_error(
     sync.sync.start()
     until(lambda: set(remote()) == {"a"})
     sync.sync.abandon()
+
+
+def test_who_ends_the_copying_waits_for_one_file_at_most(sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploading, tried = threading.Event(), []
+
+    def slow(_path: str, _bucket: str, key: str) -> None:
+        tried.append(key)
+        uploading.set()
+        time.sleep(0.01)
+
+    monkeypatch.setattr(sync.s3, "upload_file", slow)
+    for number in range(100):
+        aged(sync.one / str(number))
+    sync.sync.start()
+    assert uploading.wait(10)
+    sync.sync.abandon()
+    assert len(tried) < 100
 
 
 def test_the_last_state_needs_no_room_on_the_disk(
