@@ -27,6 +27,8 @@ _MOST_TURNS = 40
 """As many links as Linux itself follows for one name."""
 _MOST_SHOWN = 300
 """Characters of a name that a line shows: a path has any length, and a reason must have room for more."""
+_MOST_SAID = 1000
+"""Paths that a host's log speaks of: a program can make new ones without end."""
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Finds out what a name is, and opens it neither for reading nor writing: that may wait, or do something."""
 
@@ -96,9 +98,13 @@ class HostTree:
 
     def tell(self, path: PurePath, what: str) -> None:
         """Write a line on a path into the host's log, the first time that there is anything to say of it."""
-        if path not in self._said:
-            self._said.add(path)
+        if path in self._said or len(self._said) > _MOST_SAID:
+            return
+        self._said.add(path)
+        if len(self._said) <= _MOST_SAID:
             self._say(f"[platform] {legible(str(self._seen_as / path))} {what}")
+        else:
+            self._say(f"[platform] There was something to say of {_MOST_SAID:,} paths; of more it is not said")
 
     @contextmanager
     def reading(self, path: PurePath) -> Iterator[Path]:

@@ -157,6 +157,13 @@ def test_a_name_is_legible_on_a_line() -> None:
     assert len(legible("d/" * 2000)) < 350
 
 
+def test_a_program_that_makes_odd_paths_without_end_fills_no_log(tree: HostTree, said: list[str]) -> None:
+    for number in range(3000):
+        tree.tell(PurePath(str(number)), "is odd")
+    assert said[999] == "[platform] /opt/ml/999 is odd"
+    assert said[1000:] == ["[platform] There was something to say of 1,000 paths; of more it is not said"]
+
+
 def test_no_descriptor_stays_open(tree: HostTree) -> None:
     (tree.root / "checkpoints" / "file").touch()
     paths = [PurePath("checkpoints", "file"), link(tree, "out", "/etc/passwd"), link(tree, "loop", "loop")]
