@@ -16,6 +16,9 @@ STDOUT, STDERR = 1, 2
 PARTIAL_SECONDS = 0.2
 """How long the start of a line is held back: a prompt, or a progress bar without an end."""
 
+MOST_KEPT = 256 << 10
+"""Bytes of a line that are held back at most, as many as CloudWatch takes for one: a longer one is torn."""
+
 
 def copy_lines(source: int, target: int, heed: Callable[[bytes], None] | None = None) -> None:
     """Copy from one file descriptor to another until the end, each line by one write as soon as it is whole.
@@ -23,7 +26,7 @@ def copy_lines(source: int, target: int, heed: Callable[[bytes], None] | None = 
     Args:
         source: Read from it.
         target: Write to it.
-        heed: Called with what is written: whole lines, or the start of one that was held back long enough.
+        heed: Called with what is written: whole lines, or a part of one that is too long, or was held back long enough.
     """
     poller = select.poll()
     poller.register(source, select.POLLIN)
@@ -37,6 +40,8 @@ def copy_lines(source: int, target: int, heed: Callable[[bytes], None] | None = 
             break
         kept += chunk
         end = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
+        if not end and len(kept) >= MOST_KEPT:
+            end = len(kept)
         if end:
             _write_lines(target, kept[:end], heed)
             kept = kept[end:]
