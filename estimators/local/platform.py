@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import secrets
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -91,24 +91,21 @@ class LocalSageMaker:
                 kept = KeptAccess(self._directory)
                 kept.make()
                 earlier = kept.read()
-        directory = tempfile.mkdtemp(prefix="smddp-local-", dir=self._directory)
-        on_disk = Path(self._directory or directory) / "storage"
-        settings = ServerSettings(
-            run_directory=directory,
-            storage_directory=str(on_disk) if self._storage == "disk" else None,
-            client_directory=str(kept.directory) if kept is not None else directory,
-            region=self._region,
-            port=self._port or (free_port_of(earlier.endpoint_url) if earlier is not None else 0),
-            s3_port=free_port_of(earlier.s3_endpoint_url) if earlier is not None else 0,
-            grace_seconds=self._grace_seconds,
-            docker=self._docker,
-            keys=earlier.keys if earlier is not None else KeyPair.random(),
+        directory = Path(self._directory or tempfile.gettempdir(), f"smddp-local-{secrets.token_hex(8)}")
+        on_disk = (self._directory or directory) / "storage"
+        self._server = ServerProcess(
+            ServerSettings(
+                run_directory=str(directory),
+                storage_directory=str(on_disk) if self._storage == "disk" else None,
+                client_directory=str(kept.directory if kept is not None else directory),
+                region=self._region,
+                port=self._port or (free_port_of(earlier.endpoint_url) if earlier is not None else 0),
+                s3_port=free_port_of(earlier.s3_endpoint_url) if earlier is not None else 0,
+                grace_seconds=self._grace_seconds,
+                docker=self._docker,
+                keys=earlier.keys if earlier is not None else KeyPair.random(),
+            )
         )
-        try:
-            self._server = ServerProcess(settings)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
         if kept is not None:
             kept.write(self._server.access)
         return self

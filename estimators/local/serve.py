@@ -1,7 +1,8 @@
-"""The server's own process: `python -m estimators.local.serve`, started and watched by `ServerProcess`.
+"""The server's own process: `python -m estimators.local.serve LIFELINE`, started and watched by `ServerProcess`.
 
 It is told what to do by one line of JSON on its standard input, answers with one line on its standard output, and
-ends on SIGTERM or as soon as its parent is gone, together with every job, after removing its directory.
+ends on SIGTERM or as soon as its parent is gone, together with every job, after removing its directory. If it is
+killed, the reaper does that, as soon as nobody has the lifeline any more, a descriptor.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import json
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,8 @@ from botocore.config import Config
 
 from estimators.docker.docker_program import DockerError, require_engine
 from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
+from estimators.local.directory_reaper import remove_tree
+from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, ProcessExecutor
 from estimators.local.executors.docker import DockerExecutor, bridge_address
@@ -39,20 +42,21 @@ class _Stop(Exception):  # noqa: N818 - not an error: it unwinds whatever the ma
 
 
 def main() -> None:
-    """Serve until the end. Only a crash leaves the directory behind, for the parent to read the log."""
+    """Serve until the end."""
+    lifeline = Lifeline(int(sys.argv[1]))
     parent = os.getppid()
     signal.signal(signal.SIGTERM, _stop)
     settings = ServerSettings.from_json(sys.stdin.readline())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with contextlib.suppress(_Stop), contextlib.ExitStack() as stack:
         try:
-            access = _start(settings, stack)
+            access = _start(settings, lifeline, stack)
         except LocalPlatformError as error:
             _tell({"error": str(error)})
         else:
             _tell({"endpoint_url": access.endpoint_url, "s3_endpoint_url": access.s3_endpoint_url})
             _await_end(parent)
-    shutil.rmtree(settings.run_directory, ignore_errors=True)
+    remove_tree(Path(settings.run_directory))
 
 
 def _stop(*_: object) -> NoReturn:
@@ -60,22 +64,25 @@ def _stop(*_: object) -> NoReturn:
     raise _Stop
 
 
-def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Access:
+def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitStack) -> Access:
     """Start everything; `stack` ends it again, the jobs first."""
     run_directory, client_directory = Path(settings.run_directory), Path(settings.client_directory)
+    tempfile.tempdir = str(run_directory)  # so that nothing of this process's own stays in /tmp
     storage = None
     if settings.storage_directory is not None:
-        storage = SeaweedFS(data=Path(settings.storage_directory), run=run_directory, keys=settings.keys)
+        storage = SeaweedFS(
+            data=Path(settings.storage_directory), run=run_directory, keys=settings.keys, lifeline=lifeline
+        )
         stack.callback(storage.close)
         storage.launch()
     listener, access = _open("127.0.0.1", settings.port, settings, storage, stack)
     listeners = [listener]
     executor: Executor
     if settings.docker is None:
-        executor = ProcessExecutor()
+        executor = ProcessExecutor(lifeline=lifeline)
         environment = access.client_environment(client_directory, bypasses=bypassed_hosts(os.environ))
     else:
-        executor = DockerExecutor(settings.docker, directory=run_directory)
+        executor = DockerExecutor(settings.docker, lifeline=lifeline)
         listener, inside = _open(_bridge_address(), 0, settings, storage, stack)
         listeners.append(listener)
         environment = inside.container_environment()

@@ -11,14 +11,16 @@ import json
 import logging
 import os
 import select
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from estimators.local.access import Access
 from estimators.local.api.signature import KeyPair
+from estimators.local.directory_reaper import remove_tree
+from estimators.local.directory_reaper_process import DirectoryReaperProcess
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
 
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
+_REAP_SECONDS = 5.0
+"""For what the server had started to end after it. Networks of Docker's may take longer, and need nothing here."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -33,7 +37,7 @@ class ServerSettings:
     """What a server is told when it starts."""
 
     run_directory: str
-    """For everything that ends with the server."""
+    """For everything that ends with the server, which makes it."""
     storage_directory: str | None
     """For the objects, on disk; None keeps them in memory."""
     region: str
@@ -71,17 +75,15 @@ class ServerProcess:
         """
         self.directory = Path(settings.run_directory)
         self.client_directory = Path(settings.client_directory)
-        self._log = self.directory / "server.log"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "estimators.local.serve"],
-                cwd=self.directory,  # so that no module of the user's shadows one of ours
-                env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
+        # The order matters: from the first moment on there is somebody to remove the directory.
+        self._reaper = DirectoryReaperProcess(self.directory)
+        try:
+            self.directory.mkdir(mode=0o700)
+            with (self.directory / "server.log").open("ab") as log:
+                self._process = self._start(log)
+            self._log = (self.directory / "server.log").open("rb")  # it can be read when the file is gone
+        finally:
+            self._reaper.lifeline.close()
         try:
             answer = self._tell(settings)
         except BaseException:
@@ -92,6 +94,19 @@ class ServerProcess:
             s3_endpoint_url=answer["s3_endpoint_url"],
             keys=settings.keys,
             region=settings.region,
+        )
+
+    def _start(self, log: BinaryIO) -> subprocess.Popen[bytes]:
+        lifeline = self._reaper.lifeline.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", "estimators.local.serve", str(lifeline)],
+            cwd=self.directory,  # so that no module of the user's shadows one of ours
+            env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[lifeline],
+            start_new_session=True,
         )
 
     @property
@@ -112,7 +127,10 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._log.close()
+        self._reaper.wait(_REAP_SECONDS)
+        with contextlib.suppress(OSError):  # the reaper goes on, unless it was killed itself
+            remove_tree(self.directory)
 
     def _tell(self, settings: ServerSettings) -> dict[str, str]:
         """Tell the server what to do, and return its answer."""
@@ -123,7 +141,7 @@ class ServerProcess:
         readable, _, _ = select.select([self._process.stdout], [], [], _START_SECONDS)
         line = self._process.stdout.readline() if readable else b""
         if not line:
-            lines = self._log.read_text(errors="replace").splitlines()[-20:]
+            lines = self._log.read().decode(errors="replace").splitlines()[-20:]
             raise LocalPlatformError("The local platform did not start. The end of its log:\n" + "\n".join(lines))
         answer: dict[str, str] = json.loads(line)
         if "error" in answer:

@@ -28,8 +28,21 @@ def program(words):
     return None
 
 
+def inherited():
+    """The descriptors besides the streams that this program was given on purpose."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+        except OSError:  # it was the listing's own
+            continue
+    return found
+
+
 def main():
     content = program(sys.argv[1:])
+    kept = inherited()
     server = socket.socket(socket.AF_UNIX)
     try:
         if content is None or UNHEEDED & set(os.environ):
@@ -50,16 +63,18 @@ def main():
     forwarded = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
     for signum in forwarded - set(content["ignored"]):
         signal.signal(signum, forward)
-    content.update(executable=sys.argv[0], directory=os.getcwd(), environ=dict(os.environ), umask=os.umask(0))
+    content.update(
+        executable=sys.argv[0], directory=os.getcwd(), environ=dict(os.environ), umask=os.umask(0), kept=kept
+    )
     os.umask(content["umask"])
     import json
 
     spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ("user", "mnt", "uts", "pid")]
-    socket.send_fds(server, [(json.dumps(content) + "\n").encode()], [0, 1, 2, *spaces])
+    socket.send_fds(server, [(json.dumps(content) + "\n").encode()], [0, 1, 2, *spaces, *kept])
     started = True
     for signum in pending:
         server.send(bytes([signum]))
-    for descriptor in (0, 1, 2, *spaces):
+    for descriptor in (0, 1, 2, *spaces, *kept):
         os.close(descriptor)  # the program alone has them: its end is their end
     status = b""
     while not status.endswith(b"\n"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -93,7 +94,7 @@ class Server:
         first = os.fork()
         if first == 0:
             os.close(told)
-            other = _enter_namespaces(request.descriptors[3:])
+            other = _enter_namespaces(request.descriptors[3:7])
             if other and (child := os.fork()):  # only a child is in the PID namespace
                 os.write(telling, b"%d" % child)
                 os.close(telling)
@@ -179,7 +180,11 @@ def become(request: Request) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, content["blocked"])
     for number, descriptor in enumerate(request.descriptors[:3]):
         os.dup2(descriptor, number)
+    kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 256) for descriptor in request.descriptors[7:]]
     os.closerange(3, 256)
+    for number, descriptor in zip(content["kept"], kept, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.umask(content["umask"])
     os.chdir(content["directory"])
     os.environ.clear()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine.errors import ApiError, invalid, not_found
 from estimators.local.engine.job import JobRecord
 from estimators.local.engine.job_runner import JobRunner
 from estimators.local.engine.listing import list_jobs
-from estimators.local.engine.opt_ml import remove_tree
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest, read_tags
 from estimators.local.engine.search import search_jobs

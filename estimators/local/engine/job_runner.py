@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import algorithm_error, loss_of_hosts, within_limit
 from estimators.hosts.opt_ml_tree import HostTree
+from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine import states
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync
@@ -25,7 +26,7 @@ from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job import Ending, JobRecord, StoppedError
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.objects import CancelledError, require_bucket
-from estimators.local.engine.opt_ml import lay_out, remove_tree
+from estimators.local.engine.opt_ml import lay_out
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.training import Training
 from estimators.local.executors import (

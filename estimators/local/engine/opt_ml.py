@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -34,20 +32,6 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
     config = root / "input" / "config"
     for name, content in _configuration(request, hosts, host, cluster).items():
         (config / f"{name}.json").write_text(json.dumps(content))
-
-
-def remove_tree(root: Path) -> None:
-    """Remove a tree, and directories in it that a program has closed even to its owner."""
-    try:
-        shutil.rmtree(root)
-    except FileNotFoundError:
-        return
-    except PermissionError:
-        for directory, names, _ in os.walk(root):
-            for path in (Path(directory, name) for name in names):
-                if not path.is_symlink():
-                    path.chmod(0o700)
-        shutil.rmtree(root)
 
 
 def _configuration(

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
+from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
 from estimators.local.executors.inherited import inherited_environment
 from estimators.local.executors.loopback import free_port, give_addresses
@@ -35,9 +36,11 @@ class ProcessExecutor:
 
     Args:
         isolated: Whether hosts get namespaces of their own. None tries it once, and warns if they are barred.
+        lifeline: Of the directory that the hosts write in: it stays open until each has ended.
     """
 
-    def __init__(self, *, isolated: bool | None = None) -> None:
+    def __init__(self, *, isolated: bool | None = None, lifeline: Lifeline | None = None) -> None:
+        self._lifeline = lifeline
         self._isolated = _namespaces_are_allowed() if isolated is None else isolated
 
     @property
@@ -65,7 +68,7 @@ class ProcessExecutor:
 
     def cluster(self, spec: ClusterSpec) -> ProcessCluster:
         """Prepare a cluster."""
-        return ProcessCluster(spec, isolated=self._isolated)
+        return ProcessCluster(spec, isolated=self._isolated, lifeline=self._lifeline)
 
 
 class ProcessCluster:
@@ -74,11 +77,13 @@ class ProcessCluster:
     Args:
         spec: The hosts.
         isolated: Whether they get namespaces of their own.
+        lifeline: Of the directory that they write in.
     """
 
     interface = "lo"
 
-    def __init__(self, spec: ClusterSpec, *, isolated: bool) -> None:
+    def __init__(self, spec: ClusterSpec, *, isolated: bool, lifeline: Lifeline | None = None) -> None:
+        self._keep = () if lifeline is None else (lifeline.fileno(),)
         self._roots = {host: root.absolute() for host, root in spec.roots.items()}
         self._isolated = isolated
         self._addresses = give_addresses(spec.roots)
@@ -131,6 +136,7 @@ class ProcessCluster:
                 mounts=host.mounts,
             ),
             serve,
+            keep=self._keep,
         )
 
     def __enter__(self) -> ProcessCluster:

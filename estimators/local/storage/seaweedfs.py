@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from estimators.local.api.signature import KeyPair
+from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.storage.private_directory import make_private
 from estimators.local.storage.seaweedfs_process import SeaweedFSProcess, find_program, write_configuration
@@ -40,18 +41,18 @@ class SeaweedFS:
         run: A directory that only this process's user may read.
         keys: What its S3 demands.
         isolated: Whether to run it in namespaces of its own, where they are allowed.
-        keep: Descriptors that stay open until it has ended.
+        lifeline: Of the directory that it runs in: it stays open until it has ended.
     """
 
     def __init__(
-        self, *, data: Path, run: Path, keys: KeyPair, isolated: bool = True, keep: tuple[int, ...] = ()
+        self, *, data: Path, run: Path, keys: KeyPair, isolated: bool = True, lifeline: Lifeline | None = None
     ) -> None:
         self._data = data
         self._directory = run / "seaweedfs"
         self._log = run / "seaweedfs.log"
         self._keys = keys
         self._isolated = isolated
-        self._keep = keep
+        self._lifeline = lifeline
         self._lock: IO[str] | None = None
         self._program = ""
         self._process: SeaweedFSProcess | None = None
@@ -138,7 +139,8 @@ class SeaweedFS:
                 directory=self._directory.absolute(),
                 log=log,
                 isolated=self._isolated,
-                keep=(self._lock.fileno(), *self._keep),
+                lock=self._lock,
+                lifeline=self._lifeline,
             )
 
     def _watch(self, ended: Callable[[str], None]) -> None:

@@ -19,10 +19,11 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from estimators.hosts.exit import Exit
 from estimators.local.api.signature import KeyPair
+from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import HostStartError, SupervisedProcess, SupervisedProgram
 from estimators.local.storage.certificates import write_certificates
@@ -75,14 +76,24 @@ class SeaweedFSProcess:
         directory: What `write_configuration` made.
         log: Where its output goes.
         isolated: Whether to run it in namespaces of its own, if they are allowed.
-        keep: Descriptors that stay open until it has ended.
+        lock: Stays open until it has ended.
+        lifeline: Stays open, too, and is told what it leaves outside its directory.
     """
 
     def __init__(
-        self, program: str, *, data: Path, directory: Path, log: BinaryIO, isolated: bool, keep: tuple[int, ...]
+        self,
+        program: str,
+        *,
+        data: Path,
+        directory: Path,
+        log: BinaryIO,
+        isolated: bool,
+        lock: IO[str],
+        lifeline: Lifeline | None,
     ) -> None:
         self._directory = directory
-        self._log, self._keep = log, keep
+        self._log = log
+        self._keep = (lock.fileno(),) if lifeline is None else (lock.fileno(), lifeline.fileno())
         self._binds = {str(_INSIDE / "weed"): program, str(_INSIDE / "data"): str(data), "/tmp": str(directory / "tmp")}  # noqa: S108
         self._ports = dict(zip(_COMPONENTS, range(18_000, 18_005), strict=True))
         self.isolated = isolated
@@ -99,6 +110,9 @@ class SeaweedFSProcess:
                 self.isolated = False
         if not self.isolated:
             self._ports = _free_ports()
+            if lifeline is not None:
+                for path in self.sockets_outside:
+                    lifeline.also_remove(path)
             self._process = self._start(program, directory, data)
 
     @property

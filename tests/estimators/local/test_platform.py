@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from botocore.exceptions import ClientError
 from estimators import Estimator
 from estimators.local import LocalSageMaker, running_jobs
 from estimators.local.errors import LocalPlatformError
+from tests.estimators.local.strangers import processes_of
 
 
 def test_needs_to_be_started():
@@ -105,8 +107,8 @@ def await_process(marker: str) -> None:
 
 PARENT = """if True:
     import json, os, sys, time
-    from estimators.local import LocalSageMaker, running_jobs
-    platform = LocalSageMaker(sys.argv[1]).start()
+    from estimators.local import LocalSageMaker
+    platform = LocalSageMaker(sys.argv[1], storage=(sys.argv[2:] or ["memory"])[0]).start()
     platform.boto_session.client("sagemaker").create_training_job(**json.loads(os.environ["REQUEST"]))
     heavy = [name for name in ("moto", "flask", "werkzeug", "sagemaker", "torch") if name in sys.modules]
     fork = os.fork()  # such as a data loader's worker: it holds every pipe of its parent, and lives on
@@ -151,13 +153,40 @@ def test_nothing_survives_a_parent_that_was_killed_while_it_started(storage, tmp
     started = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     while not list(tmp_path.glob("*/aws-config")):  # the server has been told what to do
         time.sleep(0.001)
-    (server,) = map(int, started.read_text().split())
+    children = [int(child) for child in started.read_text().split()]
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 30
-    while is_alive(server) or list(tmp_path.glob("smddp-local-*")):
+    while any(map(is_alive, children)) or list(tmp_path.glob("smddp-local-*")):
         assert time.monotonic() < deadline, list(tmp_path.iterdir())
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("storage", ["memory", pytest.param("disk", marks=pytest.mark.seaweedfs)])
+def test_nothing_survives_a_server_and_a_parent_that_were_killed_together(storage, job_request, tmp_path):
+    marker = f"4{uuid.uuid4().int % 10**8}"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "platform"), storage],
+        env={**os.environ, "REQUEST": json.dumps(job_request("long", f"sleep {marker} & wait"))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    told = json.loads(parent.stdout.readline())
+    try:
+        await_process(marker)
+        platform = [parent.pid, *processes_of(told["server"])]
+        os.kill(told["server"], signal.SIGKILL)
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 10
+        kept = {"storage"} if storage == "disk" else set()
+        while any(map(is_alive, platform)) or {path.name for path in (tmp_path / "platform").iterdir()} != kept:
+            assert time.monotonic() < deadline, list((tmp_path / "platform").rglob("*"))
+            time.sleep(0.05)
+    finally:
+        os.kill(told["fork"], signal.SIGKILL)
+        parent.stdout.close()
 
 
 def test_a_port_that_is_taken_is_an_error():
@@ -261,6 +290,40 @@ def test_the_sdk_uploads_code_to_the_disk(tmp_path):
         assert job.status == "Completed"
 
 
+@pytest.mark.seaweedfs
+def test_a_job_fails_with_the_reason_when_the_storage_is_given_up(job_request, tmp_path):
+    with LocalSageMaker(tmp_path, storage="disk", grace_seconds=1) as platform:
+        start_job(platform, job_request("long", "sleep 60"))
+        await_state(platform, "long", "Training")
+        killed: set[int] = set()
+        deadline = time.monotonic() + 30
+        while len(killed) < 4:
+            assert time.monotonic() < deadline
+            for storage in set(running(platform.server_pid, "/weed")) - killed:
+                killed.add(storage)
+                os.kill(storage, signal.SIGKILL)
+        await_end(platform, "long")
+        job = platform.boto_session.client("sagemaker").describe_training_job(TrainingJobName="long")
+        assert job["TrainingJobStatus"] == "Failed"
+        assert "SeaweedFS, which keeps the objects, ended with exit code 137, 4 times" in job["FailureReason"]
+
+
+def running(server: int, program: str) -> list[int]:
+    """The processes of a platform that run a program, by the end of its path."""
+    found = []
+    for process in processes_of(server):
+        with contextlib.suppress(OSError):  # it has ended
+            name = Path(f"/proc/{process}/cmdline").read_bytes().partition(b"\0")[0].decode()
+            found += [process] if name.endswith(program) else []
+    return found
+
+
+def await_state(platform, name: str, state: str) -> None:
+    client = platform.boto_session.client("sagemaker")
+    while client.describe_training_job(TrainingJobName=name)["SecondaryStatus"] != state:
+        time.sleep(0.05)
+
+
 def await_end(platform, name: str) -> None:
     client = platform.boto_session.client("sagemaker")
     while client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress":
@@ -273,4 +336,15 @@ def test_a_server_that_died_is_noticed_by_its_clients_and_cleaned_up(tmp_path):
     with pytest.raises(Exception, match="Could not connect"):
         platform.boto_session.client("s3").list_buckets()
     platform.stop()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tree_that_is_deeper_than_the_stack_ends_no_platform(job_request, tmp_path):
+    deep = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d; i=$((i + 1)); done; touch /opt/ml/made; sleep 60"
+    with LocalSageMaker(tmp_path) as platform:
+        start_job(platform, job_request("deep", f"cd /opt/ml/model; {deep}"))
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("smddp-local-*/jobs/deep/algo-1/made")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     assert not list(tmp_path.iterdir())

@@ -6,12 +6,13 @@ import logging
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.docker import docker_program
 from estimators.docker.docker_program import DockerError, docker
 from estimators.docker.mount import bind
+from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.docker.container import Container, create, not_started
 from estimators.local.executors.docker.container_reaper import LABEL
 from estimators.local.executors.docker.container_reaper_process import ContainerReaperProcess
@@ -31,14 +32,14 @@ class DockerCluster:
     Args:
         spec: The hosts.
         settings: Their limits.
-        directory: What is removed, too, if this process is gone before the cluster is left; None: nothing.
+        lifeline: Of the directory that they write in.
     """
 
     interface = "eth0"
 
-    def __init__(self, spec: ClusterSpec, settings: Docker, directory: Path | None = None) -> None:
+    def __init__(self, spec: ClusterSpec, settings: Docker, lifeline: Lifeline | None = None) -> None:
         self._spec = spec
-        self._directory = directory
+        self._lifeline = lifeline
         self._unsure = False
         self._settings = settings
         self._roots = {host: str(root.absolute()) for host, root in spec.roots.items()}
@@ -84,7 +85,7 @@ class DockerCluster:
         return Container(name, host.name, self._settings)
 
     def __enter__(self) -> DockerCluster:
-        self._reaper = ContainerReaperProcess(self._name, self._directory, self._spec.image, self._roots.values())
+        self._reaper = ContainerReaperProcess(self._name, self._lifeline, self._spec.image, self._roots.values())
         self._maker = ThreadPoolExecutor(1)  # it takes as long as bringing the input: both at once
         self._network = self._maker.submit(self._make_network)
         return self

@@ -1,26 +1,23 @@
 """The process that stands beside a cluster of containers, and removes them when nobody can start any more.
 
-It is a program of its own, ``python -I -S container_reaper.py DOCKER CLUSTER DIRECTORY [OWNER IMAGE MOUNT…]``, that
+It is a program of its own, ``python -I -S container_reaper.py DOCKER CLUSTER [OWNER IMAGE MOUNT…]``, that
 imports nothing of this project. Standard input is a pipe whose other end is open in the process that has the cluster,
 and in every docker command by which that makes something. Its end means that all of those are gone, in order or by
 SIGKILL. Any byte before it means that Docker may still be making something that it was asked for.
 
 Then the containers with the cluster's label go, and a line on standard output says so. What they wrote to the MOUNTs,
 all of them below `ROOTS`, as other users becomes OWNER's, which a container of IMAGE sees to, as only Docker is root; a
-line says that, or why it could not be done. Last the network goes. If nobody is there to read the lines, DIRECTORY
-goes, too: it was theirs.
+line says that, or why it could not be done. Last the network goes. It may have the lifeline of the directory that the
+containers write in, which then is not removed before all this is done: see ``directory_reaper.py``.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 LABEL = "smddp.cluster"
 ROOTS = "/roots"
@@ -35,7 +32,7 @@ _HAND_OVER_SECONDS = 3600.0
 """As long as a tree of very many files takes."""
 
 
-def main(docker: str, cluster: str, directory: str, owner: str = "", image: str = "", *mounts: str) -> None:
+def main(docker: str, cluster: str, owner: str = "", image: str = "", *mounts: str) -> None:
     """Wait for the end, and remove."""
     unsure = bool(sys.stdin.buffer.read())
     label = f"label={LABEL}={cluster}"
@@ -51,13 +48,9 @@ def main(docker: str, cluster: str, directory: str, owner: str = "", image: str 
         chown += ["--entrypoint", "chown", image, "-R", "-h", owner, ROOTS]
         _, problem = _run(chown, _HAND_OVER_SECONDS)
         heard = _say(f"{problem}" if problem else HANDED_OVER)
-    if not heard:
-        _remove_tree(directory)
     late = time.monotonic() + _LATE_SECONDS
     while _remove(*containers) and _remove(*networks) and (unsure or not heard) and time.monotonic() < late:
         time.sleep(_FIRST_PAUSE_SECONDS)
-    if heard and not _say("ended"):
-        _remove_tree(directory)
 
 
 def _remove(listing: list[str], removing: list[str]) -> bool:
@@ -109,17 +102,6 @@ def _say(line: str) -> bool:
     except BrokenPipeError:
         return False
     return True
-
-
-def _remove_tree(directory: str) -> None:
-    """Remove what is ours by now, also from directories that a program has closed to their owner."""
-    if not directory:
-        return
-    for parent, folders, _ in os.walk(directory):
-        for folder in (Path(parent, name) for name in folders):
-            if not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
-                folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

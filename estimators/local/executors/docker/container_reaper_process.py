@@ -14,6 +14,7 @@ from pathlib import Path
 
 from estimators.docker.docker_program import program
 from estimators.docker.mount import bind
+from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.docker.container_reaper import HANDED_OVER, REMOVED, ROOTS
 from estimators.local.executors.executor import HandOverError
 
@@ -30,19 +31,20 @@ class ContainerReaperProcess:
 
     Args:
         cluster: The label of what it removes.
-        directory: What it removes when this process is gone, too; None: nothing.
+        lifeline: Of the directory that the containers write in; it has it until it ends.
         image: An image of which a container can be made to hand over files.
         roots: Directories that belong to this process's user in the end.
     """
 
-    def __init__(self, cluster: str, directory: Path | None, image: str, roots: Iterable[str]) -> None:
+    def __init__(self, cluster: str, lifeline: Lifeline | None, image: str, roots: Iterable[str]) -> None:
         self._cluster = cluster
         self._hands_over = os.geteuid() != 0  # root may read what anyone wrote
         owner = [f"{os.geteuid()}:{os.getegid()}", image, *_mounts(roots)] if self._hands_over else []
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _PROGRAM, program(), cluster, str(directory or ""), *owner],
+            [sys.executable, "-I", "-S", _PROGRAM, program(), cluster, *owner],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pass_fds=[] if lifeline is None else [lifeline.fileno()],
             start_new_session=True,  # so that it outlives whatever ends this process
             cwd="/",
             bufsize=0,

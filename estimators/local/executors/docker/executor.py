@@ -6,8 +6,7 @@ hosts by the platform's names, and nothing of this process's environment.
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.docker import images
 from estimators.local.executors.docker.cluster import DockerCluster
 from estimators.local.executors.docker.settings import Docker
@@ -19,12 +18,13 @@ class DockerExecutor:
 
     Args:
         settings: Images and limits.
-        directory: The platform's own directory, removed with its containers if this process is killed; None: it stays.
+        lifeline: Of the directory that the containers write in: it stays open until they are removed, and what they
+            wrote as other users is handed over, also if this process is killed.
     """
 
-    def __init__(self, settings: Docker, *, directory: Path | None = None) -> None:
+    def __init__(self, settings: Docker, *, lifeline: Lifeline | None = None) -> None:
         self._settings = settings
-        self._directory = directory
+        self._lifeline = lifeline
 
     @property
     def cannot_mount(self) -> str:
@@ -42,4 +42,4 @@ class DockerExecutor:
 
     def cluster(self, spec: ClusterSpec) -> DockerCluster:
         """Prepare a cluster."""
-        return DockerCluster(spec, self._settings, self._directory)
+        return DockerCluster(spec, self._settings, self._lifeline)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimators.local.engine.hosts import name_hosts
-from estimators.local.engine.opt_ml import lay_out, remove_tree
+from estimators.local.engine.opt_ml import lay_out
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.executors import ClusterSpec, ProcessExecutor
 
@@ -117,30 +116,3 @@ def test_where_there_is_no_isolation_the_files_hold_addresses_and_real_paths(tmp
     config = made(tmp_path / "algo-1", parse(CheckpointConfig={"S3Uri": "s3://bucket/c"}), isolated=False)
     assert config["resourceconfig"]["current_host"] == config["addresses"]["algo-1"]
     assert config["checkpointconfig"]["LocalPath"] == str(tmp_path / "algo-1" / "checkpoints")
-
-
-def test_a_tree_with_closed_directories_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir(mode=0o500)
-    closed = tmp_path / "tree" / "a" / "b"
-    closed.mkdir(parents=True)
-    (closed / "file").touch()
-    (closed / "link").symlink_to(outside)
-    closed.chmod(0)
-    closed.parent.chmod(0o500)
-    remove, modes = shutil.rmtree, []
-
-    def remove_as_a_user(root: Path) -> None:
-        modes.append([path.stat().st_mode & 0o777 for path in (closed, closed.parent, outside)])
-        if modes[-1][0] == 0:
-            raise PermissionError
-        remove(root)
-
-    monkeypatch.setattr(shutil, "rmtree", remove_as_a_user)  # root, who may run this, is stopped by no mode
-    remove_tree(tmp_path / "tree")
-    assert modes == [[0, 0o500, 0o500], [0o700, 0o700, 0o500]]
-    assert not (tmp_path / "tree").exists()
-
-
-def test_a_tree_that_is_not_there_is_removed_already(tmp_path: Path) -> None:
-    remove_tree(tmp_path / "tree")

@@ -330,12 +330,14 @@ def program_with_a_cluster(job: str, image: str, home: Path, *then: str, script:
     return "\n".join(
         [
             "from pathlib import Path",
+            "from estimators.local.directory_reaper_process import DirectoryReaperProcess",
             "from estimators.local.executors import ClusterSpec, HandOverError, HostSpec",
             "from estimators.local.executors.docker import Docker, DockerExecutor",
             f"home = Path({str(home)!r})",
             f'spec = ClusterSpec(name={job!r}, image={image!r}, roots={{"algo-1": home / "jobs" / "root"}})',
             "def run():",
-            '    with DockerExecutor(Docker(), directory=home / "jobs").cluster(spec) as cluster:',
+            '    reaper = DirectoryReaperProcess(home / "jobs")',
+            "    with DockerExecutor(Docker(), lifeline=reaper.lifeline).cluster(spec) as cluster:",
             f'        argv = ("sh", "-c", {script!r})',
             '        host = cluster.start(HostSpec(name="algo-1", entrypoint=argv, environment={}))',
             "        print(host.output.readline().decode(), flush=True)",

@@ -21,7 +21,7 @@ def run_main(tmp_path: Path, script: str, word: bytes = b"", **constants: float)
         "reaper = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(reaper)\n"
         f"{settings}"
-        f"reaper.main({str(docker)!r}, 'cluster', '')\n"
+        f"reaper.main({str(docker)!r}, 'cluster')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], input=word, capture_output=True, check=True, timeout=60, cwd=tmp_path
@@ -35,7 +35,7 @@ LISTS_ONE = '[ "$1" = ps ] && [ -e made ] && echo one; [ "$1" = rm ] && rm made;
 def test_it_tries_again_until_docker_is_there(tmp_path: Path) -> None:
     (tmp_path / "made").touch()
     away = f"echo >> asked; [ $(wc -l < asked) -lt 4 ] && exit 1; {LISTS_ONE}"
-    assert run_main(tmp_path, away, _FIRST_PAUSE_SECONDS=0.01) == ["removed", "ended"]
+    assert run_main(tmp_path, away, _FIRST_PAUSE_SECONDS=0.01) == ["removed"]
     assert not (tmp_path / "made").exists()
 
 
@@ -47,7 +47,7 @@ def test_it_does_not_say_that_something_is_removed_that_is_not(tmp_path: Path) -
 def test_what_docker_may_make_too_late_is_removed(tmp_path: Path) -> None:
     late = f"echo >> asked; [ $(wc -l < asked) = 5 ] && touch made; {LISTS_ONE}"
     said = run_main(tmp_path, late, b"?", _FIRST_PAUSE_SECONDS=0.01, _LATE_SECONDS=1)
-    assert said == ["removed", "ended"]
+    assert said == ["removed"]
     assert len((tmp_path / "asked").read_text()) > 5
     assert not (tmp_path / "made").exists()
 
@@ -56,4 +56,4 @@ def test_a_docker_that_hangs_is_given_up_and_asked_again(tmp_path: Path) -> None
     (tmp_path / "made").touch()
     hangs = f"[ -e asked ] || {{ touch asked; exec sleep 50; }}; {LISTS_ONE}"
     said = run_main(tmp_path, hangs, _FIRST_PAUSE_SECONDS=0.01, _COMMAND_SECONDS=0.5)
-    assert said == ["removed", "ended"]
+    assert said == ["removed"]

@@ -1,0 +1,125 @@
+"""The process that stands beside a platform, and removes what is left of it when nothing of it runs any more.
+
+It is a program of its own, ``python -I -S directory_reaper.py DIRECTORY``, that imports nothing of this project.
+Standard input is a pipe whose other end, the lifeline, is open in every process that writes in the directory: the
+server, the supervisors of programs, the reapers of containers. Its end means that all of those are gone, in order or by
+SIGKILL. Each line before it is the path of something outside the directory that is to go, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def main(directory: str) -> None:
+    """Wait for the end, and remove."""
+    others = sys.stdin.read().splitlines()
+    for path in (directory, *others):
+        with contextlib.suppress(OSError):  # nobody is left to hear of it
+            remove_tree(Path(path))
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a file, or a directory and all in it, however deep, also what a program has closed to its owner.
+
+    What others remove meanwhile is no error, and no link is followed.
+
+    Raises:
+        OSError: Something could not be removed; all else is gone.
+    """
+    while not _remove(root):  # each time something more is gone
+        pass
+
+
+def _remove(root: Path) -> bool:
+    """Remove it; False if another process has removed the directory that was just emptied, and with it the way up."""
+    problem: OSError | None = None
+    try:
+        here = os.open(root.parent, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return True
+    # One descriptor at a time, and names instead of paths: a tree that is thousands of levels deep has too many of the
+    # former and too long ones of the latter. What is left to remove in each directory, down to `here`:
+    left = [(_identity(here), [root.name])]
+    while left:
+        names = left[-1][1]
+        if not names:
+            left.pop()
+            if left:
+                try:
+                    here = _go_up(here, left[-1][0])
+                except FileNotFoundError:
+                    return False
+                problem = _try(os.rmdir, left[-1][1].pop(), here) or problem
+            continue
+        error = _try(os.unlink, names[-1], here)
+        if isinstance(error, IsADirectoryError):
+            try:
+                here, inside = _go_down(here, names[-1])
+            except FileNotFoundError:
+                error = None
+            except OSError as closed:
+                error = closed
+            else:
+                left.append((_identity(here), inside))
+                continue
+        problem = error or problem
+        names.pop()
+    os.close(here)
+    if problem is not None:
+        raise problem
+    return True
+
+
+def _try(remove: Callable[..., None], name: str, parent: int) -> OSError | None:
+    """Remove one entry; what went wrong, unless it is gone already."""
+    try:
+        remove(name, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _go_down(here: int, name: str) -> tuple[int, list[str]]:
+    """Open a directory, to ourselves too if it is ours and closed; what is in it."""
+    there = os.open(name, _PLACE, dir_fd=here)
+    try:
+        found = os.fstat(there)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:
+            Path(f"/proc/self/fd/{there}").chmod(0o700)
+        inside = [entry.name for entry in Path(f"/proc/self/fd/{there}").iterdir()]
+    except BaseException:
+        os.close(there)
+        raise
+    os.close(here)
+    return there, inside
+
+
+def _go_up(here: int, parent: tuple[int, int]) -> int:
+    """Return to the directory that we came from; if something has moved the tree, ``..`` is another one."""
+    try:
+        above = os.open("..", _PLACE, dir_fd=here)
+    finally:
+        os.close(here)
+    if _identity(above) != parent:
+        os.close(above)
+        raise OSError(errno.ESTALE, "a directory was moved away while it was removed")
+    return above
+
+
+def _identity(place: int) -> tuple[int, int]:
+    found = os.fstat(place)
+    return found.st_dev, found.st_ino
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,70 @@
+"""The handle on the process that removes a platform's directory, and the lifeline by which it knows when."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_PROGRAM = str(Path(__file__).with_name("directory_reaper.py"))
+
+
+class Lifeline:
+    """An end of the pipe that keeps the reaper waiting: it is open in each process that writes in the directory.
+
+    Args:
+        descriptor: The pipe's end for writing.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # only whoever is handed it on purpose is to have it
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def also_remove(self, path: Path) -> None:
+        """Have something outside the directory removed, too, whether or not it is there yet."""
+        os.write(self._descriptor, os.fsencode(path) + b"\n")
+
+    def close(self) -> None:
+        """Let go."""
+        os.close(self._descriptor)
+
+
+class DirectoryReaperProcess:
+    """A process that removes a directory once nobody has its lifeline any more.
+
+    Args:
+        directory: It need not be there yet: where the reaper comes first, no SIGKILL comes too early to be cleaned up.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        waiting, descriptor = os.pipe()
+        self.lifeline = Lifeline(descriptor)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", _PROGRAM, str(directory)],
+                stdin=waiting,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # so that it outlives whatever ends this process
+                cwd="/",
+            )
+        finally:
+            os.close(waiting)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it has ended within some seconds, and so everybody who had the lifeline."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
