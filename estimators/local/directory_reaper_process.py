@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _PROGRAM = str(Path(__file__).with_name("directory_reaper.py"))
@@ -27,7 +28,8 @@ class Lifeline:
 
     def also_remove(self, path: Path) -> None:
         """Have something outside the directory removed, too, whether or not it is there yet."""
-        os.write(self._descriptor, os.fsencode(path) + b"\n")
+        with suppress(BrokenPipeError):  # the reaper was killed: what ends in order removes it by itself
+            os.write(self._descriptor, os.fsencode(path) + b"\n")
 
     def close(self) -> None:
         """Let go."""

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 
@@ -31,3 +32,11 @@ def test_programs_that_are_not_handed_the_lifeline_do_not_have_it(tmp_path):
     assert not os.get_inheritable(descriptor)
     reaper.lifeline.close()
     assert reaper.wait(10)
+
+
+def test_a_reaper_that_was_killed_hinders_nobody(tmp_path):
+    reaper = DirectoryReaperProcess(tmp_path / "directory")
+    os.kill(reaper.pid, signal.SIGKILL)
+    assert reaper.wait(10)
+    reaper.lifeline.also_remove(tmp_path / "socket")
+    reaper.lifeline.close()
