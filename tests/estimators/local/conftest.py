@@ -1,5 +1,8 @@
 import fcntl
+import shutil
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +39,15 @@ def job_request(platform):
         }
 
     return make
+
+
+@pytest.fixture
+def open_directory():
+    """A directory that everybody may enter, unlike pytest's own."""
+    directory = Path(tempfile.mkdtemp(prefix="smddp-test-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture

@@ -61,10 +61,8 @@ CLOSED_TREE = """if True:
 
 
 @needs_root  # who is stopped by no mode, and so has to become another user
-def test_a_tree_with_directories_that_are_closed_to_their_owner_is_removed(tmp_path):
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(directory.stat().st_mode | 0o011)
-    mine = tmp_path / "mine"
+def test_a_tree_with_directories_that_are_closed_to_their_owner_is_removed(open_directory):
+    mine = open_directory / "mine"
     mine.mkdir(mode=0o300)
     os.chown(mine, STRANGER, STRANGER)
     place = str(Path(directory_reaper.__file__).parent)
