@@ -125,6 +125,13 @@ class TestsPass:
 
 _CHECKPOINT = "tests/smddp/checkpoint"
 
+
+def kill_platforms(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.platform_kills import kill_platforms
+
+    return (kill_platforms(kills=count, seed=seed, directory=directory),)
+
+
 FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
     Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
@@ -166,6 +173,13 @@ FORMS = (
         option="interruptions",
         count=200,
         run=change_ranks,
+    ),
+    Form(
+        promises=("R13",),
+        title="SIGKILL takes any process of a local platform",
+        option="platform-kills",
+        count=20,
+        run=kill_platforms,
     ),
     Form(promises=("R11",), title="what it costs training", option="measurements", count=3, run=cost),
 )

@@ -41,6 +41,14 @@ def test_stopped_and_killed_at_other_numbers_of_ranks_a_job_takes_every_sample_o
 
 
 @pytest.mark.slow
+@pytest.mark.seaweedfs
+@pytest.mark.namespaces
+def test_whichever_process_of_a_platform_is_killed_nothing_of_it_is_left() -> None:
+    told = torture("tests.torture.platform_kills", "--kills", "1", "--seed", "1")
+    assert "done=13, unit='kills'" in told
+
+
+@pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
     # The machine is shared with all the other tests: one thread, which waits for no other, and twice the bound.
     found = measure(tmp_path, megabytes=100, loops=0, threads=1)
