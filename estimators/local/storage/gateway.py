@@ -2,7 +2,8 @@
 
 The SageMaker SDK uploads code with ``ServerSideEncryption: aws:kms`` and no key, which on AWS means AWS's own key.
 SeaweedFS knows no such key and refuses. Objects here lie on the user's own disk: the wish is dropped, and the request
-signed anew, after its own signature was checked. Any other request SeaweedFS checks itself, unchanged.
+signed anew, after its own signature was checked. Any other request SeaweedFS checks itself, unchanged. No body is held:
+that it is the one that was signed for is SeaweedFS's to check in either case.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import re
 import socket
 import threading
 from collections.abc import Callable
-from hashlib import sha256
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, BinaryIO
+from http.server import HTTPServer
+from io import BufferedIOBase
+from typing import Any
 from xml.sax.saxutils import escape
 
+from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.signature import KeyPair, Request, SignatureError, sign_without, verify
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage.socket_connection import SocketConnection
@@ -43,8 +45,7 @@ class Gateway:
     ) -> None:
         handler = type("Handler", (_Handler,), {"upstream": staticmethod(connect), "keys": keys})
         self._address = address
-        self._server = ThreadingHTTPServer((address, port), handler)
-        self._server.daemon_threads = True
+        self._server = _Server((address, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="s3-gateway", daemon=True)
 
     @property
@@ -63,25 +64,28 @@ class Gateway:
         self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Server(BoundedServer, HTTPServer):
+    """An HTTP server, within bounds."""
+
+
+class _Handler(BoundedHandler):
     protocol_version = "HTTP/1.1"
     upstream: Callable[[], socket.socket]
     keys: KeyPair
 
     def _pass_on(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        length = int(headers.get("content-length", 0))
-        body: BinaryIO | bytes = self.rfile  # type: ignore[assignment]
+        announced = headers.get("content-length", "0")
+        if re.fullmatch("[0-9]{1,18}", announced, re.ASCII) is None:
+            return self._refuse(400, "InvalidRequest", f"Content-Length: {announced[:40]!r} is no number of bytes.")
+        length = int(announced)
         if "origin" in headers or "transfer-encoding" in headers:
-            self.close_connection = True
             return self._refuse(403, "AccessDenied", "Requests from web pages, or without a length, are refused.")
         if "authorization" not in headers and _SIGNED_QUERY.search(self.path) is None:
-            self.close_connection = True
             return self._refuse(403, "AccessDenied", "The request is not signed.")
         if headers.get(_ENCRYPTION, "AES256") != "AES256" and "authorization" in headers:
-            body = self.rfile.read(length)
             try:
-                headers = self._without_encryption(headers, body)
+                headers = self._without_encryption(headers)
             except SignatureError as error:
                 return self._refuse(403, error.code, str(error))
         upstream = SocketConnection(self.upstream)
@@ -91,10 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
                 if name not in _OWN_BUSINESS:
                     upstream.putheader(name, value)
             upstream.endheaders()
-            _copy(body, upstream, length)
+            _copy(self.rfile, upstream, length)
             self._answer(upstream.getresponse())
         except StorageEndedError as error:
-            self.close_connection = True
             self._refuse(503, "ServiceUnavailable", f"{error}\nStart the local platform again.")
         except (OSError, HTTPException) as error:
             self.close_connection = True
@@ -104,11 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815 - http.server's names
 
-    def _without_encryption(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
+    def _without_encryption(self, headers: dict[str, str]) -> dict[str, str]:
         path, _, query = self.path.partition("?")
-        request = Request(
-            method=self.command, path=path, query=query, headers=headers, body_sha256=sha256(body).hexdigest
-        )
+        stated = headers.get("x-amz-content-sha256", "")
+        request = Request(method=self.command, path=path, query=query, headers=headers, body_sha256=lambda: stated)
         verify(request, self.keys)
         dropped = {name for name in headers if name.startswith(_ENCRYPTION)}
         kept = {name: value for name, value in headers.items() if name not in dropped}
@@ -130,9 +132,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(piece)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Say no as S3 does."""
+        """Say no as S3 does, and end the connection: what may follow of a body is not waited for."""
+        self.close_connection = True
         content = f"<Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error>".encode()
         self.send_response(status)
+        self.send_header("Connection", "close")
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -143,10 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing of requests: the platform's log is for what goes wrong."""
 
 
-def _copy(body: BinaryIO | bytes, upstream: HTTPConnection, length: int) -> None:
-    if isinstance(body, bytes):
-        upstream.send(body)
-        return
+def _copy(body: BufferedIOBase, upstream: HTTPConnection, length: int) -> None:
     while length > 0 and (piece := body.read(min(_PIECE, length))):
         upstream.send(piece)
         length -= len(piece)

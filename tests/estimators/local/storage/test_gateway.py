@@ -8,9 +8,13 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 import urllib3
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
+from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.api.signature import KeyPair, Request, SignatureError, verify
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage import Gateway
@@ -115,6 +119,44 @@ def test_a_presigned_url_needs_no_more(gateway, upstream):
     urllib3.request("GET", client(gateway).generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"}))
     ((path, _, _),) = upstream[0]
     assert path.startswith("/b/k?")
+
+
+def test_a_stranger_is_refused_before_the_body_comes(gateway, upstream):
+    stranger = KeyPair(access_key=KEYS.access_key, secret_key="guessed")
+    signed = sign(stranger, urlsplit(gateway.endpoint_url).netloc)
+    connection = HTTPConnection(urlsplit(gateway.endpoint_url).netloc, timeout=10)
+    connection.putrequest("PUT", "/b/k", skip_host=True, skip_accept_encoding=True)
+    for name, value in {**signed, "Content-Length": str(5 << 30)}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    assert upstream[0] == []
+
+
+def sign(keys: KeyPair, host: str) -> dict[str, str]:
+    """The headers of a PUT to /b/k with a wish for encryption."""
+    request = AWSRequest("PUT", f"http://{host}/b/k", {"Host": host, "x-amz-server-side-encryption": "aws:kms"})
+    S3SigV4Auth(Credentials(keys.access_key, keys.secret_key), "s3", "us-east-1").add_auth(request)
+    return dict(request.headers)
+
+
+@pytest.mark.parametrize("length", ["-1", "many", "1e3"])
+def test_a_length_that_is_none_is_refused(gateway, upstream, length):
+    connection = HTTPConnection(urlsplit(gateway.endpoint_url).netloc, timeout=10)
+    connection.putrequest("PUT", "/b/k")
+    connection.putheader("Content-Length", length)
+    connection.endheaders()
+    assert connection.getresponse().status == 400
+
+
+def test_idle_connections_give_way_to_new_ones(gateway, upstream):
+    address = urlsplit(gateway.endpoint_url)
+    idle = [socket.create_connection((address.hostname, address.port), 10) for _ in range(MAX_CONNECTIONS + 10)]
+    client(gateway).put_object(Bucket="b", Key="k", Body=b"x")
+    assert len(upstream[0]) == 1
+    assert idle[0].recv(1) == b""
+    for connection in idle:
+        connection.close()
 
 
 def test_a_web_page_is_refused(gateway, upstream):
