@@ -79,13 +79,17 @@ def up(directory: Path) -> Iterator[list[str]]:
     )
     assert process.stdout is not None
     lines = []
-    while not lines or "role" not in lines[-1]:
-        lines.append(process.stdout.readline())
-        assert lines[-1], lines
-    yield lines
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
-    process.stdout.close()
+    try:
+        while not lines or "role" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
+        yield lines
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def in_shell(script: str) -> list[str]:
