@@ -120,13 +120,14 @@ def kill(target: Target, storage: str, home: Path, seconds: float) -> list[str]:
         return all(any(word in line for line in lines) for word in target.words)
 
     def left() -> list[str]:
-        kept = home / "platform" / "storage"
+        platform = home / "platform"
+        kept = {platform / "storage", platform / "access"}  # the latter by intent: for the next one there
         every = [Path(parent, name) for parent, *names in os.walk(home) for name in (*names[0], *names[1])]
-        paths = [path for path in every if kept not in (path, *path.parents) and path != kept.parent]
+        paths = [path for path in every if path != platform and not kept & {path, *path.parents}]
         return [
             *(f"the process {line}" for line in _processes(home).values()),
             *(f"the path {path}" for path in paths),
-            *(f"the secret in {path}" for path in every if _holds(path, secret)),
+            *(f"the secret in {path}" for path in paths if _holds(path, secret)),
             *(f"the socket {path}" for path in sockets if path.exists()),
             *(f"the mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if f"{home}/" in line),
         ]
