@@ -5,7 +5,6 @@ Whatever the caller's own environment and ~/.aws say, neither leads to real AWS.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,19 +14,12 @@ from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.credentials import Credentials
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.httpsession import URLLib3Session
 
 from estimators.local.api.signature import KeyPair
 
 ACCOUNT_ID = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT_ID}:role/SmddpLocal"
-
-_ANSWER_SECONDS = 10
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -48,34 +40,6 @@ class Access:
     def endpoint_of(self, service: str) -> str:
         """Where requests to an AWS service (boto3's name for it) go."""
         return self.s3_endpoint_url if service == "s3" else self.endpoint_url
-
-    def ask(self, operation: str, request: Mapping[str, Any], *, service: str = "SageMaker") -> dict[str, Any]:
-        """Call an operation on training jobs, without the seconds that a client of SageMaker's takes to be made.
-
-        Raises:
-            botocore.exceptions.ClientError: The platform refuses it.
-            botocore.exceptions.BotoCoreError: The platform does not answer.
-        """
-        message = AWSRequest(
-            method="POST",
-            url=self.endpoint_url,
-            data=json.dumps(request).encode(),
-            headers={"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": f"{service}.{operation}"},
-        )
-        SigV4Auth(Credentials(self.keys.access_key, self.keys.secret_key), "sagemaker", self.region).add_auth(message)
-        response = URLLib3Session(proxies={}, timeout=_ANSWER_SECONDS).send(message.prepare())
-        answer: dict[str, Any] = json.loads(response.content or b"{}")
-        if response.status_code != 200:
-            raise ClientError({"Error": {"Code": answer["__type"], "Message": answer["message"]}}, operation)
-        return answer
-
-    def answers(self) -> bool:
-        """Whether the platform runs, and takes these keys."""
-        try:
-            self.ask("ListTrainingJobs", {"MaxResults": 1})
-        except (BotoCoreError, ClientError, ValueError):  # nobody, or another program, or another platform
-            return False
-        return True
 
     def boto_session(self) -> boto3.Session:
         """A boto3 session all of whose clients and resources talk to the local platform."""
@@ -161,10 +125,10 @@ def bypassed_hosts(environment: Mapping[str, str]) -> frozenset[str]:
 
 
 class PlatformSession(boto3.Session):
-    """A boto3 session that can reach nothing but one platform of this program's."""
+    """A boto3 session whose clients reach one local platform, and nothing else."""
 
     ends_with_program = True
-    """Its jobs do not outlive the program, as those on AWS do."""
+    """The platform's jobs end with this program; jobs on AWS go on."""
 
 
 class _LocalSession(botocore.session.Session):

@@ -6,9 +6,9 @@ Whoever knows the keys runs code as the platform's user. What lies here is read 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
-import stat
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +16,10 @@ from urllib.parse import urlsplit
 from estimators.local.access import Access
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
+from estimators.local.private_directory import is_locked, require_private
+from estimators.local.signed_request import answers
+
+logger = logging.getLogger(__name__)
 
 _FILE = "access.json"
 
@@ -32,20 +36,33 @@ class KeptAccess:
         self.directory = platform / "access"
 
     def read(self) -> Access | None:
-        """How the platform here is reached, or was when it ran last; None if none ever ran.
+        """The addresses and keys of the platform that ran here last, or runs; None if none ever did.
 
         Raises:
             LocalPlatformError: Somebody else could have written it, or it is no such file.
         """
         path = self.directory / _FILE
         try:
-            self._require_own()
+            for each in (self.directory, path):
+                require_private(each)
             fields = json.loads(path.read_text())
             return Access(**{**fields, "keys": KeyPair(**fields["keys"])})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise LocalPlatformError(f"{path} can't be read: {error}. Remove it: new keys are made then.") from error
+
+    def read_running(self) -> Access | None:
+        """The addresses and keys of the platform that runs here now; None if none does.
+
+        What answers there is not asked alone: another user's program could answer. Who holds the objects is ours.
+
+        Raises:
+            LocalPlatformError: As `read` does.
+        """
+        access = self.read()
+        runs = access is not None and is_locked(self.directory.parent / "storage") and answers(access)
+        return access if runs else None
 
     def write(self, access: Access) -> None:
         """Keep it, readable by this user alone."""
@@ -61,30 +78,21 @@ class KeptAccess:
             LocalPlatformError: It is not.
         """
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        self._require_own()
-
-    def _require_own(self) -> None:
-        for path in (self.directory, self.directory / _FILE):
-            try:
-                status = path.lstat()
-            except FileNotFoundError:
-                if path == self.directory:
-                    raise
-                continue
-            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 or stat.S_ISLNK(status.st_mode):
-                raise LocalPlatformError(
-                    f"{path} must be yours, and nobody else's to read or write, for keys are in it. Remove it, or "
-                    "choose another directory."
-                )
+        require_private(self.directory)
 
 
-def free_port_of(endpoint_url: str) -> int:
-    """The port of an address on this machine if it can be had again, else 0, which stands for any."""
+def port_again(endpoint_url: str) -> int:
+    """The port of an address on this machine if it can be had again; else, with a warning, 0, which stands for any."""
     port = urlsplit(endpoint_url).port or 0
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: its old connections may linger
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
+            logger.warning(
+                "another program listens on port %d now, where this platform was: shells that were told so must be "
+                "told anew, by smddp local env",
+                port,
+            )
             return 0
     return port

@@ -16,8 +16,10 @@ from estimators.local.access import ROLE, Access
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
-from estimators.local.kept_access import KeptAccess, free_port_of
+from estimators.local.kept_access import KeptAccess, port_again
+from estimators.local.private_directory import require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
+from estimators.local.signed_request import ask
 
 if TYPE_CHECKING:
     import boto3
@@ -80,13 +82,15 @@ class LocalSageMaker:
         """Start the platform, and return once it answers.
 
         Raises:
-            LocalPlatformError: It is running already, or could not start; no Docker engine answers, if it needs one.
+            LocalPlatformError: It is running already, or could not start; no Docker engine answers, if it needs one;
+                others could replace what lies in its directory.
         """
         if self._server is not None:
             raise LocalPlatformError("The local platform is running already.")
         kept, earlier = None, None
         if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            require_unshared(self._directory)
             if self._storage == "disk":
                 kept = KeptAccess(self._directory)
                 kept.make()
@@ -99,15 +103,19 @@ class LocalSageMaker:
                 storage_directory=str(on_disk) if self._storage == "disk" else None,
                 client_directory=str(kept.directory if kept is not None else directory),
                 region=self._region,
-                port=self._port or (free_port_of(earlier.endpoint_url) if earlier is not None else 0),
-                s3_port=free_port_of(earlier.s3_endpoint_url) if earlier is not None else 0,
+                port=self._port or (port_again(earlier.endpoint_url) if earlier is not None else 0),
+                s3_port=port_again(earlier.s3_endpoint_url) if earlier is not None else 0,
                 grace_seconds=self._grace_seconds,
                 docker=self._docker,
                 keys=earlier.keys if earlier is not None else KeyPair.random(),
             )
         )
         if kept is not None:
-            kept.write(self._server.access)
+            try:
+                kept.write(self._server.access)
+            except OSError:  # a full disk
+                self.stop()
+                raise
         return self
 
     def stop(self) -> None:
@@ -183,7 +191,7 @@ class LocalSageMaker:
         Raises:
             botocore.exceptions.ClientError: There is no such job, or it can't be interrupted.
         """
-        self._access.ask("InterruptTrainingJob", {"TrainingJobName": job_name}, service="SmddpLocal")
+        ask(self._access, "InterruptTrainingJob", {"TrainingJobName": job_name}, service="SmddpLocal")
 
     @property
     def _running(self) -> ServerProcess:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from estimators.local.access import Access
+from estimators.local.signed_request import ask
 
 logger = logging.getLogger(__name__)
 
@@ -30,50 +32,61 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
     """
     try:
         names = _running(access)
-        if not names:
-            return
-        listed = ", ".join(names)
-        if grace_seconds is None:
-            logger.warning(
-                "the local platform ends, and %s with it, unfinished. Its objects were in memory: no checkpoint is "
-                "left. LocalSageMaker(directory, storage='disk') keeps them",
-                listed,
-            )
-            return
+    except (BotoCoreError, ClientError, ValueError) as error:
+        logger.debug("the local platform does not answer: %s", error)
+        return
+    if not names:
+        return
+    listed = ", ".join(names)
+    if grace_seconds is None:
         logger.warning(
-            "the local platform ends: %s may save a checkpoint, for %.0f s at most. Ctrl-C ends it at once",
+            "the local platform ends, and %s with it, unfinished. Its objects were in memory: no checkpoint is left. "
+            "LocalSageMaker(directory, storage='disk') keeps them",
             listed,
-            grace_seconds,
         )
+        return
+    logger.warning(
+        "the local platform ends: %s may save a checkpoint, for %.0f s at most. Ctrl-C ends it at once",
+        listed,
+        grace_seconds,
+    )
+    try:
         _stop(access, names)
         deadline = time.monotonic() + grace_seconds + _UPLOAD_SECONDS
         while (left := _running(access)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         for name in names:
             _tell(access, name, in_time=name not in left)
-    except BotoCoreError as error:
-        logger.debug("the local platform does not answer: %s", error)
+    except (BotoCoreError, ClientError, ValueError) as error:
+        logger.error(
+            "the newest checkpoints of %s may be missing: the local platform does not answer: %s", listed, error
+        )
 
 
 def _running(access: Access) -> list[str]:
     names = []
     for status in ("InProgress", "Stopping"):
-        page = access.ask("ListTrainingJobs", {"StatusEquals": status, "MaxResults": 100})
-        names += [job["TrainingJobName"] for job in page["TrainingJobSummaries"]]
+        request: dict[str, Any] = {"StatusEquals": status, "MaxResults": 100}
+        while True:
+            page = ask(access, "ListTrainingJobs", request)
+            names += [job["TrainingJobName"] for job in page["TrainingJobSummaries"]]
+            if not (token := page.get("NextToken")):
+                break
+            request["NextToken"] = token
     return sorted(names)
 
 
 def _stop(access: Access, names: list[str]) -> None:
     for name in names:
         with suppress(ClientError):  # it has ended meanwhile
-            access.ask("StopTrainingJob", {"TrainingJobName": name})
+            ask(access, "StopTrainingJob", {"TrainingJobName": name})
 
 
 def _tell(access: Access, name: str, *, in_time: bool) -> None:
     if not in_time:
         logger.error("%s did not end in time, and is killed: its newest checkpoint may be missing", name)
         return
-    job = access.ask("DescribeTrainingJob", {"TrainingJobName": name})
+    job = ask(access, "DescribeTrainingJob", {"TrainingJobName": name})
     uri = job.get("CheckpointConfig", {}).get("S3Uri")
     where = f"its checkpoints are in {uri}" if uri else "it had no checkpoint_s3_uri: it begins anew"
     logger.warning("%s is %s; %s", name, job["TrainingJobStatus"], where)

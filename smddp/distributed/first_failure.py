@@ -34,8 +34,8 @@ _HEED_SECONDS = 10.0
 
 _NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
 _ENDED_WELL = (
-    "Rank {} of {} ended with exit code {} while others trained on: all ranks must take the same number of steps, "
-    "and leave the loop together."
+    "Another rank ended without a word. Rank {} of {} had ended before, with exit code {}: did it leave the loop while "
+    "others trained on? All ranks must take the same number of steps."
 )
 _NO_ANSWER = (
     "Another rank did not come to a collective in time; is it slow, stopped or in another part of the script? "

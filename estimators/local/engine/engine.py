@@ -127,7 +127,7 @@ class Engine:
     def fail(self, reason: str) -> None:
         """End all jobs that run as Failed: what they need of the platform is gone."""
         for job in self._all():
-            job.input_failed(f"InternalServerError: {reason}")
+            job.platform_failed(f"InternalServerError: {reason}")
 
     def close(self) -> None:
         """End all jobs at once, saving nothing, and remove their directories."""

@@ -69,7 +69,7 @@ class JobRecord:
         self._hosts = 0
         self._exits: dict[str, Exit] = {}
         self._ending: Ending | None = None
-        self._input_failure: str | None = None
+        self._platform_failure: str | None = None
         self._stopped_as = states.STOPPED
 
     @property
@@ -78,9 +78,9 @@ class JobRecord:
         return self.request.name
 
     @property
-    def input_failure(self) -> str | None:
-        """Why the job's data could not be sent, if that is how it ends."""
-        return self._input_failure
+    def platform_failure(self) -> str | None:
+        """What the platform could not do for the job any more, such as send its data, if that is how it ends."""
+        return self._platform_failure
 
     @property
     def closed(self) -> bool:
@@ -181,7 +181,7 @@ class JobRecord:
         with self._changed:
             self._exits[host] = end
             if end.lost and self.request.spot:
-                if self._ending is Ending.FAILED and self._input_failure is None:
+                if self._ending is Ending.FAILED and self._platform_failure is None:
                     self._ending = None
                 self._decide(Ending.LOST)
             elif end.code:
@@ -190,11 +190,11 @@ class JobRecord:
                 self._decide(Ending.DONE)
             self._changed.notify_all()
 
-    def input_failed(self, reason: str) -> None:
-        """The platform can't go on sending the job's data."""
+    def platform_failed(self, reason: str) -> None:
+        """The platform can't go on with the job: its data can't be sent, or its storage is gone."""
         with self._changed:
             if self._ending is None:
-                self._input_failure = reason
+                self._platform_failure = reason
                 self._decide(Ending.FAILED)
 
     def await_ending(self) -> Ending:

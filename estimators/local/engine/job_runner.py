@@ -110,7 +110,7 @@ class JobRunner:
             hosts,
             trees,
             cannot_mount=lambda: self._platform.executor.cannot_mount,
-            failed=self._job.input_failed,
+            failed=self._job.platform_failed,
             say=lambda host, line: logs[host].say(line),
         )
         try:
@@ -181,7 +181,7 @@ class JobRunner:
     def _explain(
         self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: HostInputs
     ) -> str:
-        if sending := self._job.input_failure:
+        if sending := self._job.platform_failure:
             return within_limit(sending)
         if lost := loss_of_hosts(exits):
             spot = f" {IN_VAIN}" if self._request.spot else ""

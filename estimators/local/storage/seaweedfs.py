@@ -19,7 +19,7 @@ from typing import IO
 from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import LocalPlatformError, StorageEndedError
-from estimators.local.storage.private_directory import make_private
+from estimators.local.private_directory import make_private
 from estimators.local.storage.seaweedfs_process import SeaweedFSProcess, find_program, write_configuration
 from estimators.local.storage.socket_connection import SocketConnection
 

@@ -26,8 +26,8 @@ from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import HostStartError, SupervisedProcess, SupervisedProgram
+from estimators.local.private_directory import PRIVATE
 from estimators.local.storage.certificates import write_certificates
-from estimators.local.storage.private_directory import PRIVATE
 
 logger = logging.getLogger(__name__)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from estimators.local.access import Access
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
-from estimators.local.kept_access import KeptAccess, free_port_of
+from estimators.local.kept_access import KeptAccess, port_again
+from estimators.local.private_directory import LOCK
 
 ACCESS = Access(
     endpoint_url="http://127.0.0.1:1", s3_endpoint_url="http://127.0.0.1:2", keys=KeyPair.random(), region="eu-west-1"
@@ -63,5 +68,40 @@ def test_what_somebody_else_can_have_written_is_not_believed(kept: KeptAccess, n
 def test_a_port_that_is_taken_is_not_asked_for_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert free_port_of(f"http://127.0.0.1:{port}") == 0
-    assert free_port_of(f"http://127.0.0.1:{port}") == port
+        assert port_again(f"http://127.0.0.1:{port}") == 0
+    assert port_again(f"http://127.0.0.1:{port}") == port
+
+
+class _Stranger(BaseHTTPRequestHandler):
+    answer: tuple[int, bytes]
+
+    def do_POST(self) -> None:
+        self.send_response(self.answer[0])
+        self.send_header("Content-Length", str(len(self.answer[1])))
+        self.end_headers()
+        self.wfile.write(self.answer[1])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize(
+    "answer",
+    [(200, b"{}"), (404, b'{"error": "no"}'), (200, b"[]"), (200, b"hello"), (200, b'{"TrainingJobSummaries": []}')],
+)
+def test_another_users_program_at_the_address_is_no_platform(
+    kept: KeptAccess, answer: tuple[int, bytes], holds: bool
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Stranger,), {"answer": answer})) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        access = replace(ACCESS, endpoint_url=f"http://127.0.0.1:{server.server_port}")
+        kept.write(access)
+        storage = kept.directory.parent / "storage"
+        storage.mkdir()
+        with (storage / LOCK).open("w") as lock:
+            if holds:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            expected = access if holds and b"Summaries" in answer[1] else None
+            assert kept.read_running() == expected
+        server.shutdown()

@@ -165,7 +165,7 @@ def test_the_loss_of_another_jobs_host_fails_it() -> None:
 
 def test_a_loss_does_not_excuse_data_that_could_not_be_sent() -> None:
     job = training(spot=True)
-    job.input_failed("no such object")
+    job.platform_failed("no such object")
     job.host_ended("algo-2", Exit(code=137, lost="killed"))
     assert job.end_training()[0] is Ending.FAILED
 

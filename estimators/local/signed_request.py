@@ -1,0 +1,58 @@
+"""One signed request to the platform, without the second that a client of SageMaker's takes to be made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.httpsession import URLLib3Session
+
+from estimators.local.access import Access
+
+_ANSWER_SECONDS = 10
+
+
+def ask(access: Access, operation: str, request: Mapping[str, Any], *, service: str = "SageMaker") -> dict[str, Any]:
+    """Call an operation on training jobs.
+
+    Args:
+        access: Where the platform is, and its keys.
+        operation: AWS's name of it, such as ``ListTrainingJobs``.
+        request: Its members.
+        service: The prefix of the operation's name; the platform's own operations have ``SmddpLocal``.
+
+    Raises:
+        botocore.exceptions.ClientError: The platform refuses it.
+        botocore.exceptions.BotoCoreError: Nobody answers.
+        ValueError: Another program answers.
+    """
+    message = AWSRequest(
+        method="POST",
+        url=access.endpoint_url,
+        data=json.dumps(request).encode(),
+        headers={"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": f"{service}.{operation}"},
+    )
+    keys = Credentials(access.keys.access_key, access.keys.secret_key)
+    SigV4Auth(keys, "sagemaker", access.region).add_auth(message)
+    response = URLLib3Session(proxies={}, timeout=_ANSWER_SECONDS).send(message.prepare())
+    answer = json.loads(response.content or b"{}")
+    if not isinstance(answer, dict):
+        raise ValueError(f"{access.endpoint_url} answers as no platform does")
+    if response.status_code == 200:
+        return answer
+    if not {"__type", "message"} <= answer.keys():
+        raise ValueError(f"{access.endpoint_url} answers {response.status_code}, as no platform does")
+    raise ClientError({"Error": {"Code": answer["__type"], "Message": answer["message"]}}, operation)
+
+
+def answers(access: Access) -> bool:
+    """Whether a platform answers there, and takes these keys."""
+    try:
+        return "TrainingJobSummaries" in ask(access, "ListTrainingJobs", {"MaxResults": 1})
+    except (BotoCoreError, ClientError, ValueError):  # nobody, another program, or another platform
+        return False
