@@ -26,7 +26,7 @@ from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import INSTALL, LocalPlatformError
-from estimators.local.executors import Executor, ProcessExecutor
+from estimators.local.executors import Executor, HostStartError, ProcessExecutor
 from estimators.local.executors.docker import DockerExecutor, bridge_address
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
@@ -51,7 +51,7 @@ def main() -> None:
     with contextlib.suppress(_Stop), contextlib.ExitStack() as stack:
         try:
             access = _start(settings, lifeline, stack)
-        except LocalPlatformError as error:
+        except (LocalPlatformError, HostStartError) as error:
             _tell({"error": str(error)})
         else:
             _tell({"endpoint_url": access.endpoint_url, "s3_endpoint_url": access.s3_endpoint_url})

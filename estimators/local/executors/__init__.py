@@ -12,8 +12,10 @@ from estimators.local.executors.executor import (
     HostSpec,
     HostStartError,
     NoImageError,
+    NoNamespacesError,
     Serve,
 )
+from estimators.local.executors.namespaces import why_no_namespaces
 from estimators.local.executors.process import ProcessExecutor
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
@@ -27,8 +29,10 @@ __all__ = [
     "HostSpec",
     "HostStartError",
     "NoImageError",
+    "NoNamespacesError",
     "ProcessExecutor",
     "Serve",
     "SupervisedProcess",
     "SupervisedProgram",
+    "why_no_namespaces",
 ]

@@ -130,6 +130,19 @@ class HostStartError(RuntimeError):
     """A host's program, or what it needs, could not be started."""
 
 
+class NoNamespacesError(HostStartError):
+    """This machine lets a program have no namespaces of its own, now and later.
+
+    Args:
+        message: What could not be started, with the reason.
+        why: The reason alone.
+    """
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class ExecutorError(HostStartError):
     """It is the fault of neither the program nor the request, but of what runs hosts here."""
 

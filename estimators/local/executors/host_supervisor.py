@@ -7,7 +7,8 @@ project. Standard input brings one line of JSON (what to start), then one byte f
 that whoever started the host is gone: the host dies with it. The status descriptor is a socket that keeps messages
 apart. Back over it comes JSON: if there are mounts, a message with a descriptor of /dev/fuse for each, as soon as they
 are mounted, for the search for the program may already go through one; then the program's process ID, or why it could
-not be started. The supervisor's exit code is the program's; it is killed itself if the program was.
+not be started, and whether that is so because namespaces can't be had here. The supervisor's exit code is the
+program's; it is killed itself if the program was.
 
 With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
@@ -18,6 +19,7 @@ orphans and kills them at the end.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -33,7 +35,13 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x04000000,
 CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 0x1
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""A machine under load says them. Whatever else keeps a program from namespaces will do so the next time, too."""
 OPT, ML, HOSTS, ENVIRONMENT, FUSE = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment", "/dev/fuse"
+
+
+class _NoNamespaces(Exception):  # noqa: N818  # as below
+    """Namespaces can't be had on this machine."""
 
 
 class _NotStarted(Exception):  # noqa: N818  # it is told to the other side, never to a person as an error of ours
@@ -55,12 +63,13 @@ def main(descriptor: int, *kept: int) -> int:
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         if spec["isolated"]:
-            _enter_namespaces(spec)
+            _isolate(spec)
         if spec["mounts"]:
             _hand_over(status, [_mount_served(f"{ML}/{path}") for path in spec["mounts"]])
         program = _start(spec)
-    except (OSError, _NotStarted) as error:
-        status.send(json.dumps({"error": _describe(error)}).encode())
+    except (OSError, _NotStarted, _NoNamespaces) as error:
+        no_namespaces = isinstance(error, _NoNamespaces)
+        status.send(json.dumps({"error": _describe(error), "no_namespaces": no_namespaces}).encode())
         return 127
     status.send(json.dumps({"pid": program}).encode())
     status.close()
@@ -69,6 +78,15 @@ def main(descriptor: int, *kept: int) -> int:
     if code == -signal.SIGKILL:
         os.kill(os.getpid(), signal.SIGKILL)
     return 128 - code if code < 0 else code
+
+
+def _isolate(spec: dict[str, Any]) -> None:
+    try:
+        _enter_namespaces(spec)
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+        raise _NoNamespaces(_describe(error)) from error
 
 
 def _enter_namespaces(spec: dict[str, Any]) -> None:

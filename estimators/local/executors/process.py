@@ -20,6 +20,7 @@ from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
 from estimators.local.executors.inherited import inherited_environment
 from estimators.local.executors.loopback import free_port, give_addresses
+from estimators.local.executors.namespaces import why_no_namespaces
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
 logger = logging.getLogger(__name__)
@@ -37,11 +38,14 @@ class ProcessExecutor:
     Args:
         isolated: Whether hosts get namespaces of their own. None tries it once, and warns if they are barred.
         lifeline: Of the directory that the hosts write in: it stays open until each has ended.
+
+    Raises:
+        HostStartError: Trying it failed for another reason.
     """
 
     def __init__(self, *, isolated: bool | None = None, lifeline: Lifeline | None = None) -> None:
         self._lifeline = lifeline
-        self._isolated = _namespaces_are_allowed() if isolated is None else isolated
+        self._isolated = _namespaces_allowed() if isolated is None else isolated
 
     @property
     def isolated(self) -> bool:
@@ -57,7 +61,7 @@ class ProcessExecutor:
         if not self._isolated:
             return "user namespaces are barred here"
         try:
-            _try_a_host("mount")
+            _try_a_mount()
         except HostStartError as error:
             return str(error).partition("could not be started: ")[2] or str(error)
         return None
@@ -148,32 +152,32 @@ class ProcessCluster:
         """Nothing is shared: each host ends by itself, or with this process."""
 
 
-def _namespaces_are_allowed() -> bool:
-    try:
-        _try_a_host()
-    except HostStartError as error:
+def _namespaces_allowed() -> bool:
+    why = why_no_namespaces()
+    if why is not None:
         logger.warning(
             "jobs run without an /opt/ml and host names of their own, with SAGEMAKER_BASE_DIR and loopback "
             "addresses instead, because user namespaces are barred here (%s)",
-            error,
+            why,
         )
-        return False
-    return True
+    return why is None
 
 
-def _try_a_host(*mounts: str) -> None:
-    """Start one with namespaces, and see it end.
+def _try_a_mount() -> None:
+    """Start a host with a mount, and see it end.
 
     Raises:
         HostStartError: It could not be started.
     """
     with tempfile.TemporaryDirectory(prefix="smddp-probe-") as directory:
         root = Path(directory)
-        for name in ("code", *mounts):
+        for name in ("code", "mount"):
             (root / name).mkdir()
         spec = ClusterSpec(name="probe", image="", roots={"algo-1": root})
         with ProcessExecutor(isolated=True).cluster(spec) as cluster:
-            host = cluster.start(HostSpec(name="algo-1", entrypoint=("true",), environment={}, mounts=mounts), _close)
+            host = cluster.start(
+                HostSpec(name="algo-1", entrypoint=("true",), environment={}, mounts=("mount",)), _close
+            )
             with host.output:
                 host.wait()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from estimators.hosts.exit import Exit
-from estimators.local.executors.executor import HostStartError, Serve
+from estimators.local.executors.executor import HostStartError, NoNamespacesError, Serve
 
 _MOST_MOUNTS = 253
 """As many descriptors as one message can carry; a job has at most 20 channels."""
@@ -62,7 +62,8 @@ class SupervisedProcess:
         umask: Of the program; -1: this process's.
 
     Raises:
-        HostStartError: If the program can't be started, with the reason.
+        NoNamespacesError: This machine lets the program have no namespaces of its own.
+        HostStartError: The program can't be started for another reason, which it gives.
     """
 
     def __init__(
@@ -107,6 +108,8 @@ class SupervisedProcess:
             with self._output as output:
                 said = answer.get("error") or output.read().decode(errors="replace").strip()
             self.wait()
+            if answer.get("no_namespaces"):
+                raise NoNamespacesError(str(_not_started(program, said)), said)
             raise _not_started(program, said)
         self._pid: int = answer["pid"]
 

@@ -19,6 +19,7 @@ from typing import IO
 from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import LocalPlatformError, StorageEndedError
+from estimators.local.executors import HostStartError, why_no_namespaces
 from estimators.local.private_directory import make_private
 from estimators.local.storage.seaweedfs_process import SeaweedFSProcess, find_program, write_configuration
 from estimators.local.storage.socket_connection import SocketConnection
@@ -52,6 +53,7 @@ class SeaweedFS:
         self._log = run / "seaweedfs.log"
         self._keys = keys
         self._isolated = isolated
+        """Settled by `launch`, once for all restarts: what was out of others' reach never comes into it."""
         self._lifeline = lifeline
         self._lock: IO[str] | None = None
         self._program = ""
@@ -72,13 +74,17 @@ class SeaweedFS:
         """Start it without waiting for it.
 
         Raises:
-            LocalPlatformError: SeaweedFS is not installed, or its data are in use or somebody else's.
+            LocalPlatformError: SeaweedFS is not installed, can't be started, or its data are in use or somebody else's.
         """
         self._program = find_program()
         make_private(self._data)
         self._lock = _lock(self._data)
         write_configuration(self._directory, self._keys)
-        self._process = self._start()
+        try:
+            self._isolated = self._isolated and _has_a_private_network()
+            self._process = self._start()
+        except (HostStartError, OSError) as error:
+            raise LocalPlatformError(f"SeaweedFS did not start: {error}") from error
 
     def wait_until_ready(self) -> None:
         """Return once S3 answers.
@@ -144,32 +150,66 @@ class SeaweedFS:
             )
 
     def _watch(self, ended: Callable[[str], None]) -> None:
+        self._ended = self._keep_running()
+        if self._ended is not None:
+            logger.error("%s", self._ended)
+            ended(self._ended)
+
+    def _keep_running(self) -> str | None:
+        """Start it again whenever it dies; why it is given up, or None once it is closed."""
         restarts = 0
+        problem: str | None = None
         while True:
-            began = time.monotonic()
-            end = self.process.wait()
-            assert end is not None
-            restarts = 0 if time.monotonic() - began > _STEADY_SECONDS else restarts
-            with self._starting:
-                if self._closing.is_set():
-                    return
-                self.process.remove_sockets()
-                reason = f"SeaweedFS, which keeps the objects, ended with exit code {end.code}"
-                if restarts == _MOST_RESTARTS:
-                    self._ended = f"{reason}, {restarts + 1} times in a row. The end of its log:\n{self._last_lines(3)}"
-                    break
-                restarts += 1
-                logger.warning("%s: starting it again, %d of %d times", reason, restarts, _MOST_RESTARTS)
+            if problem is None:
+                problem, lived = self._await_death()
+                restarts = 0 if lived > _STEADY_SECONDS else restarts
+            if self._closing.is_set():
+                return None
+            if restarts == _MOST_RESTARTS:
+                return (
+                    f"SeaweedFS, which keeps the objects, {problem}, the last of {restarts + 1} failures "
+                    f"in a row. The end of its log:\n{self._last_lines(3)}"
+                )
+            restarts += 1
+            logger.warning(
+                "SeaweedFS, which keeps the objects, %s: starting it again, %d of %d times",
+                problem,
+                restarts,
+                _MOST_RESTARTS,
+            )
+            problem = self._start_again()
+
+    def _await_death(self) -> tuple[str, float]:
+        """How it ended, and after how many seconds."""
+        began = time.monotonic()
+        end = self.process.wait()
+        assert end is not None
+        self.process.remove_sockets()
+        return f"ended with exit code {end.code}", time.monotonic() - began
+
+    def _start_again(self) -> str | None:
+        """Start it unless it is closed; what kept it from starting."""
+        with self._starting:
+            if not self._closing.is_set():
                 try:
                     self._process = self._start()
-                except (LocalPlatformError, OSError, RuntimeError) as error:
-                    self._ended = f"{reason}, and can't be started again: {error}"
-                    break
-        logger.error("%s", self._ended)
-        ended(self._ended)
+                except (LocalPlatformError, HostStartError, OSError) as error:
+                    return f"could not be started again ({error})"
+        return None
 
     def _last_lines(self, most: int) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-most:])
+
+
+def _has_a_private_network() -> bool:
+    why = why_no_namespaces(private_network=True)
+    if why is not None:
+        logger.warning(
+            "the storage's components listen on 127.0.0.1 and demand certificates, because it can't have a network of "
+            "its own here: %s",
+            why,
+        )
+    return why is None
 
 
 def _answers(process: SeaweedFSProcess) -> bool:

@@ -8,7 +8,6 @@ names can't be chosen. The one way in is the socket of its S3 in a directory tha
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import secrets
@@ -25,11 +24,9 @@ from estimators.hosts.exit import Exit
 from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import INSTALL, LocalPlatformError
-from estimators.local.executors import HostStartError, SupervisedProcess, SupervisedProgram
+from estimators.local.executors import SupervisedProcess, SupervisedProgram
 from estimators.local.private_directory import PRIVATE
 from estimators.local.storage.certificates import write_certificates
-
-logger = logging.getLogger(__name__)
 
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin")
 _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port
@@ -75,9 +72,13 @@ class SeaweedFSProcess:
         data: Where the objects lie.
         directory: What `write_configuration` made.
         log: Where its output goes.
-        isolated: Whether to run it in namespaces of its own, if they are allowed.
+        isolated: Whether to run it in namespaces of its own.
         lock: Stays open until it has ended.
         lifeline: Stays open, too, and is told what it leaves outside its directory.
+
+    Raises:
+        HostStartError: It can't be started, with the reason.
+        LocalPlatformError: There are no ports for it.
     """
 
     def __init__(
@@ -95,24 +96,15 @@ class SeaweedFSProcess:
         self._log = log
         self._keep = (lock.fileno(),) if lifeline is None else (lock.fileno(), lifeline.fileno())
         self._binds = {str(_INSIDE / "weed"): program, str(_INSIDE / "data"): str(data), "/tmp": str(directory / "tmp")}  # noqa: S108
-        self._ports = dict(zip(_COMPONENTS, range(18_000, 18_005), strict=True))
+        self._ports = dict(zip(_COMPONENTS, range(18_000, 18_005), strict=True)) if isolated else _free_ports()
         self.isolated = isolated
         """Whether it runs in namespaces of its own."""
+        if lifeline is not None:
+            for path in self.sockets_outside:
+                lifeline.also_remove(path)
         if isolated:
-            try:
-                self._process = self._start(str(_INSIDE / "weed"), _INSIDE, _INSIDE / "data")
-            except HostStartError as error:
-                logger.warning(
-                    "the storage's components listen on 127.0.0.1 and demand certificates, because it can't have a "
-                    "network of its own here: %s",
-                    error,
-                )
-                self.isolated = False
-        if not self.isolated:
-            self._ports = _free_ports()
-            if lifeline is not None:
-                for path in self.sockets_outside:
-                    lifeline.also_remove(path)
+            self._process = self._start(str(_INSIDE / "weed"), _INSIDE, _INSIDE / "data")
+        else:
             self._process = self._start(program, directory, data)
 
     @property

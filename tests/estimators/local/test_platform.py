@@ -305,7 +305,10 @@ def test_a_job_fails_with_the_reason_when_the_storage_is_given_up(job_request, t
         await_end(platform, "long")
         job = platform.boto_session.client("sagemaker").describe_training_job(TrainingJobName="long")
         assert job["TrainingJobStatus"] == "Failed"
-        assert "SeaweedFS, which keeps the objects, ended with exit code 137, 4 times" in job["FailureReason"]
+        assert (
+            "SeaweedFS, which keeps the objects, ended with exit code 137, the last of 4 failures"
+            in job["FailureReason"]
+        )
 
 
 def running(server: int, program: str) -> list[int]:

@@ -24,10 +24,10 @@ from estimators.local.executors import (
     ProcessExecutor,
     SupervisedProcess,
     SupervisedProgram,
+    process,
     supervised_process,
 )
 from estimators.local.executors.inherited import INHERITED
-from estimators.local.executors.process import ProcessCluster
 
 Start = Callable[..., HostProcess]
 
@@ -288,10 +288,7 @@ def test_a_host_dies_with_its_keeper(start: Start, isolated: bool) -> None:
 def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def barred(self: ProcessCluster, host: HostSpec, serve: object) -> HostProcess:
-        raise HostStartError("unshare: Operation not permitted")
-
-    monkeypatch.setattr(ProcessCluster, "start", barred)
+    monkeypatch.setattr(process, "why_no_namespaces", lambda: "unshare: Operation not permitted")
     with caplog.at_level(logging.WARNING):
         assert not ProcessExecutor().isolated
     assert "user namespaces are barred here (unshare: Operation not permitted)" in caplog.text

@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError, StorageEndedError
+from estimators.local.executors import supervised_process
 from estimators.local.storage import Gateway, SeaweedFS
 from tests.estimators.local.strangers import needs_root, openable
 
@@ -117,7 +118,7 @@ def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(tmp_path):
         timeout=60,
     )
     assert run.stdout == "False kept\n", run.stderr
-    assert "can't have a network of its own here: storage: /opt/ml/weed could not be started: unshare: " in run.stderr
+    assert "can't have a network of its own here: unshare: " in run.stderr
 
 
 ONE_OBJECT = """if True:
@@ -217,6 +218,45 @@ def test_is_started_again_on_the_same_data_when_it_is_killed(isolated, tmp_path,
     assert "ended with exit code 137: starting it again, 1 of 3 times" in caplog.text
 
 
+@pytest.mark.namespaces
+def test_a_restart_that_fails_is_tried_again_and_never_without_namespaces(tmp_path, caplog, monkeypatch):
+    with running(tmp_path) as storage, client(storage) as s3:
+        storage.watch(lambda reason: None)
+        monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(fails_once(tmp_path)))
+        killed = storage.process
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        s3.create_bucket(Bucket="made-later")
+        assert storage.process.isolated
+    assert "could not be started: too busy): starting it again, 2 of 3 times" in caplog.text
+
+
+def fails_once(directory: Path) -> Path:
+    """A supervisor that is none when it is started for the first time, for a reason that may pass."""
+    program = directory / "fails_once.py"
+    program.write_text(
+        f"""if True:
+        import json, os, socket, sys
+        try:
+            os.mkdir({str(directory / "tried")!r})
+        except FileExistsError:
+            real = {supervised_process._SUPERVISOR!r}
+            os.execv(sys.executable, [sys.executable, "-I", "-S", real, *sys.argv[1:]])
+        sys.stdin.readline()
+        socket.socket(fileno=int(sys.argv[1])).send(json.dumps({{"error": "too busy"}}).encode())
+        """
+    )
+    return program
+
+
+@pytest.mark.namespaces
+def test_a_first_start_that_fails_is_an_error_and_not_one_without_namespaces(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(fails_once(tmp_path)))
+    refused = pytest.raises(LocalPlatformError, match=r"SeaweedFS did not start: .* could not be started: too busy")
+    with refused, running(tmp_path):
+        pass
+
+
 def test_is_given_up_with_the_reason_when_it_dies_again_and_again(tmp_path):
     told, ended = [], threading.Event()
 
@@ -232,10 +272,10 @@ def test_is_given_up_with_the_reason_when_it_dies_again_and_again(tmp_path):
             while storage.process is killed and not ended.wait(0.01):
                 pass
         assert ended.wait(10)
-        with pytest.raises(StorageEndedError, match="exit code 137, 4 times in a row") as error:
+        with pytest.raises(StorageEndedError, match="exit code 137, the last of 4 failures in a row") as error:
             storage.connect()
         assert told == [str(error.value)]
-        with pytest.raises(ClientError, match=r"ServiceUnavailable.*exit code 137, 4 times in a row"):
+        with pytest.raises(ClientError, match=r"ServiceUnavailable.*exit code 137, the last of 4 failures in a row"):
             s3.list_buckets()
 
 
