@@ -27,7 +27,8 @@ from estimators.local.storage.socket_connection import SocketConnection
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 30.0
-_MOST_RESTARTS = 3
+_PAUSES = (0.0, 1.0, 4.0)
+"""Seconds before each restart, of which there are as many: what kills it within milliseconds may pass in a moment."""
 _STEADY_SECONDS = 60.0
 """A run that was as long is no failed start: the restarts are counted from 0 again."""
 _POLL_SECONDS = 0.02
@@ -116,11 +117,11 @@ class SeaweedFS:
         """
         deadline = time.monotonic() + _START_SECONDS
         while True:
+            if self._ended is not None:
+                raise StorageEndedError(self._ended)
             try:
                 return self.process.connect()
             except OSError:
-                if self._ended is not None:
-                    raise StorageEndedError(self._ended) from None
                 if self._watcher is None or self._closing.is_set() or time.monotonic() > deadline:
                     raise
             self._closing.wait(_POLL_SECONDS)
@@ -150,7 +151,12 @@ class SeaweedFS:
             )
 
     def _watch(self, ended: Callable[[str], None]) -> None:
-        self._ended = self._keep_running()
+        try:
+            self._ended = self._keep_running()
+        except Exception as error:
+            # Whatever it was: jobs that wait for objects must end, with the reason.
+            logger.exception("the storage's watcher failed")
+            self._ended = f"SeaweedFS, which keeps the objects, can't be watched any more: {error!r}"
         if self._ended is not None:
             logger.error("%s", self._ended)
             ended(self._ended)
@@ -165,18 +171,19 @@ class SeaweedFS:
                 restarts = 0 if lived > _STEADY_SECONDS else restarts
             if self._closing.is_set():
                 return None
-            if restarts == _MOST_RESTARTS:
+            if restarts == len(_PAUSES):
                 return (
                     f"SeaweedFS, which keeps the objects, {problem}, the last of {restarts + 1} failures "
                     f"in a row. The end of its log:\n{self._last_lines(3)}"
                 )
-            restarts += 1
             logger.warning(
                 "SeaweedFS, which keeps the objects, %s: starting it again, %d of %d times",
                 problem,
-                restarts,
-                _MOST_RESTARTS,
+                restarts + 1,
+                len(_PAUSES),
             )
+            self._closing.wait(_PAUSES[restarts])
+            restarts += 1
             problem = self._start_again()
 
     def _await_death(self) -> tuple[str, float]:
@@ -193,7 +200,7 @@ class SeaweedFS:
             if not self._closing.is_set():
                 try:
                     self._process = self._start()
-                except (LocalPlatformError, HostStartError, OSError) as error:
+                except Exception as error:  # of whatever kind, it is a failed attempt
                     return f"could not be started again ({error})"
         return None
 

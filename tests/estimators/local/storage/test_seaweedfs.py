@@ -2,13 +2,13 @@ import contextlib
 import fcntl
 import http.client
 import os
+import queue
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.executors import supervised_process
-from estimators.local.storage import Gateway, SeaweedFS
+from estimators.local.storage import Gateway, SeaweedFS, seaweedfs
 from tests.estimators.local.strangers import needs_root, openable
 
 pytestmark = pytest.mark.seaweedfs
@@ -257,26 +257,55 @@ def test_a_first_start_that_fails_is_an_error_and_not_one_without_namespaces(tmp
         pass
 
 
-def test_is_given_up_with_the_reason_when_it_dies_again_and_again(tmp_path):
-    told, ended = [], threading.Event()
-
-    def give_up(reason: str) -> None:
-        told.append(reason)
-        ended.set()
-
-    with running(tmp_path) as storage, client(storage) as s3:
-        storage.watch(give_up)
+def test_is_given_up_with_the_reason_when_it_dies_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(seaweedfs, "_PAUSES", (0.0, 0.0, 0.0))
+    with watched(tmp_path) as (storage, told), client(storage) as s3:
         for _ in range(4):
             killed = storage.process
             os.kill(killed.pid, signal.SIGKILL)
-            while storage.process is killed and not ended.wait(0.01):
-                pass
-        assert ended.wait(10)
+            while storage.process is killed and told.empty():
+                time.sleep(0.01)
+        reason = told.get(timeout=10)
         with pytest.raises(StorageEndedError, match="exit code 137, the last of 4 failures in a row") as error:
             storage.connect()
-        assert told == [str(error.value)]
+        assert str(error.value) == reason
         with pytest.raises(ClientError, match=r"ServiceUnavailable.*exit code 137, the last of 4 failures in a row"):
             s3.list_buckets()
+
+
+def test_pauses_longer_before_each_further_restart(tmp_path, monkeypatch):
+    pauses = []
+    with watched(tmp_path) as (storage, told):
+        monkeypatch.setattr(storage, "_start", refuse)
+        monkeypatch.setattr(storage._closing, "wait", pauses.append)
+        os.kill(storage.process.pid, signal.SIGKILL)
+        assert "could not be started again (nobody foresaw this), the last of 4 failures" in told.get(timeout=10)
+    assert len(pauses) == 3
+    assert pauses == sorted(set(pauses))
+
+
+def test_is_given_up_when_its_watcher_fails_itself(tmp_path, monkeypatch, caplog):
+    with watched(tmp_path) as (storage, told):
+        monkeypatch.setattr(storage.process, "remove_sockets", refuse)
+        os.kill(storage.process.pid, signal.SIGKILL)
+        assert "can't be watched any more: ValueError" in told.get(timeout=10)
+        with pytest.raises(StorageEndedError, match="nobody foresaw this"):
+            storage.connect()
+        monkeypatch.undo()
+    assert "Traceback" in caplog.text
+
+
+def refuse():
+    raise ValueError("nobody foresaw this")
+
+
+@contextlib.contextmanager
+def watched(directory: Path):
+    """A storage, and the reason that it is given up with."""
+    told = queue.SimpleQueue()
+    with running(directory) as storage:
+        storage.watch(told.put)
+        yield storage, told
 
 
 def status(port: int, path: str) -> int:
@@ -306,7 +335,7 @@ PARENT = """if True:
     import sys, time
     from pathlib import Path
     from estimators.local.api.signature import KeyPair
-    from estimators.local.storage import Gateway, SeaweedFS
+    from estimators.local.storage import Gateway, SeaweedFS, seaweedfs
     directory, keys = Path(sys.argv[1]), KeyPair(**eval(sys.argv[2]))
     (directory / "first").mkdir()
     storage = SeaweedFS(data=directory / "data", run=directory / "first", keys=keys)
