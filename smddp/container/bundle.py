@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
+from smddp.container.bundle_links import RefusedLinkError, check_links
 from smddp.errors import SourceError
 from smddp.storage.tar_gz import BadArchiveError, reading_tar_gz
 from smddp.storage.tar_header import DIRECTORY, HARD_LINK, SYMBOLIC_LINK, BadHeaderError, Header
@@ -28,7 +29,7 @@ _PIECE = 2**20  # bytes copied at a time
 
 
 def unpack(archive: Path, directory: Path, *, name: str) -> None:
-    """Unpack a .tar.gz into a directory, all of it or nothing.
+    """Unpack a .tar.gz into a directory: all of it, or nothing if it is refused.
 
     Args:
         archive: Where it is.
@@ -37,7 +38,7 @@ def unpack(archive: Path, directory: Path, *, name: str) -> None:
 
     Raises:
         SourceError: It is damaged, or a member would leave the directory, is no file, directory or link, has the
-            setuid or setgid bit, or there is too much of it.
+            setuid or setgid bit, can't take the place of what is there, or there is too much of it.
     """
     try:
         # Inside of the directory: it may be a mount of its own, or the working directory of who runs.
@@ -48,6 +49,7 @@ def unpack(archive: Path, directory: Path, *, name: str) -> None:
                 while (member := members.next()) is not None:
                     tree.add(member.header, members.pieces(member))
             tree.make_links()
+            tree.check_places(directory)
             _move(tree.root, directory)
     except (BadArchiveError, BadHeaderError, OSError) as error:
         raise SourceError(f"The source bundle {name} can't be unpacked as a .tar.gz: {error}.") from error
@@ -83,21 +85,25 @@ class _Tree:
 
     def make_links(self) -> None:
         """Make the symbolic links, which lead nowhere but to what was unpacked."""
+        try:
+            check_links(self._links)
+        except RefusedLinkError as error:
+            raise self._refusal(error.link, error.problem) from None
         for path, target in self._links.items():
             link = self.root / path
-            if link.is_dir() and not link.is_symlink():
+            if _is_directory(link):
                 raise self._refusal(str(path), "it is a link, and others lie in a directory of that name")
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(target)
-        root = os.path.realpath(self.root)
-        for path, target in self._links.items():
-            try:
-                inside = Path(os.path.realpath(self.root / path)).is_relative_to(root)
-            except RecursionError:
-                inside = False
-            if not inside:
-                raise self._refusal(str(path), f"it links to {target}, outside the code directory")
+
+    def check_places(self, directory: Path) -> None:
+        """See that each can go to its place in a directory: a file takes a file's place, and no directory's."""
+        for entry, place in _moves(self.root, directory):
+            if os.path.lexists(place) and _is_directory(entry) != _is_directory(place):
+                kinds = ("file", "directory") if _is_directory(place) else ("directory", "file")
+                problem = f"it is a {kinds[0]}, and the code directory has a {kinds[1]} there"
+                raise self._refusal(str(entry.relative_to(self.root)), problem)
 
     def _check(self, path: PurePosixPath, header: Header) -> None:
         self._members += 1
@@ -161,9 +167,18 @@ def _write(target: Path, data: Iterable[bytes], mode: int) -> None:
 
 def _move(source: Path, target: Path) -> None:
     """Move all that is in one directory to another, into the directories that are there already."""
+    for entry, place in _moves(source, target):
+        entry.replace(place)
+
+
+def _moves(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
     for entry in sorted(source.iterdir()):
         place = target / entry.name
-        if entry.is_dir() and not entry.is_symlink() and place.is_dir():
-            _move(entry, place)
+        if _is_directory(entry) and place.is_dir():
+            yield from _moves(entry, place)
         else:
-            entry.replace(place)
+            yield entry, place
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
