@@ -134,4 +134,6 @@ class Matching:
         assert self._process.stdout is not None
         with self._process.stdout as answers:
             for line in answers:
+                if not line.endswith("\n"):  # the process was killed in the middle of it
+                    return
                 self._found(*json.loads(line))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -150,3 +151,17 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_an_answer_that_the_process_was_killed_in_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = tmp_path / "matcher.py"
+    matcher.write_text("""if True:
+        import os, sys
+        sys.stdin.readline()
+        os.write(1, b'[0, "1"]\\n[0, "2')
+    """)
+    monkeypatch.setattr(matching, "_PROGRAM", str(matcher))
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    assert read("loss=1", loss="loss=([0-9]+)") == {"loss": 1.0}
+    assert failed == []
