@@ -166,16 +166,15 @@ def answer(connection: socket.socket) -> bytes:
 
 @needs_root
 @BOTH_WAYS
-def test_no_other_user_connects_to_a_socket_or_opens_a_file_of_its(isolated, tmp_path):
-    for directory in (tmp_path, *tmp_path.parents[:2]):  # pytest's own are closed
-        directory.chmod(directory.stat().st_mode | 0o011)
-    (tmp_path / "run").mkdir(mode=0o700)
-    storage = SeaweedFS(data=tmp_path / "data", run=tmp_path / "run", keys=KEYS, isolated=isolated)
+def test_no_other_user_connects_to_a_socket_or_opens_a_file_of_its(isolated, open_directory):
+    data, run = open_directory / "data", open_directory / "run"
+    run.mkdir(mode=0o700)
+    storage = SeaweedFS(data=data, run=run, keys=KEYS, isolated=isolated)
     try:
         storage.launch()
         storage.wait_until_ready()
         inside = [f"/proc/{storage.process.pid}/{name}" for name in ("environ", "root/tmp", "cwd/s3.sock")]
-        assert openable([*tmp_path.rglob("*"), *storage.process.sockets_outside, *inside]) == []
+        assert openable([*open_directory.rglob("*"), *storage.process.sockets_outside, *inside]) == []
     finally:
         storage.close()
 

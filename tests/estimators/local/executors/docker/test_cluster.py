@@ -298,12 +298,15 @@ def test_nothing_is_left_when_this_process_is_killed(image: str, job: str, tmp_p
 
 
 @pytest.fixture
-def as_another_user(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a Python program as a user who may use Docker and is not root; it works in a directory of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    tmp_path.chmod(0o755)  # /tmp/pytest-of-… is closed to others
-    home, docker_group = tmp_path / "home", Path("/var/run/docker.sock").stat().st_gid
+def home(open_directory: Path) -> Path:
+    """Of the other user."""
+    return open_directory / "home"
+
+
+@pytest.fixture
+def as_another_user(home: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a Python program as a user who may use Docker and is not root; it works in its home."""
+    docker_group = Path("/var/run/docker.sock").stat().st_gid
     (home / "jobs" / "root").mkdir(parents=True)
     for path in (home, *home.rglob("*")):
         os.chown(path, USER, docker_group)
@@ -348,9 +351,8 @@ def program_with_a_cluster(job: str, image: str, home: Path, *then: str, script:
 
 
 def test_what_a_container_wrote_belongs_to_the_user_of_the_platform(
-    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, tmp_path: Path
+    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, home: Path
 ) -> None:
-    home = tmp_path / "home"
     look = "print(sorted((path.name, path.lstat().st_uid) for path in (home / 'jobs' / 'root').rglob('*')))"
     said, problems = as_another_user(program_with_a_cluster(job, image, home, "run()", look)).communicate()
     assert said.endswith(f"{[(name, USER) for name in ('a', 'b', 'file', 'link')]}\n"), said + problems
@@ -358,7 +360,7 @@ def test_what_a_container_wrote_belongs_to_the_user_of_the_platform(
 
 
 def test_files_that_can_not_be_handed_over_are_an_error_that_says_why(
-    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, tmp_path: Path
+    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, home: Path, tmp_path: Path
 ) -> None:
     fake_docker(tmp_path / "bin", f'[ "$1" = run ] && echo no room >&2 && exit 1; exec {shutil.which("docker")} "$@"')
     then = (
@@ -367,15 +369,15 @@ def test_files_that_can_not_be_handed_over_are_an_error_that_says_why(
         "try: run()",
         "except HandOverError as error: print('told:', error)",
     )
-    said, problems = as_another_user(program_with_a_cluster(job, image, tmp_path / "home", *then)).communicate()
+    said, problems = as_another_user(program_with_a_cluster(job, image, home, *then)).communicate()
     assert "told: what the hosts wrote as other users could not be given to the user who" in said, problems
     assert said.endswith(": no room\n")
 
 
 def test_when_the_platform_is_killed_its_directory_goes_with_what_others_wrote_in_it(
-    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, tmp_path: Path
+    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, home: Path
 ) -> None:
-    program = program_with_a_cluster(job, image, tmp_path / "home", "run()", script=f"{WRITE}; sleep 60")
+    program = program_with_a_cluster(job, image, home, "run()", script=f"{WRITE}; sleep 60")
     platform = as_another_user(program)
     assert platform.stdout is not None
     assert platform.stdout.readline() == "written\n", platform.communicate()
@@ -383,7 +385,7 @@ def test_when_the_platform_is_killed_its_directory_goes_with_what_others_wrote_i
     platform.wait()
     await_nothing_left(job)
     deadline = time.monotonic() + 30
-    while (tmp_path / "home" / "jobs").exists():
+    while (home / "jobs").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
