@@ -19,7 +19,7 @@ test: .venv/dev.stamp lint  ## everything that can be checked on this machine
 
 test-docker: .venv/dev.stamp  ## whole jobs in containers: images, Local Mode, every distribution on two hosts
 	$(BIN)/python -m tests.docker.images
-	SMDDP_REQUIRE=docker $(BIN)/python -m pytest -n $(DOCKER_JOBS) --dist worksteal -m docker $(PYTEST_ARGS)
+	SMDDP_REQUIRE=docker,$(SMDDP_REQUIRE) $(BIN)/python -m pytest -n $(DOCKER_JOBS) --dist worksteal -m docker $(PYTEST_ARGS)
 
 # How often is a variable for each option of `python -m tests.torture --help`: make torture KILLS=1000 SEED=7
 TORTURES := SEED KILLS KILLS_OF_TWO KILLED_SAVES DAMAGES CRASHES FAILED_SAVES S3_FAULTS RANK_FAILURES MEETINGS S3_MEETINGS \

@@ -29,6 +29,11 @@ def _namespaces_allowed() -> bool:
     return shutil.which("unshare") is not None and _succeeds("unshare", "--user", "--map-root-user", "--mount", "true")
 
 
+def _may_become_others() -> bool:
+    programs = all(shutil.which(program) for program in ("unshare", "setpriv"))
+    return os.geteuid() == 0 and programs and _succeeds("unshare", "--mount", "true")
+
+
 def _succeeds(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
 
@@ -38,6 +43,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "fuse": (lambda: ProcessExecutor().cannot_mount is None, "nothing can be mounted here: is /dev/fuse open?"),
     "mpi": (lambda: shutil.which("mpirun") is not None, "no mpirun: install openmpi-bin"),
     "namespaces": (_namespaces_allowed, "user namespaces are barred here"),
+    "root": (_may_become_others, "only root, with mounts of its own, can act as another user"),
     "sdk_v3": (
         lambda: (Path(sys.prefix) / "sdk-v3" / "sagemaker" / "train").is_dir(),
         "no SageMaker SDK V3 in .venv/sdk-v3: .ci/run says how to install it",

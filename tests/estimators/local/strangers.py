@@ -1,4 +1,4 @@
-"""Another user of this machine, who tries what the system lets him; for tests that run as root."""
+"""Another user of this machine, who tries what the system lets him; for tests that are marked `root`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 STRANGER = 65534
 
@@ -27,8 +25,6 @@ fi
 exec setpriv --reuid="$stranger" --regid="$stranger" --clear-groups -- "$@"
 """
 """This Python may lie in a directory that is closed to others, such as root's home: what they see of it is Python."""
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
 def run_as_stranger(code: str, *arguments: Any, **environment: str) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from estimators.local import directory_reaper
 from estimators.local.directory_reaper import remove_tree
-from tests.estimators.local.strangers import STRANGER, needs_root
+from tests.estimators.local.strangers import STRANGER
 
 
 def test_a_tree_is_removed_and_what_its_links_lead_to_is_not(tmp_path):
@@ -60,7 +60,7 @@ CLOSED_TREE = """if True:
 """
 
 
-@needs_root  # who is stopped by no mode, and so has to become another user
+@pytest.mark.root  # who is stopped by no mode, and so has to become another user
 def test_a_tree_with_directories_that_are_closed_to_their_owner_is_removed(open_directory):
     mine = open_directory / "mine"
     mine.mkdir(mode=0o300)

@@ -13,7 +13,6 @@ from estimators.local.errors import LocalPlatformError
 from tests.estimators.local.strangers import (
     STRANGER,
     listening,
-    needs_root,
     openable,
     processes_of,
     run_as_stranger,
@@ -30,7 +29,7 @@ def platform(request, open_directory):
         yield platform
 
 
-@needs_root
+@pytest.mark.root
 def test_reach_no_file_no_socket_and_no_variable_of_a_platform(platform, open_directory):
     secret = platform.environment["AWS_SECRET_ACCESS_KEY"]
     processes = processes_of(platform.server_pid)
@@ -43,7 +42,7 @@ def test_reach_no_file_no_socket_and_no_variable_of_a_platform(platform, open_di
         assert secret not in Path(f"/proc/{process}/cmdline").read_text()
 
 
-@needs_root
+@pytest.mark.root
 def test_find_two_ports_at_most_and_both_demand_a_signature(platform):
     endpoints = {urlsplit(platform.endpoint_url), urlsplit(platform.environment["AWS_ENDPOINT_URL_S3"])}
     ports = listening(processes_of(platform.server_pid))
@@ -57,7 +56,7 @@ def test_find_two_ports_at_most_and_both_demand_a_signature(platform):
     assert kept["Body"].read() == OBJECT
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.seaweedfs
 def test_who_own_the_storage_directory_are_refused(tmp_path):
     (tmp_path / "storage").mkdir()
@@ -84,7 +83,7 @@ A_PLATFORM = """
 """
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.parametrize("storage", ["memory", DISK])
 def test_run_platforms_of_their_own_without_root(storage, open_directory):
     os.chown(open_directory, STRANGER, STRANGER)

@@ -21,7 +21,7 @@ from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.executors import supervised_process
 from estimators.local.storage import Gateway, SeaweedFS, seaweedfs
-from tests.estimators.local.strangers import needs_root, openable
+from tests.estimators.local.strangers import openable
 
 pytestmark = pytest.mark.seaweedfs
 BOTH_WAYS = pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def answer(connection: socket.socket) -> bytes:
         return b""
 
 
-@needs_root
+@pytest.mark.root
 @BOTH_WAYS
 def test_no_other_user_connects_to_a_socket_or_opens_a_file_of_its(isolated, open_directory):
     data, run = open_directory / "data", open_directory / "run"

@@ -350,6 +350,7 @@ def program_with_a_cluster(job: str, image: str, home: Path, *then: str, script:
     )
 
 
+@pytest.mark.root
 def test_what_a_container_wrote_belongs_to_the_user_of_the_platform(
     as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, home: Path
 ) -> None:
@@ -359,6 +360,7 @@ def test_what_a_container_wrote_belongs_to_the_user_of_the_platform(
     await_nothing_left(job)
 
 
+@pytest.mark.root
 def test_files_that_can_not_be_handed_over_are_an_error_that_says_why(
     as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, home: Path, tmp_path: Path
 ) -> None:
@@ -374,6 +376,7 @@ def test_files_that_can_not_be_handed_over_are_an_error_that_says_why(
     assert said.endswith(": no room\n")
 
 
+@pytest.mark.root
 def test_when_the_platform_is_killed_its_directory_goes_with_what_others_wrote_in_it(
     as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, home: Path
 ) -> None:
