@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,14 @@ def is_alive(pid: int) -> bool:
 
 
 def await_process(marker: str) -> None:
-    deadline = time.monotonic() + 30
-    while not processes(marker):
+    await_that(lambda: processes(marker))
+
+
+def await_that(condition: Callable[[], object], *, seconds: float = 30, pause: float = 0.05) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 PARENT = """if True:
@@ -151,8 +156,7 @@ def test_nothing_survives_a_parent_that_was_killed_while_it_started(storage, tmp
     starting = f"from estimators.local import LocalSageMaker as L; L({str(tmp_path)!r}, storage={storage!r}).start()"
     parent = subprocess.Popen([sys.executable, "-c", starting])
     started = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    while not list(tmp_path.glob("*/aws-config")):  # the server has been told what to do
-        time.sleep(0.001)
+    await_that(lambda: list(tmp_path.glob("*/aws-config")), pause=0.001)  # the server has been told what to do
     children = [int(child) for child in started.read_text().split()]
     parent.kill()
     parent.wait()
@@ -270,10 +274,7 @@ def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, 
 
 def await_object(platform, key: str, *, seconds: float = 60) -> None:
     s3 = platform.boto_session.client("s3")
-    deadline = time.monotonic() + seconds
-    while not s3.list_objects_v2(Bucket=platform.default_bucket, Prefix=key).get("Contents"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    await_that(lambda: s3.list_objects_v2(Bucket=platform.default_bucket, Prefix=key).get("Contents"), seconds=seconds)
 
 
 @pytest.mark.seaweedfs
@@ -323,14 +324,12 @@ def running(server: int, program: str) -> list[int]:
 
 def await_state(platform, name: str, state: str) -> None:
     client = platform.boto_session.client("sagemaker")
-    while client.describe_training_job(TrainingJobName=name)["SecondaryStatus"] != state:
-        time.sleep(0.05)
+    await_that(lambda: client.describe_training_job(TrainingJobName=name)["SecondaryStatus"] == state)
 
 
 def await_end(platform, name: str) -> None:
     client = platform.boto_session.client("sagemaker")
-    while client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress":
-        time.sleep(0.05)
+    await_that(lambda: client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] != "InProgress")
 
 
 def test_a_server_that_died_is_noticed_by_its_clients_and_cleaned_up(tmp_path):
@@ -346,8 +345,5 @@ def test_a_tree_that_is_deeper_than_the_stack_ends_no_platform(job_request, tmp_
     deep = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d; i=$((i + 1)); done; touch /opt/ml/made; sleep 60"
     with LocalSageMaker(tmp_path) as platform:
         start_job(platform, job_request("deep", f"cd /opt/ml/model; {deep}"))
-        deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("smddp-local-*/jobs/deep/algo-1/made")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        await_that(lambda: list(tmp_path.glob("smddp-local-*/jobs/deep/algo-1/made")))
     assert not list(tmp_path.iterdir())
