@@ -29,11 +29,13 @@ class LocalSageMaker:
     """A SageMaker of one's own. Training jobs sent to it run on this machine, as processes or in containers.
 
     Nothing outside its directory, its own processes and 127.0.0.1 is touched, and nothing of it outlives the block,
-    or this process, except the objects of ``storage="disk"`` in a `directory` of your choice. Training jobs
-    themselves are forgotten.
+    or this process, but what is yours: the objects of ``storage="disk"`` in a `directory` of your choice, with the keys
+    to them; and the files of a job that could not be uploaded, or that Docker could not hand over, where the job's
+    FailureReason says: in `directory`, or without one in the machine's temporary directory. Training jobs themselves
+    are forgotten.
 
     With `docker`, it also makes containers and networks, which go with their jobs, and listens on the address of
-    Docker's bridge; files that Docker could not hand over stay where a job's FailureReason says.
+    Docker's bridge.
 
     Example:
         >>> with LocalSageMaker() as sagemaker:

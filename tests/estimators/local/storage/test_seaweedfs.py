@@ -259,10 +259,12 @@ def test_a_first_start_that_fails_is_an_error_and_not_one_without_namespaces(tmp
 def test_is_given_up_with_the_reason_when_it_dies_again_and_again(tmp_path, monkeypatch):
     monkeypatch.setattr(seaweedfs, "_PAUSES", (0.0, 0.0, 0.0))
     with watched(tmp_path) as (storage, told), client(storage) as s3:
+        deadline = time.monotonic() + 30
         for _ in range(4):
             killed = storage.process
             os.kill(killed.pid, signal.SIGKILL)
             while storage.process is killed and told.empty():
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
         reason = told.get(timeout=10)
         with pytest.raises(StorageEndedError, match="exit code 137, the last of 4 failures in a row") as error:
