@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
-from estimators.checks import channels, parameters
+from estimators.checks import aws_limits, channels, parameters
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.local_mode import checks as local_mode_checks
@@ -101,7 +101,7 @@ def make_plan(arguments: Mapping[str, Any], *, inputs: Any, job_name: str | None
     """
     problems = list(_problems(arguments, inputs, job_name, session))
     if not any(problem.severity == "error" for problem in problems):
-        problems += _refused_by_sdk(arguments, inputs, job_name, session)
+        problems += _refused_at_last(arguments, inputs, job_name, session)
     return Plan(topology=Topology.of(arguments), problems=tuple(problems))
 
 
@@ -159,10 +159,10 @@ def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
     return "image_uri" not in arguments and "training_recipe" not in arguments
 
 
-def _refused_by_sdk(
+def _refused_at_last(
     arguments: Mapping[str, Any], inputs: Any, job_name: str | None, session: Session | None
 ) -> Iterator[Problem]:
-    """What the SDK itself finds in the finished job, for which no check of ours has better words."""
+    """What the SDK, or the API's model, finds in the finished request, for which no check of ours has better words."""
     if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # recipes come over the network
         return
     from estimators.sdk import dry_run, v2
@@ -170,8 +170,12 @@ def _refused_by_sdk(
     if chooses_image_by_version(arguments):
         chosen, _ = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
         arguments = {**arguments, **chosen.arguments}
-    if refusal := dry_run.refusal(arguments, inputs, job_name=job_name, session=session):
+    request, refusal = dry_run.build(arguments, inputs, job_name=job_name, session=session)
+    if refusal:
         yield error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")
+        return
+    for member, value in request.items():
+        yield from (each for each in aws_limits.check_member(member, value) if each.severity == "error")
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:

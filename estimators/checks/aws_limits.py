@@ -73,7 +73,16 @@ def check(parameter: str, value: Any) -> Iterator[Problem]:
 
     Values that the SDK resolves later (pipeline variables) are passed over.
     """
-    for violation in _violations(_field(FIELDS[parameter]), value, ""):
+    yield from _problems(parameter, _field(FIELDS[parameter]), value)
+
+
+def check_member(member: str, value: Any) -> Iterator[Problem]:
+    """What the API would refuse of a member of a finished CreateTrainingJob, such as ``TrainingJobName``."""
+    yield from _problems(member, _field(member), value)
+
+
+def _problems(parameter: str, shape: Any, value: Any) -> Iterator[Problem]:
+    for violation in _violations(shape, value, ""):
         found = f"{violation.place} {violation.found}".strip()
         yield (error if violation.certain else warning)(parameter, found, violation.allowed)
 

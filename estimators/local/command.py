@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AWS account, Docker only if asked for.")
 
+_LOOK_SECONDS = 0.5
+
 _Directory = Annotated[Path, typer.Option(help="Where buckets and objects are kept, from one time to the next.")]
 _Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")]
 _Region = Annotated[str, typer.Option(help="The AWS region to play.")]
@@ -58,7 +60,8 @@ def up(
         typer.echo(f"# Objects are kept in {directory.absolute()}. In another shell:")
         typer.echo(f'eval "$(smddp local env --directory {shlex.quote(str(directory.absolute()))})"')
         typer.echo(f"# A role for the jobs: {sagemaker.role}   A bucket: {sagemaker.default_bucket}")
-        end.wait()
+        while not end.wait(_LOOK_SECONDS):
+            sagemaker.check()
 
 
 @app.command()
@@ -136,6 +139,8 @@ def _platform(
         _fail(str(error))
     try:
         yield platform
+    except LocalPlatformError as error:
+        _fail(str(error))
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # it ends all the same, at once
             platform.stop()

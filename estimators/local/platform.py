@@ -64,12 +64,14 @@ class LocalSageMaker:
             docker: Runs each host of a job as a container of the job's image, instead of as processes.
 
         Raises:
-            ValueError: The storage is unknown, or the region is no name of one.
+            ValueError: The storage is unknown, the region is no name of one, or the directory is no path.
         """
         if storage not in ("memory", "disk"):
             raise ValueError(f"storage={storage!r}: give 'memory' or 'disk'")
         if not _is_region(region):
             raise ValueError(f"region={region!r}: give the name of an AWS region, such as 'us-east-1'")
+        if directory == "":
+            raise ValueError("directory='': give a path, or None for a temporary one")
         self._directory = None if directory is None else Path(directory).absolute()
         self._region = region
         self._storage = storage
@@ -186,6 +188,19 @@ class LocalSageMaker:
     def server_pid(self) -> int:
         """The process id of the server."""
         return self._running.pid
+
+    def check(self) -> None:
+        """See that the platform runs.
+
+        Raises:
+            LocalPlatformError: It was not started, or its server has ended; with the end of its log.
+        """
+        if not self._running.is_running:
+            log = self._running.end_of_log()
+            raise LocalPlatformError(
+                "The local platform's server has ended, and with it all jobs; was it killed, by a lack of memory "
+                f"perhaps? The end of its log:\n{log}"
+            )
 
     def interrupt(self, job_name: str) -> None:
         """Reclaim the instances of a running spot job, as EC2 does: SIGTERM, the grace time, and it starts again.

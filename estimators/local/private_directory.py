@@ -45,7 +45,15 @@ def require_unshared(directory: Path) -> None:
         LocalPlatformError: Somebody can.
     """
     for place in (directory, *directory.parents):
-        found = place.stat()
+        found = place.lstat()
+        if (place == directory or stat.S_ISLNK(found.st_mode)) and found.st_uid not in (0, os.geteuid()):
+            raise LocalPlatformError(
+                f"{place} belongs to user {found.st_uid}, who could replace the code that jobs run, and you are user "
+                f"{os.geteuid()}. Choose another directory."
+            )
+        if stat.S_ISLNK(found.st_mode):
+            require_unshared(place.resolve())
+            continue
         shared = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid))
         if shared and not found.st_mode & stat.S_ISVTX:
             raise LocalPlatformError(

@@ -114,6 +114,15 @@ class ServerProcess:
         """The server's process id, and that of its process group."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has not ended, in order or by a signal."""
+        return self._process.poll() is None
+
+    def end_of_log(self) -> str:
+        """The last lines that were written to its log since this was asked last."""
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-20:])
+
     def stop(self) -> None:
         """End the server and all that it runs, and remove its directory. Does nothing the second time."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -141,8 +150,7 @@ class ServerProcess:
         readable, _, _ = select.select([self._process.stdout], [], [], _START_SECONDS)
         line = self._process.stdout.readline() if readable else b""
         if not line:
-            lines = self._log.read().decode(errors="replace").splitlines()[-20:]
-            raise LocalPlatformError("The local platform did not start. The end of its log:\n" + "\n".join(lines))
+            raise LocalPlatformError(f"The local platform did not start. The end of its log:\n{self.end_of_log()}")
         answer: dict[str, str] = json.loads(line)
         if "error" in answer:
             raise LocalPlatformError(answer["error"])

@@ -32,14 +32,19 @@ class _DryRun(PyTorchWithoutTelemetry):
         return UploadedCode(s3_prefix=f"s3://{_BUCKET}/source/sourcedir.tar.gz", script_name="script.py")
 
 
-def refusal(arguments: Mapping[str, Any], inputs: Any, *, job_name: str | None, session: Session | None) -> str | None:
-    """Why the SDK, or botocore, would not send a job; None if they would.
+def build(
+    arguments: Mapping[str, Any], inputs: Any, *, job_name: str | None, session: Session | None
+) -> tuple[dict[str, Any], str | None]:
+    """The CreateTrainingJob that the SDK would send, with buckets and roles of no account.
 
     Args:
         arguments: The parameters for ``PyTorch``, with versions or an image.
         inputs: The channels, as for ``PyTorch.fit``.
         job_name: The job's name, if it is given one.
         session: Where the job would be sent; None for AWS, as boto3 is configured.
+
+    Returns:
+        The request, and why the SDK, or botocore, would not send it: None, if they would.
     """
     skipped = _IN_GIT if "git_config" in arguments else frozenset()  # the SDK would clone the repository first
     requests: list[dict[str, Any]] = []
@@ -53,12 +58,12 @@ def refusal(arguments: Mapping[str, Any], inputs: Any, *, job_name: str | None, 
         assert shape is not None
         validate_parameters(requests[0], shape)
     except ParamValidationError as fault:
-        return _in_one_line(fault.kwargs["report"])
+        return {}, _in_one_line(fault.kwargs["report"])
     except EstimatorError as fault:
-        return _in_one_line(fault.__cause__ or fault)
+        return {}, _in_one_line(fault.__cause__ or fault)
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
-        return _in_one_line(fault)
-    return None
+        return {}, _in_one_line(fault)
+    return requests[0], None
 
 
 def _offline(session: Session, requests: list[dict[str, Any]]) -> Session:

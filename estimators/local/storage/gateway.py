@@ -16,6 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import HTTPServer
 from io import BufferedIOBase
 from typing import Any
+from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
@@ -83,6 +84,8 @@ class _Handler(BoundedHandler):
             return self._refuse(403, "AccessDenied", "Requests from web pages, or without a length, are refused.")
         if "authorization" not in headers and _SIGNED_QUERY.search(self.path) is None:
             return self._refuse(403, "AccessDenied", "The request is not signed.")
+        if problem := _problem_of_key(self.path, has_body=length > 0):
+            return self._refuse(400, "InvalidArgument", problem)
         if headers.get(_ENCRYPTION, "AES256") != "AES256" and "authorization" in headers:
             try:
                 headers = self._without_encryption(headers)
@@ -145,6 +148,22 @@ class _Handler(BoundedHandler):
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
         """Say nothing of requests: the platform's log is for what goes wrong."""
+
+
+def _problem_of_key(target: str, *, has_body: bool) -> str | None:
+    """What is wrong with the key in a request's path: SeaweedFS would keep the object under another one, or not at all.
+
+    Without a word it leaves out empty parts, makes "/" of a backslash, hides parts named .uploads, and drops what is
+    sent to a key that ends with "/", which is a directory to it.
+    """
+    key = unquote(target.partition("?")[0], errors="surrogateescape").removeprefix("/").partition("/")[2]
+    parts = key.removesuffix("/").split("/")
+    if key and ("" in parts or "\\" in key or ".uploads" in parts or (key.endswith("/") and has_body)):
+        return (
+            f"The key {key!a} can't be kept on disk. There, a key has no empty parts, no backslash, no part named "
+            ".uploads, and, if it ends with a slash, no content. Take another one, or storage='memory'."
+        )
+    return None
 
 
 def _copy(body: BufferedIOBase, upstream: HTTPConnection, length: int) -> None:

@@ -204,6 +204,7 @@ def _options(data: PurePath, ports: Mapping[str, int]) -> list[str]:
         *(f"-{component}.port.grpc={port + _GRPC_OFFSET}" for component, port in ports.items()),
         "-s3.config=seaweedfs.json",
         "-s3.autoCreateBucket=false",
+        "-s3.allowDeleteBucketNotEmpty=false",  # else a DeleteBucket takes all objects with it
         f"-s3.allowedOrigins={origin}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",

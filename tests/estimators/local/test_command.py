@@ -115,6 +115,21 @@ def test_stays_up_until_it_is_told_to_stop_and_comes_back_where_it_was(tmp_path)
         assert in_shell(f"{exports}\n{client}") == ["sagemaker-us-east-1-123456789012", "None"]
 
 
+@pytest.mark.seaweedfs
+def test_a_platform_whose_server_was_killed_ends_with_a_reason(tmp_path):
+    process = subprocess.Popen(
+        [SMDDP, "local", "up", "--directory", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("# SageMaker")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (server,) = (int(child) for child in children if b"local.serve" in Path(f"/proc/{child}/cmdline").read_bytes())
+    os.kill(server, signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.startswith("smddp local: The local platform's server has ended, and with it all jobs")
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -95,3 +95,16 @@ def test_who_may_rename_in_the_platforms_directory_keep_it_from_starting(open_di
     open_directory.chmod(0o777)
     with pytest.raises(LocalPlatformError, match="can be written to by other users"):
         LocalSageMaker(open_directory).start()
+
+
+@pytest.mark.parametrize("by", ["owner", "link"])
+def test_who_own_the_platforms_directory_keep_it_from_starting(open_directory, by):
+    place = open_directory / "platform"
+    if by == "owner":
+        place.mkdir()
+    else:
+        (open_directory / "elsewhere").mkdir()
+        place.symlink_to(open_directory / "elsewhere")
+    os.chown(place, STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(LocalPlatformError, match=f"{place} belongs to user {STRANGER}"):
+        LocalSageMaker(place).start()

@@ -71,6 +71,18 @@ def test_what_the_sdk_refuses_is_found_before_the_upload(name: str, script: str,
     assert uploaded(sagemaker_session) == before
 
 
+@pytest.mark.parametrize("base", ["-x", "a b", "ü"])
+def test_a_name_that_the_sdk_makes_is_looked_at_as_one_that_is_given(
+    base: str, script: str, sagemaker_session: Any
+) -> None:
+    estimator = Estimator(
+        script, role=ROLE, instance_type="ml.g5.xlarge", base_job_name=base, sagemaker_session=sagemaker_session
+    )
+    (problem,) = estimator.plan().errors
+    assert problem.parameter == "TrainingJobName"
+    assert repr(base)[1:-1] in problem.found
+
+
 def test_looking_changes_nothing_of_the_users_objects(script: str, sagemaker_session: Any) -> None:
     from sagemaker.debugger import ProfilerConfig
 

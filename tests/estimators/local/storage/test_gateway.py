@@ -18,6 +18,7 @@ from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.api.signature import KeyPair, Request, SignatureError, verify
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage import Gateway
+from estimators.local.storage.gateway import _problem_of_key
 
 KEYS = KeyPair.random()
 
@@ -180,3 +181,23 @@ def gateway_without_storage():
     gateway.start()
     yield gateway
     gateway.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "kept"),
+    [
+        ("/b/a/c", True, True),
+        ("/b/a/", False, True),
+        ("/b/", False, True),
+        ("/b?list-type=2&prefix=a//b", False, True),
+        ("/b/a//c", True, False),
+        ("/b/a%2F%2Fc", True, False),
+        ("/b//a", True, False),
+        ("/b/a/", True, False),
+        ("/b/a%5Cc", True, False),
+        ("/b/.uploads/x", True, False),
+    ],
+)
+def test_a_key_that_seaweedfs_would_change_is_refused(target, body, kept):
+    problem = _problem_of_key(target, has_body=body)
+    assert (problem is None) is kept

@@ -72,6 +72,19 @@ def s3(storage):
         yield s3
 
 
+def test_a_bucket_with_objects_is_not_deleted(s3):
+    with pytest.raises(ClientError, match="BucketNotEmpty"):
+        s3.delete_bucket(Bucket="private")
+    assert s3.get_object(Bucket="private", Key="secret")["Body"].read() == b"42"
+
+
+@pytest.mark.parametrize("key", ["a//b", "/b", "b\\c", "directory/", ".uploads/b"])
+def test_no_object_is_kept_under_another_key(s3, key):
+    with pytest.raises(ClientError, match="can't be kept on disk"):
+        s3.put_object(Bucket="private", Key=key, Body=b"other")
+    assert [each["Key"] for each in s3.list_objects_v2(Bucket="private")["Contents"]] == ["secret"]
+
+
 @pytest.fixture(scope="module")
 def open_storage(tmp_path_factory):
     """One without namespaces, which must leave no socket."""
