@@ -74,38 +74,3 @@ def openable(paths: Iterable[Path | str]) -> list[str]:
         """,
         [str(path) for path in paths],
     )
-
-
-def processes_of(root: int) -> list[int]:
-    """A process and all that it started."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            continue
-    found = [root]
-    for process in found:
-        found += [child for child, parent in parents.items() if parent == process]
-    return found
-
-
-def listening(processes: Iterable[int]) -> set[tuple[str, int]]:
-    """The addresses and ports of this machine at which processes listen for TCP connections."""
-    here = Path("/proc/self/ns/net").readlink()
-    inodes = set()
-    for process in processes:
-        if Path(f"/proc/{process}/ns/net").readlink() == here:
-            for descriptor in Path(f"/proc/{process}/fd").iterdir():
-                try:
-                    inodes.add(str(descriptor.readlink()))
-                except OSError:  # it is closed
-                    continue
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                address, _, port = fields[1].partition(":")
-                found.add((".".join(str(byte) for byte in reversed(bytes.fromhex(address))), int(port, 16)))
-    return found

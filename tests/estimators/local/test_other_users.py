@@ -10,13 +10,8 @@ import urllib3
 
 from estimators.local import LocalSageMaker
 from estimators.local.errors import LocalPlatformError
-from tests.estimators.local.strangers import (
-    STRANGER,
-    listening,
-    openable,
-    processes_of,
-    run_as_stranger,
-)
+from tests.estimators.local.processes import listening, processes_of
+from tests.estimators.local.strangers import STRANGER, openable, run_as_stranger
 
 DISK = pytest.param("disk", marks=[pytest.mark.seaweedfs, pytest.mark.namespaces])
 OBJECT = b"print('what a job will run')" * 100

@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from botocore.exceptions import ClientError
 from estimators import Estimator
 from estimators.local import LocalSageMaker, running_jobs
 from estimators.local.errors import LocalPlatformError
-from tests.estimators.local.strangers import processes_of
+from tests.estimators.local.processes import is_alive, processes_of, processes_with, running
 
 
 def test_needs_to_be_started():
@@ -69,7 +68,7 @@ def test_stops_at_once_in_the_middle_of_a_job_and_leaves_nothing(job_request, tm
         started = time.monotonic()
     assert time.monotonic() - started < 10
     assert "the local platform ends, and long with it, unfinished. Its objects were in memory" in caplog.text
-    assert not processes(marker)
+    assert not processes_with(marker)
     assert not list(tmp_path.iterdir())
     platform.stop()
 
@@ -78,29 +77,8 @@ def start_job(platform, request):
     platform.boto_session.client("sagemaker").create_training_job(**request)
 
 
-def processes(marker: str) -> list[str]:
-    """The processes that have `marker` in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        if marker.encode() in line:
-            found.append(line.decode(errors="replace"))
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs: one that has ended may still be listed, if nobody asked for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    except OSError:
-        return False
-
-
 def await_process(marker: str) -> None:
-    await_that(lambda: processes(marker))
+    await_that(lambda: processes_with(marker))
 
 
 def await_that(condition: Callable[[], object], *, seconds: float = 30, pause: float = 0.05) -> None:
@@ -143,8 +121,8 @@ def test_nothing_survives_a_parent_that_was_killed_in_the_middle_of_a_job(job_re
         parent.send_signal(signal.SIGKILL)
         parent.wait()
         deadline = time.monotonic() + 10
-        while processes(marker) or is_alive(told["server"]) or list((tmp_path / "platform").iterdir()):
-            assert time.monotonic() < deadline, (processes(marker), list((tmp_path / "platform").iterdir()))
+        while processes_with(marker) or is_alive(told["server"]) or list((tmp_path / "platform").iterdir()):
+            assert time.monotonic() < deadline, (processes_with(marker), list((tmp_path / "platform").iterdir()))
             time.sleep(0.1)
     finally:
         os.kill(told["fork"], signal.SIGKILL)
@@ -268,7 +246,7 @@ def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, 
     monkeypatch.setattr(running_jobs, "_stop", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         platform.stop()
-    assert not processes(marker)
+    assert not processes_with(marker)
     assert [path.name for path in tmp_path.iterdir() if path.name != "access"] == ["storage"]
 
 
@@ -310,16 +288,6 @@ def test_a_job_fails_with_the_reason_when_the_storage_is_given_up(job_request, t
             "SeaweedFS, which keeps the objects, ended with exit code 137, the last of 4 failures"
             in job["FailureReason"]
         )
-
-
-def running(server: int, program: str) -> list[int]:
-    """The processes of a platform that run a program, by the end of its path."""
-    found = []
-    for process in processes_of(server):
-        with contextlib.suppress(OSError):  # it has ended
-            name = Path(f"/proc/{process}/cmdline").read_bytes().partition(b"\0")[0].decode()
-            found += [process] if name.endswith(program) else []
-    return found
 
 
 def await_state(platform, name: str, state: str) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from estimators.local.engine.fast_file import mount
 from estimators.local.executors import ProcessExecutor
+from tests.estimators.local.processes import processes_with
 
 Lines = Callable[..., list[str]]
 
@@ -361,19 +362,6 @@ def test_no_mount_and_no_program_that_waits_for_it_outlives_a_platform_that_is_k
     while processes_with(token):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def processes_with(token: str) -> list[str]:
-    return [
-        process.name for process in Path("/proc").iterdir() if process.name.isdigit() and token in arguments_of(process)
-    ]
-
-
-def arguments_of(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def test_where_nothing_can_be_mounted_a_fastfile_channel_is_copied_and_one_line_says_so(

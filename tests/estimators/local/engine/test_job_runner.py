@@ -26,6 +26,7 @@ from estimators.local.engine import ApiError
 from estimators.local.engine.validation import operation_model
 from estimators.local.executors import ExecutorError, HandOverError, ProcessExecutor
 from estimators.local.executors.process import ProcessCluster
+from tests.estimators.local.processes import processes_with
 
 Lines = Callable[..., list[str]]
 FilesIn = Callable[[str, str], dict[str, bytes]]
@@ -764,18 +765,6 @@ def test_no_host_outlives_an_engine_that_is_killed(endpoint: str, bucket: str, c
     while processes_with(token):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def processes_with(token: str) -> list[str]:
-    pids = [process for process in Path("/proc").iterdir() if process.name.isdigit()]
-    return [process.name for process in pids if token in command_line(process)]
-
-
-def command_line(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.mark.namespaces

@@ -14,6 +14,7 @@ import pytest
 
 from estimators.local.engine import matching
 from estimators.local.engine.metrics import MAX_LINE, MetricDefinition, Metrics
+from tests.estimators.local.processes import is_alive
 
 
 def read(*lines: str, **definitions: str) -> dict[str, float]:
@@ -141,16 +142,9 @@ def test_a_match_does_not_outlive_a_platform_that_is_killed() -> None:
         assert platform.stdout.readline() == "0 \n"  # it is at the second line by now, or will be at once
         platform.kill()
     deadline = time.monotonic() + 10
-    while _runs(pid):
+    while is_alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_an_answer_that_the_process_was_killed_in_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from estimators.local.executors import (
     supervised_process,
 )
 from estimators.local.executors.inherited import INHERITED
+from tests.estimators.local.processes import processes_with
 
 Start = Callable[..., HostProcess]
 
@@ -75,23 +76,10 @@ def await_line(host: HostProcess) -> str:
     return host.output.readline().decode().strip()
 
 
-def alive(token: str) -> list[str]:
-    """ChildProcesses of this machine that have ``token`` among their arguments."""
-    running = [process for process in Path("/proc").iterdir() if process.name.isdigit()]
-    return [process.name for process in running if token.encode() in arguments(process)]
-
-
-def arguments(process: Path) -> list[bytes]:
-    try:
-        return (process / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
 def await_none_alive(token: str) -> None:
     deadline = time.monotonic() + 10
-    while alive(token):
-        assert time.monotonic() < deadline, f"still alive: {alive(token)}"
+    while processes_with(token):
+        assert time.monotonic() < deadline, f"still alive: {processes_with(token)}"
         time.sleep(0.01)
 
 
@@ -228,7 +216,7 @@ def test_what_the_program_started_ends_with_it(start: Start, isolated: bool) -> 
     host = start("sh", "-c", f"{sleeper} while ! grep -qz {token} /proc/[0-9]*/cmdline 2>/dev/null; do :; done; exit 3")
     said(host)
     assert exit_code(host) == 3
-    assert alive(token) == []
+    assert processes_with(token) == []
 
 
 @BOTH_WAYS
@@ -266,7 +254,7 @@ def test_a_host_dies_when_the_process_that_started_it_is_killed(isolated: bool, 
     )
     assert starter.stdout is not None
     assert b"up" in starter.stdout.readline()
-    assert len(alive(token)) >= 2
+    assert len(processes_with(token)) >= 2
     starter.kill()
     starter.communicate()
     await_none_alive(token)

@@ -21,6 +21,7 @@ from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.executors import supervised_process
 from estimators.local.storage import Gateway, SeaweedFS, seaweedfs
+from tests.estimators.local.processes import is_alive
 from tests.estimators.local.strangers import openable
 
 pytestmark = pytest.mark.seaweedfs
@@ -386,11 +387,3 @@ def test_dies_with_a_parent_that_was_killed_and_loses_nothing(tmp_path):
         time.sleep(0.05)
     with running(tmp_path) as storage, client(storage) as s3:
         assert s3.get_object(Bucket="kept", Key="some/object")["Body"].read() == body
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs: one that has ended may still be listed, if nobody asked for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    except OSError:
-        return False
