@@ -118,6 +118,9 @@ class BoundedHandler(BaseHTTPRequestHandler):
     """Reads within the bounds above, and tells the server when it waits for the client."""
 
     server: Any  # a BoundedServer
+    # What http.server refuses by itself, before any application sees it: in S3's form, where it has a page of HTML.
+    error_content_type = "application/xml"
+    error_message_format = "<Error><Code>%(code)d</Code><Message>%(message)s</Message></Error>"
 
     def setup(self) -> None:
         """Put the bounds between the socket and whoever reads and writes."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.api.offered import S3, require_offered
-from estimators.local.api.operation import OWN_SERVICE, operation_name, read_document
+from estimators.local.api.operation import Operation, read_document, requested_operation
 from estimators.local.api.refusal import SERVICE, refuse
 from estimators.local.engine import ApiError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPERATION = "smddp.operation"
-"""Where an `OfferedOperations` puts the name of the operation."""
+"""Where an `OfferedOperations` puts the `Operation`. What is behind it decides by that, never by a header again."""
 DOCUMENT = "smddp.document"
 """Where it puts the request's JSON document, if it has one."""
 
@@ -37,29 +37,34 @@ class OfferedOperations:
         """Answer one request."""
         try:
             _examine(environ)
+            return self._inner(environ, start_response)
         except ApiError as error:
             return refuse(error, environ, start_response)
-        return self._inner(environ, start_response)
+        except Exception as error:
+            logger.exception("%s %s failed", environ["REQUEST_METHOD"], environ["PATH_INFO"])
+            failure = ApiError("InternalFailure", f"{type(error).__name__}: {error}", 500)
+            return refuse(failure, environ, start_response)
 
 
 def _examine(environ: WSGIEnvironment) -> None:
-    service = environ[SERVICE]
+    service, path = environ[SERVICE], environ["PATH_INFO"]
+    if not path.startswith("/"):
+        raise ApiError("InvalidURI", f"{path[:80]!r} is no path: it does not begin with a slash.")
     if service == S3:
         # moto takes such a path for another service's, where the request is signed in its query.
-        if "_" in environ["PATH_INFO"].split("/")[1]:
+        if "_" in path.split("/")[1]:
             raise ApiError("InvalidBucketName", "A bucket's name has no underscore.")
-        if environ["PATH_INFO"].startswith("/v20180820/"):
+        if path.startswith("/v20180820/"):
             require_offered("s3-control", "An operation")
-        return
     try:
-        environ[OPERATION] = operation_name(environ, service)
+        operation: Operation = requested_operation(environ, service)
     except ValueError:
         raise ApiError("MalformedInput", "The form in the request's body can't be read.") from None
+    environ[OPERATION] = operation
     environ["wsgi.input"].seek(0)
-    target = environ.get("HTTP_X_AMZ_TARGET", "")
-    if not target.startswith(f"{OWN_SERVICE}."):
-        require_offered(service, environ[OPERATION])
-    if target:
+    if not operation.is_own:
+        require_offered(service, operation.name)
+    if environ.get("HTTP_X_AMZ_TARGET"):
         environ[DOCUMENT] = read_document(environ)
         environ["wsgi.input"].seek(0)
 
@@ -87,7 +92,7 @@ class AwsErrors:
                     raise _UnansweredError(answered[0][0])
                 answer = [content]
         except Exception as error:
-            name = environ.get(OPERATION, f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+            name = environ[OPERATION].name
             logger.warning("moto can't answer %s", name, exc_info=not isinstance(error, _UnansweredError))
             message = f"The local platform can't answer this {name}: {type(error).__name__}: {error}"
             return refuse(ApiError("ValidationException", message[:1000]), environ, start_response)

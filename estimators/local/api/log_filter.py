@@ -30,7 +30,7 @@ class LogFilter:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request that `OfferedOperations` let through."""
         document = environ.get(DOCUMENT, {})
-        prefix = document.get(_PREFIX) if environ.get(OPERATION) == "FilterLogEvents" else None
+        prefix = document.get(_PREFIX) if environ[OPERATION].name == "FilterLogEvents" else None
         if prefix is None:
             return self._inner(environ, start_response)
         if not isinstance(prefix, str) or "logStreamNames" in document:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qs
 
+from estimators.local.api.offered import S3
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import service_model
 
@@ -22,8 +24,9 @@ _TARGETS = {
     "sagemaker": ("SageMaker", OWN_SERVICE),
     "logs": ("Logs_20140328",),
     "monitoring": ("GraniteServiceVersion20100801",),
+    S3: (),
 }
-"""What X-Amz-Target begins with, for each service signed for that has a JSON protocol here."""
+"""What X-Amz-Target begins with, for each service here that has a JSON protocol, and S3, which surely has none."""
 _CBOR_PATH = re.compile(r"/service/\w+/operation/(\w+)")
 _REST_PATHS = (
     (re.compile(r"/BatchPutMetrics"), "BatchPutMetrics"),
@@ -33,21 +36,51 @@ _REST_PATHS = (
 """SageMaker's satellites, which speak REST."""
 
 
-def operation_name(environ: WSGIEnvironment, service: str) -> str:
-    """AWS's name of the operation that a request asks for; its path, where no name can be told.
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Operation:
+    """What a request asks for."""
+
+    service: str
+    """Whose operation it is, by AWS's name for signatures, or `OWN_SERVICE`."""
+    name: str
+    """AWS's name of it; the request's method and path, where no name can be told, as for S3."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether AWS has no such operation."""
+        return self.service == OWN_SERVICE
+
+    @property
+    def is_sagemakers(self) -> bool:
+        """Whether it is in botocore's model of SageMaker, whichever protocol it was asked for in."""
+        return self.service == "sagemaker" and self.name in service_model().operation_names
+
+
+def requested_operation(environ: WSGIEnvironment, service: str) -> Operation:
+    """Tell what a request asks for.
+
+    Args:
+        environ: The request.
+        service: What it is signed for.
 
     Raises:
         ApiError: It asks one service for another one's operation.
     """
-    path: str = environ["PATH_INFO"]
     target: str = environ.get("HTTP_X_AMZ_TARGET", "")
-    if target:
-        prefix, _, operation = target.partition(".")
-        if service in _TARGETS and prefix not in _TARGETS[service]:
-            raise ApiError("UnknownOperationException", f"{target[:80]!r} is not an operation of {service}.")
-        if prefix == "SageMaker" and operation not in service_model().operation_names:
-            raise ApiError("UnknownOperationException", f"SageMaker has no operation {operation[:80]!r}.")
-        return operation
+    if not target:
+        return Operation(service=service, name=_name_without_target(environ, service))
+    prefix, _, name = target.partition(".")
+    if prefix not in _TARGETS.get(service, (prefix,)) or (prefix == OWN_SERVICE and service != "sagemaker"):
+        raise ApiError("UnknownOperationException", f"{target[:80]!r} is not an operation of {service}.")
+    if prefix == "SageMaker" and name not in service_model().operation_names:
+        raise ApiError("UnknownOperationException", f"SageMaker has no operation {name[:80]!r}.")
+    return Operation(service=OWN_SERVICE if prefix == OWN_SERVICE else service, name=name)
+
+
+def _name_without_target(environ: WSGIEnvironment, service: str) -> str:
+    path: str = environ["PATH_INFO"]
+    if service == S3:  # whose body may be large, and never names an operation
+        return _method_and_path(environ)
     if cbor := _CBOR_PATH.fullmatch(path):
         return cbor[1]
     is_form = environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded")
@@ -58,7 +91,11 @@ def operation_name(environ: WSGIEnvironment, service: str) -> str:
         for pattern, name in _REST_PATHS:
             if pattern.fullmatch(path):
                 return name
-    return f"{environ['REQUEST_METHOD']} {path[:80]}"
+    return _method_and_path(environ)
+
+
+def _method_and_path(environ: WSGIEnvironment) -> str:
+    return f"{environ['REQUEST_METHOD']} {environ['PATH_INFO'][:80]}"
 
 
 def read_document(environ: WSGIEnvironment) -> dict[str, Any]:

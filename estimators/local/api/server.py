@@ -10,8 +10,10 @@ import logging
 import os
 import socket
 import threading
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "1"  # moto reads it when it is imported
 
@@ -43,6 +45,17 @@ class _Server(BoundedServer, ThreadedWSGIServer):
 
 class _RequestHandler(BoundedHandler, MotoRequestHandler):  # type: ignore[misc]
     """Hands the headers on as they came, for the signature, and logs requests only when asked to."""
+
+    def parse_request(self) -> bool:
+        """Read the headers; what is no URL, werkzeug could not read later."""
+        if not super().parse_request():
+            return False
+        try:
+            urlsplit(self.path)
+        except ValueError:
+            self.send_error(HTTPStatus.BAD_REQUEST, "The target of the request is no URL.")
+            return False
+        return True
 
     def make_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().make_environ()

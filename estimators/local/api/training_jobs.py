@@ -6,7 +6,6 @@ What is about other records, or other services, goes on to the next application.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -14,15 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from estimators.local.api.front import DOCUMENT, OPERATION
 from estimators.local.api.guard import REGION
-from estimators.local.api.operation import OWN_SERVICE
-from estimators.local.api.refusal import refuse
+from estimators.local.api.operation import Operation
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import check_request
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-logger = logging.getLogger(__name__)
 
 INTERRUPT = "InterruptTrainingJob"
 """Our own operation, beside AWS's: a spot instance of the job is reclaimed."""
@@ -52,23 +48,16 @@ class TrainingJobApi:
         self._otherwise = otherwise
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request that `OfferedOperations` let through."""
-        service = environ.get("HTTP_X_AMZ_TARGET", "").partition(".")[0]
-        operation, request = environ.get(OPERATION, ""), environ.get(DOCUMENT, {})
-        try:
-            if service == OWN_SERVICE:
-                return _answer(start_response, self._own(operation, request))
-            if service == "SageMaker":
-                if operation in self._engine.operations and _is_about_training_jobs(operation, request):
-                    region = environ[REGION]
-                    return _answer(start_response, self._engine.call(operation, request, region=region))
-                check_request(operation, request)
-        except ApiError as error:
-            return refuse(error, environ, start_response)
-        except Exception as error:
-            logger.exception("%s failed", operation)
-            failure = ApiError("InternalFailure", f"{type(error).__name__}: {error}", 500)
-            return refuse(failure, environ, start_response)
+        """Answer one request that `OfferedOperations` let through, which refuses with what is raised here."""
+        operation: Operation = environ[OPERATION]
+        request = environ.get(DOCUMENT, {})
+        if operation.is_own:
+            return _answer(start_response, self._own(operation.name, request))
+        if operation.is_sagemakers:
+            if operation.name in self._engine.operations and _is_about_training_jobs(operation.name, request):
+                region = environ[REGION]
+                return _answer(start_response, self._engine.call(operation.name, request, region=region))
+            check_request(operation.name, request)
         return self._otherwise(environ, start_response)
 
     def _own(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import http.client
 import json
+import random
+import socket
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.auth import SigV4Auth
+from botocore.auth import S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ClientError
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 
 from estimators.local import LocalSageMaker
 from estimators.local.api.offered import OFFERS
+from estimators.local.api.signature import ALGORITHM, KeyPair, Request, sign_without
 from estimators.local.engine.validation import operation_model, service_model
 
 OPERATIONS = tuple(service_model().operation_names)
@@ -93,7 +99,8 @@ def send_signed(
     platform: LocalSageMaker, service: str, path: str, body: bytes, headers: dict[str, str], method: str = "POST"
 ) -> tuple[int, bytes]:
     request = AWSRequest(method=method, url=platform.endpoint_url + path, data=body, headers=headers)
-    SigV4Auth(platform.boto_session.get_credentials(), service, "us-east-1").add_auth(request)
+    signer = S3SigV4Auth if service == "s3" else SigV4Auth
+    signer(platform.boto_session.get_credentials(), service, "us-east-1").add_auth(request)
     connection = http.client.HTTPConnection(platform.endpoint_url.removeprefix("http://"), timeout=10)
     connection.request(method, path, body, dict(request.headers.items()))
     response = connection.getresponse()
@@ -133,6 +140,10 @@ def resident(platform: LocalSageMaker) -> int:
         ("sagemaker", "/FeatureGroup/a", b"{}", {}),
         ("sagemaker", "/BatchPutMetrics", b"[[", {}),
         ("sagemaker", "/anything", b"", {}),
+        ("sagemaker", "/", b"Action=CreateTrainingJob", {"Content-Type": "application/x-www-form-urlencoded"}),
+        ("s3", "/", b"{}", {"X-Amz-Target": "SageMaker.CreateEndpoint"}),
+        ("s3", "/", b"{}", {"X-Amz-Target": "SageMaker.ListTrainingJobs"}),
+        ("sts", "/", b'{"TrainingJobName": "a"}', {"X-Amz-Target": "SmddpLocal.InterruptTrainingJob"}),
         ("", "/", b"", {}),
     ],
 )
@@ -144,6 +155,111 @@ def test_other_protocols_are_refused_in_their_own_form(
     assert b"html" not in content.lower()
     if "X-Amz-Target" in headers:
         assert set(json.loads(content)) == {"__type", "message"}
+
+
+@pytest.mark.parametrize("target", ["*", "bucket", "bucket/key", "?list-type=2", "http:", "http://[", "//["])
+@pytest.mark.parametrize("service", ["s3", "sagemaker"])
+def test_a_target_without_a_path_is_refused(platform: LocalSageMaker, service: str, target: str) -> None:
+    status, content = send_raw(platform, service, "GET", target, {})
+    assert 400 <= status < 500, content
+    assert b"html" not in content.lower()
+
+
+def test_a_malformed_request_to_s3_is_refused_and_no_bug(platform: LocalSageMaker) -> None:
+    platform.boto_session.client("s3").put_object(Bucket=platform.default_bucket, Key="key", Body=b"content")
+    chance = random.Random(5)
+    for _ in range(400):
+        bucket, key = chance.choice((platform.default_bucket, *BUCKETS)), chance.choice(KEYS)
+        target = f"{bucket}{key}{'?'.join(('', *chance.sample(QUERIES, chance.randrange(3))))}"
+        headers = dict(chance.sample(HEADERS, chance.randrange(4)))
+        method = chance.choice(METHODS)
+        status, content = send_raw(platform, "s3", method, f"/{target}", headers, chance.choice(BODIES))
+        told = f"{method} {target} {headers}: {status} {content[:300]!r}"
+        assert 200 <= status < 500, told
+        assert b"<html" not in content.lower(), told
+
+
+METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "get", "G(T", "__init__")
+BUCKETS = ("", "none", "a_b", "%", "%00", "%ff", "..", "v20180820", "service", "B" * 300, "moto-api")
+KEYS = ("", "/", "/key", "//", "/../key", "/%00", "/%ff%fe", "/%c3%bc", "/" + "k" * 2000, "/a;b", "/operation/Get")
+QUERIES = (
+    "list-type=2&max-keys=x",
+    "versions&key-marker=%ff",
+    "uploads",
+    "uploadId=none&partNumber=x",
+    "partNumber=-1",
+    "delete",
+    "acl",
+    "tagging",
+    "policy",
+    "lifecycle",
+    "versionId=%00",
+    "Action=CreateTrainingJob",
+    "&&=&%",
+    "select&select-type=2",
+    "response-expires=%0d%0a",
+    "continuation-token=%ff",
+    "restore",
+    "encryption",
+    "notification",
+    "replication",
+    "cors",
+)
+HEADERS = (
+    ("x-amz-target", "SageMaker.CreateEndpoint"),
+    ("x-amz-target", ".."),
+    ("x-amz-copy-source", "%"),
+    ("x-amz-copy-source", "/none"),
+    ("range", "bytes=9-1"),
+    ("range", "lines=x"),
+    ("x-amz-tagging", "a=%ff&a=b&&"),
+    ("x-amz-acl", "nobody"),
+    ("x-amz-decoded-content-length", "x"),
+    ("content-md5", "?"),
+    ("smithy-protocol", "rpc-v2-cbor"),
+    ("if-modified-since", "yesterday"),
+    ("x-amz-object-lock-retain-until-date", "never"),
+    ("x-amz-expected-bucket-owner", "-"),
+    ("x-amz-server-side-encryption", "none"),
+    ("x-amz-checksum-sha256", "?"),
+    ("x-amz-meta-\xff", "\xfe"),
+    ("content-type", "application/x-www-form-urlencoded"),
+    ("content-type", "multipart/form-data"),
+    ("content-encoding", "aws-chunked"),
+    ("x-amz-grant-read", "everybody"),
+    ("x-amz-website-redirect-location", "\x01"),
+    ("transfer-encoding", "gzip"),
+)
+BODIES = (b"", b"<", b"<a/>", b"\xff\x00", b"{}", b"Action=CreateTrainingJob", b"<Delete><Object/></Delete>")
+
+
+def send_raw(
+    platform: LocalSageMaker, service: str, method: str, target: str, headers: dict[str, str], body: bytes = b""
+) -> tuple[int, bytes]:
+    """Send a signed request that no client can be made to send; status 0 if there is no answer."""
+    credentials = platform.boto_session.get_credentials()
+    keys = KeyPair(access_key=credentials.access_key, secret_key=credentials.secret_key)
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    address = platform.endpoint_url.removeprefix("http://")
+    digest = hashlib.sha256(body).hexdigest()
+    headers = {**headers, "host": address, "x-amz-date": now, "x-amz-content-sha256": digest}
+    credential = f"{keys.access_key}/{now[:8]}/us-east-1/{service}/aws4_request"
+    unsigned = f"{ALGORITHM} Credential={credential}, SignedHeaders={';'.join(sorted(headers))}, Signature="
+    path, _, query = target.partition("?")
+    request = Request(
+        method=method,
+        path=path,
+        query=query,
+        headers={**headers, "authorization": unsigned},
+        body_sha256=lambda: digest,
+    )
+    headers |= {"authorization": sign_without(request, keys, ()), "content-length": str(len(body))}
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    host, _, port = address.partition(":")
+    with closing(socket.create_connection((host, int(port)), timeout=10)) as client:
+        client.sendall("\r\n".join(lines).encode("latin-1") + body)
+        head, _, content = client.makefile("rb").read().partition(b"\r\n\r\n")
+    return int(head.split()[1]) if head else 0, content
 
 
 @pytest.mark.parametrize(
