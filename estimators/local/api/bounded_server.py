@@ -38,7 +38,8 @@ _PIECE = 256 << 10
 class BoundedServer(ThreadingMixIn):
     """Holds `MAX_CONNECTIONS` at most. If another one comes, the one that has waited longest for its client gives way.
 
-    A connection that the server works for never gives way: the next one waits until there is room.
+    A connection that the server works for never gives way: the next one waits until there is room. One whose body is
+    waited for may: clients on this machine send faster than it is read, and who sends drop by drop has waited longest.
     """
 
     daemon_threads = True
@@ -126,7 +127,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
         """Put the bounds between the socket and whoever reads and writes."""
         super().setup()
         self.rfile.close()
-        self._reader = _Reader(self.connection)
+        self._reader = _Reader(self.connection, self.server.connections)
         self.rfile = io.BufferedReader(self._reader)
         self.wfile = _Writer(self.connection, self.server.connections)
 
@@ -164,8 +165,9 @@ class _Reader(io.RawIOBase):
     A `TimeoutError` or `ConnectionError` ends the connection: nothing that was cut off is ever taken for a whole.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, connections: Connections) -> None:
         self._connection = connection
+        self._connections = connections
         self.expect_head()
 
     def expect_head(self) -> None:
@@ -191,13 +193,27 @@ class _Reader(io.RawIOBase):
             patience = min(SILENCE_SECONDS, SILENCE_SECONDS + self._received / SLOWEST_BYTES_PER_SECOND - self._waited)
         if patience <= 0:
             raise TimeoutError("the client is too slow")
-        self._connection.settimeout(patience)
-        count = self._connection.recv_into(buffer)
+        count = self._receive(buffer, patience)
         self._received += count
         if self._deadline is None:
             self._waited += time.monotonic() - began
             if not count:
                 raise ConnectionResetError("the client left in the middle of a body")
+        return count
+
+    def _receive(self, buffer: Buffer, patience: float) -> int:
+        if self._deadline is not None:  # during all of a head, the connection counts as one that waits
+            self._connection.settimeout(patience)
+            return self._connection.recv_into(buffer)
+        self._connection.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            return self._connection.recv_into(buffer)
+        # It may give way from the first moment on: after any grace, a byte in time would begin it anew. If `admit`
+        # has closed it meanwhile, what had come is still read, and then an end: never less than a body as a whole one.
+        self._connections.waits(self._connection)
+        self._connection.settimeout(patience)
+        count = self._connection.recv_into(buffer)
+        self._connections.works(self._connection)
         return count
 
 

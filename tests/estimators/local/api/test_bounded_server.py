@@ -32,14 +32,17 @@ class Handler(BoundedHandler, BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        if self.path == "/wait":
-            self.server.reached.release()
-            self.server.gate.wait(30)
+        self.wait_if_asked()
         content = b"x" * (50 << 20 if self.path == "/large" else 2)
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def wait_if_asked(self) -> None:
+        if self.path == "/wait":
+            self.server.reached.release()
+            self.server.gate.wait(30)
 
     def do_PUT(self) -> None:
         try:
@@ -48,6 +51,10 @@ class Handler(BoundedHandler, BaseHTTPRequestHandler):
             self.server.body_errors.append(error)
             self.server.reached.release()
             raise
+        self.wait_if_asked()
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -115,6 +122,34 @@ def test_a_reader_that_takes_nothing_gives_way(server: Server, monkeypatch: pyte
         for _ in range(MOST):
             stack.enter_context(connect(server)).sendall(b"GET /large HTTP/1.1\r\n\r\n")
         assert ask(server).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_stays_out_gives_way(server: Server) -> None:
+    with ExitStack() as stack:
+        for _ in range(MOST):
+            stack.enter_context(connect(server)).sendall(b"PUT / HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc")
+        assert ask(server).startswith(b"HTTP/1.1 200")
+        assert server.reached.acquire(timeout=10)
+    assert isinstance(server.body_errors[0], ConnectionError), "what was cut off is no body"
+
+
+def test_a_body_that_has_come_does_not_give_way(server: Server) -> None:
+    """The server works for it, though it has waited for a part of it."""
+    with ExitStack() as stack:
+        asking = [stack.enter_context(connect(server)) for _ in range(MOST)]
+        for client in asking:
+            client.sendall(b"PUT /wait HTTP/1.1\r\nContent-Length: 6\r\n\r\nabc")
+        for client in asking:
+            client.sendall(b"def")
+            assert server.reached.acquire(timeout=10)
+        late = stack.enter_context(connect(server))
+        late.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        late.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            late.recv(1)
+        server.gate.set()
+        late.settimeout(10)
+        assert [client.recv(12) for client in (*asking, late)] == [b"HTTP/1.1 200"] * (MOST + 1)
 
 
 def test_a_reader_may_take_its_time_while_there_is_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
