@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -23,6 +24,7 @@ from botocore.config import Config
 
 from estimators.docker.docker_program import DockerError, require_engine
 from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
+from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import INSTALL, LocalPlatformError
@@ -35,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 ENGINE_S3 = Config(max_pool_connections=64, read_timeout=15, retries={"mode": "standard"})
 """Several jobs read at once, each from several threads; S3 is on this machine, and a silence of 15 seconds is none."""
+
+OPEN_FILES = 4 * 2 * MAX_CONNECTIONS + 256
+"""Four servers (API and S3, here and on Docker's bridge), whose connections take a second descriptor each: the file of
+a large body, or the way to SeaweedFS. The rest is for jobs, logs and clients of the process's own."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error: it unwinds whatever the main thread is doing
@@ -68,6 +74,7 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     """Start everything; `stack` ends it again, the jobs first."""
     run_directory, client_directory = Path(settings.run_directory), Path(settings.client_directory)
     tempfile.tempdir = str(run_directory)  # so that nothing of this process's own stays in /tmp
+    open_files = _raise_open_files()
     storage = None
     if settings.storage_directory is not None:
         storage = SeaweedFS(
@@ -79,7 +86,7 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     listeners = [listener]
     executor: Executor
     if settings.docker is None:
-        executor = ProcessExecutor(lifeline=lifeline)
+        executor = ProcessExecutor(lifeline=lifeline, open_files=open_files)
         environment = access.client_environment(client_directory, bypasses=bypassed_hosts(os.environ))
     else:
         executor = DockerExecutor(settings.docker, lifeline=lifeline)
@@ -115,6 +122,18 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
         storage.watch(engine.fail)
     _create_bucket(s3, access)
     return access
+
+
+def _raise_open_files() -> int:
+    """Allow this process as many open files as it may have; the limit that the user had, and that jobs shall have.
+
+    Programs that use select(), or close every descriptor that there may be, need a low one.
+    """
+    users, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most < OPEN_FILES:
+        logger.warning("%d files may be open here (ulimit -Hn); all connections at once need %d", most, OPEN_FILES)
+    return users
 
 
 def _open(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_CONNECTIONS = 192
-"""At once. Four such servers (API and S3, here and on Docker's bridge) fit into the usual 1,024 open files."""
+"""At once. What that takes of open files, with all servers of a platform, `estimators.local.serve` sees to."""
 HEAD_SECONDS = 20.0
 """From the connection, or the last answer, to the end of a request's headers: so long may a connection be idle."""
 MAX_HEAD_BYTES = 64 << 10

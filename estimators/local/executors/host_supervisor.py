@@ -23,6 +23,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -198,6 +199,9 @@ def _become(spec: dict[str, Any], failing: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
+        if spec["open_files"] is not None:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (spec["open_files"], most))
         os.chdir(spec["directory"])
         _execute(spec["argv"], spec["environment"])
     except (OSError, ValueError) as error:

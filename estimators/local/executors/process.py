@@ -38,13 +38,17 @@ class ProcessExecutor:
     Args:
         isolated: Whether hosts get namespaces of their own. None tries it once, and warns if they are barred.
         lifeline: Of the directory that the hosts write in: it stays open until each has ended.
+        open_files: The soft limit of their programs; None: this process's.
 
     Raises:
         HostStartError: Trying it failed for another reason.
     """
 
-    def __init__(self, *, isolated: bool | None = None, lifeline: Lifeline | None = None) -> None:
+    def __init__(
+        self, *, isolated: bool | None = None, lifeline: Lifeline | None = None, open_files: int | None = None
+    ) -> None:
         self._lifeline = lifeline
+        self._open_files = open_files
         self._isolated = _namespaces_allowed() if isolated is None else isolated
 
     @property
@@ -72,7 +76,7 @@ class ProcessExecutor:
 
     def cluster(self, spec: ClusterSpec) -> ProcessCluster:
         """Prepare a cluster."""
-        return ProcessCluster(spec, isolated=self._isolated, lifeline=self._lifeline)
+        return ProcessCluster(spec, isolated=self._isolated, lifeline=self._lifeline, open_files=self._open_files)
 
 
 class ProcessCluster:
@@ -82,11 +86,20 @@ class ProcessCluster:
         spec: The hosts.
         isolated: Whether they get namespaces of their own.
         lifeline: Of the directory that they write in.
+        open_files: The soft limit of their programs; None: this process's.
     """
 
     interface = "lo"
 
-    def __init__(self, spec: ClusterSpec, *, isolated: bool, lifeline: Lifeline | None = None) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        *,
+        isolated: bool,
+        lifeline: Lifeline | None = None,
+        open_files: int | None = None,
+    ) -> None:
+        self._open_files = open_files
         self._keep = () if lifeline is None else (lifeline.fileno(),)
         self._roots = {host: root.absolute() for host, root in spec.roots.items()}
         self._isolated = isolated
@@ -138,6 +151,7 @@ class ProcessCluster:
                 environment={**self._environment, **host.environment, **base},
                 directory=f"{self.ml_root(host.name)}/code",
                 mounts=host.mounts,
+                open_files=self._open_files,
             ),
             serve,
             keep=self._keep,

@@ -47,6 +47,8 @@ class SupervisedProgram:
     """Files and directories of the machine by the path, which must be there, at which it is to see them."""
     mounts: tuple[str, ...] = ()
     """Directories in `ml_root` at which it sees what whoever starts it serves."""
+    open_files: int | None = None
+    """Its soft limit of open files; None: this process's."""
     private_network: bool = False
     """Whether its network has no address but its own loopback's: nobody else reaches a port that it opens."""
 

@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -71,6 +72,20 @@ def test_stops_at_once_in_the_middle_of_a_job_and_leaves_nothing(job_request, tm
     assert not processes_with(marker)
     assert not list(tmp_path.iterdir())
     platform.stop()
+
+
+def test_has_files_for_all_connections_and_leaves_its_jobs_the_users_limit(job_request, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = tmp_path / "limit"
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, before[1]))
+        with LocalSageMaker() as platform:
+            assert resource.prlimit(platform.server_pid, resource.RLIMIT_NOFILE) == (before[1], before[1])
+            start_job(platform, job_request("asks", f"echo $(ulimit -Sn) $(ulimit -Hn) > {said}"))
+            await_end(platform, "asks")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert said.read_text().split() == ["900", str(before[1])]
 
 
 def start_job(platform, request):
