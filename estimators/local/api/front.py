@@ -87,7 +87,7 @@ class AwsErrors:
             answer = self._inner(environ, keep)
             status = int(answered[0][0].split()[0])
             if status >= 400:
-                content = b"".join(answer)
+                content = read_answer(answer)
                 if status >= 500 or content.lstrip()[:5].lower() in (b"<!doc", b"<html"):
                     raise _UnansweredError(answered[0][0])
                 answer = [content]
@@ -98,6 +98,15 @@ class AwsErrors:
             return refuse(ApiError("ValidationException", message[:1000]), environ, start_response)
         start_response(*answered[0])
         return answer
+
+
+def read_answer(answer: Iterable[bytes]) -> bytes:
+    """All of an application's answer, which is closed thereafter, as WSGI demands of whoever does not hand it on."""
+    try:
+        return b"".join(answer)
+    finally:
+        if close := getattr(answer, "close", None):
+            close()
 
 
 class _UnansweredError(Exception):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from estimators.local.api.front import DOCUMENT, OPERATION
+from estimators.local.api.front import DOCUMENT, OPERATION, read_answer
 from estimators.local.api.refusal import refuse
 from estimators.local.engine import ApiError
 
@@ -73,5 +73,5 @@ class LogFilter:
             "CONTENT_LENGTH": str(len(content)),
             "wsgi.input": io.BytesIO(content),
         }
-        answer = b"".join(self._inner(asked, keep))
+        answer = read_answer(self._inner(asked, keep))
         return head[0], head[1], answer

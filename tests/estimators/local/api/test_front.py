@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from estimators.local.api.front import OfferedOperations
+import pytest
+
+from estimators.local.api.front import DOCUMENT, OPERATION, AwsErrors, OfferedOperations
+from estimators.local.api.log_filter import LogFilter
+from estimators.local.api.operation import Operation
 from estimators.local.api.refusal import SERVICE
 
 
@@ -36,3 +41,43 @@ def test_a_request_that_can_not_be_examined_is_told_in_awss_form() -> None:
     status, content = ask(OfferedOperations(lambda *_: []), request)
     assert status.startswith("500")
     assert json.loads(content)["__type"] == "InternalFailure"
+
+
+class Answer:
+    """An answer that knows whether it was closed."""
+
+    def __init__(self, status: str, content: bytes | Exception) -> None:
+        self._status, self._content = status, content
+        self.closed = False
+
+    def __call__(self, _: Any, start_response: Any) -> Answer:
+        start_response(self._status, [])
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        if isinstance(self._content, Exception):
+            raise self._content
+        yield self._content
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [("404 Not Found", b"{}"), ("404 Not Found", b"<html>"), ("500 Error", b"{}"), ("400 Error", OSError("gone"))],
+)
+def test_an_error_that_is_told_in_other_words_is_closed(status: str, content: bytes | Exception) -> None:
+    answer = Answer(status, content)
+    request = environ("logs", **{OPERATION: Operation(service="logs", name="DescribeLogGroups")})
+    assert ask(AwsErrors(answer), request)[0].startswith("4")
+    assert answer.closed
+
+
+def test_what_the_log_filter_asks_for_is_closed() -> None:
+    answer = Answer("200 OK", b'{"logStreams": []}')
+    document = {"logGroupName": "a", "logStreamNamePrefix": "b"}
+    operation = Operation(service="logs", name="FilterLogEvents")
+    request = environ("logs", **{OPERATION: operation, DOCUMENT: document})
+    assert ask(LogFilter(answer), request)[0].startswith("200")
+    assert answer.closed
