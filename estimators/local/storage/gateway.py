@@ -2,17 +2,19 @@
 
 The SageMaker SDK uploads code with ``ServerSideEncryption: aws:kms`` and no key, which on AWS means AWS's own key.
 SeaweedFS knows no such key and refuses. Objects here lie on the user's own disk: the wish is dropped, and the request
-signed anew, after its own signature was checked. Any other request SeaweedFS checks itself, unchanged. No body is held:
-that it is the one that was signed for is SeaweedFS's to check in either case.
+signed anew, after its own signature was checked. Any other request SeaweedFS checks itself, unchanged, but that the
+body is the one that was signed for: it does not. No body is held; the last piece is, until the whole is known.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import re
 import socket
 import threading
-from collections.abc import Callable
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from collections.abc import Callable, Iterator
+from http.client import HTTPException, HTTPResponse
 from http.server import HTTPServer
 from io import BufferedIOBase
 from typing import Any
@@ -86,20 +88,25 @@ class _Handler(BoundedHandler):
             return self._refuse(403, "AccessDenied", "The request is not signed.")
         if problem := _problem_of_key(self.path, has_body=length > 0):
             return self._refuse(400, "InvalidArgument", problem)
-        if headers.get(_ENCRYPTION, "AES256") != "AES256" and "authorization" in headers:
-            try:
-                headers = self._without_encryption(headers)
-            except SignatureError as error:
-                return self._refuse(403, error.code, str(error))
         upstream = SocketConnection(self.upstream)
         try:
+            stated = headers.get("x-amz-content-sha256", "")
+            if headers.get(_ENCRYPTION, "AES256") != "AES256" and "authorization" in headers:
+                headers = self._without_encryption(headers)
+            # SeaweedFS takes a body that ends before its first byte for an empty one, and stores that. Once a piece has
+            # come, it notices that the rest is missing.
+            pieces = _pieces(self.rfile, length, stated)
+            first = next(pieces)
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in headers.items():
                 if name not in _OWN_BUSINESS:
                     upstream.putheader(name, value)
             upstream.endheaders()
-            _copy(self.rfile, upstream, length)
+            for piece in itertools.chain([first], pieces):
+                upstream.send(piece)
             self._answer(upstream.getresponse())
+        except SignatureError as error:
+            self._refuse(403, error.code, str(error))
         except StorageEndedError as error:
             self._refuse(503, "ServiceUnavailable", f"{error}\nStart the local platform again.")
         except (OSError, HTTPException) as error:
@@ -166,7 +173,23 @@ def _problem_of_key(target: str, *, has_body: bool) -> str | None:
     return None
 
 
-def _copy(body: BufferedIOBase, upstream: HTTPConnection, length: int) -> None:
-    while length > 0 and (piece := body.read(min(_PIECE, length))):
-        upstream.send(piece)
+def _pieces(body: BufferedIOBase, length: int, stated: str) -> Iterator[bytes]:
+    """A body piece by piece, at least one; the last only once the whole is the one that was signed, if any was.
+
+    Raises:
+        SignatureError: It is another one.
+        OSError: It is not all there.
+    """
+    digest = hashlib.sha256()
+    is_signed = re.fullmatch("[0-9a-f]{64}", stated) is not None
+    while True:
+        piece = body.read(min(_PIECE, length))
+        assert piece or not length, "an end before the body's own raises"
         length -= len(piece)
+        if is_signed:
+            digest.update(piece)
+        if is_signed and not length and digest.hexdigest() != stated:
+            raise SignatureError("XAmzContentSHA256Mismatch", "The body is not the one that was signed.")
+        yield piece
+        if not length:
+            return

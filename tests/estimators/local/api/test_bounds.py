@@ -1,4 +1,7 @@
-"""What clients cost the real server that prove nothing: neither much memory, nor its answers to others."""
+"""What clients cost the real server that prove nothing: neither much memory, nor its answers to others.
+
+Of S3 it says so in memory, where the API answers, and on disk, behind the gateway to SeaweedFS.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,15 @@ MEMORY = 48 << 20
 """What the server may grow by, at most: threads, and what they read at a time."""
 
 
-@pytest.fixture(scope="module")
-def platform() -> Iterator[LocalSageMaker]:
-    """A server in a process that nothing else has a part in, with the usual limit of 1,024 open files."""
+THE_API = pytest.mark.parametrize("platform", ["memory"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["memory", pytest.param("disk", marks=pytest.mark.seaweedfs)])
+def platform(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSageMaker]:
+    """A server in a process that nothing else has a part in, started with the usual limit of 1,024 open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-    with LocalSageMaker() as platform:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    with LocalSageMaker(tmp_path_factory.mktemp("storage"), storage=request.param) as platform:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # its clients have more
         yield platform
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -41,21 +47,26 @@ def peak(platform: LocalSageMaker) -> int:
     raise AssertionError("no VmHWM")
 
 
+def url(platform: LocalSageMaker) -> str:
+    """Where S3 answers; in memory, the API does."""
+    return platform.environment.get("AWS_ENDPOINT_URL_S3", platform.endpoint_url)
+
+
 def connect(platform: LocalSageMaker) -> socket.socket:
-    host, _, port = platform.endpoint_url.removeprefix("http://").partition(":")
+    host, _, port = url(platform).removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=20)
 
 
 def head(platform: LocalSageMaker, method: str, path: str, **headers: str) -> bytes:
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    host = platform.endpoint_url.removeprefix("http://")
+    host = url(platform).removeprefix("http://")
     return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
 
 def signed(platform: LocalSageMaker, method: str, path: str, service: str, secret: str, **headers: str) -> bytes:
     """The head of a request with the right access key."""
-    url, keys = platform.endpoint_url, platform.boto_session.get_credentials()
-    request = AWSRequest(method=method, url=url + path, data=b"a", headers=headers)
+    keys = platform.boto_session.get_credentials()
+    request = AWSRequest(method=method, url=url(platform) + path, data=b"a", headers=headers)
     if service == "s3":
         request.context["payload_signing_enabled"] = True
     signer = S3SigV4Auth if service == "s3" else SigV4Auth
@@ -71,10 +82,15 @@ def status(platform: LocalSageMaker, start: bytes, body: Iterable[bytes] = ()) -
             client.sendall(start)
             for piece in body:
                 client.sendall(piece)
-        try:
-            return int(client.recv(12).split()[1])
-        except (ConnectionError, IndexError):
-            return 0
+        return status_of(client)
+
+
+def status_of(client: socket.socket) -> int:
+    """The status of the answer that comes; 0 if the server hung up."""
+    try:
+        return int(client.recv(12).split()[1])
+    except (ConnectionError, IndexError):
+        return 0
 
 
 def endless(total: int) -> Iterator[bytes]:
@@ -95,8 +111,9 @@ def test_a_body_without_a_key_costs_no_memory(platform: LocalSageMaker) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(platform)) for _ in range(24)]
         for client in clients:
-            client.sendall(start + bytes(9 << 20))
-        assert [client.recv(12) for client in clients] == [b"HTTP/1.1 403"] * 24
+            with suppress(ConnectionError):  # the gateway does not wait for the end of the body
+                client.sendall(start + bytes(9 << 20))
+        assert {status_of(client) for client in clients} <= {403, 0}
         # The server reads on while this one waits for its turn.
         platform.boto_session.client("sagemaker").list_training_jobs()
     assert peak(platform) - before < MEMORY
@@ -105,8 +122,9 @@ def test_a_body_without_a_key_costs_no_memory(platform: LocalSageMaker) -> None:
 def test_a_body_with_a_wrong_secret_is_not_read_into_memory(platform: LocalSageMaker) -> None:
     """Its length is bounded by AWS's own limit, and the hash in its headers is checked first."""
     before = peak(platform)
-    start = signed(platform, "PUT", "/bucket/key", "s3", "guess")[:-2] + b"Content-Length: %d\r\n\r\n" % (1 << 30)
-    assert status(platform, start, endless(64 << 20)) == 403
+    length = 64 << 20
+    start = signed(platform, "PUT", "/bucket/key", "s3", "guess")[:-2] + b"Content-Length: %d\r\n\r\n" % length
+    assert status(platform, start, endless(length)) == 403
     assert peak(platform) - before < MEMORY
 
 
@@ -114,11 +132,15 @@ def test_a_body_that_is_not_the_signed_one_lies_on_disk_meanwhile(platform: Loca
     before = peak(platform)
     secret = platform.boto_session.get_credentials().secret_key
     length = 200 << 20
-    start = signed(platform, "PUT", "/bucket/key", "s3", secret)[:-2] + b"Content-Length: %d\r\n\r\n" % length
+    path = f"/{platform.default_bucket}/not-signed"
+    start = signed(platform, "PUT", path, "s3", secret)[:-2] + b"Content-Length: %d\r\n\r\n" % length
     assert status(platform, start, endless(length)) == 403
     assert peak(platform) - before < MEMORY
+    objects = platform.boto_session.client("s3").list_objects_v2(Bucket=platform.default_bucket, Prefix="not-signed")
+    assert "Contents" not in objects
 
 
+@THE_API
 @pytest.mark.parametrize(
     ("service", "length", "expected"),
     [("sagemaker", 9 << 20, 413), ("s3", (5 << 30) + 1, 413), ("s3", -1, 400)],
@@ -131,6 +153,7 @@ def test_a_body_beyond_the_limit_is_refused_unread(
     assert status(platform, start) == expected
 
 
+@THE_API
 def test_an_endless_body_in_chunks_ends_at_the_limit(platform: LocalSageMaker) -> None:
     before = peak(platform)
     start = signed(platform, "POST", "/", "sagemaker", "guess", **{"X-Amz-Target": "SageMaker.ListTrainingJobs"})
@@ -139,15 +162,19 @@ def test_an_endless_body_in_chunks_ends_at_the_limit(platform: LocalSageMaker) -
     assert peak(platform) - before < MEMORY
 
 
-def test_an_upload_that_is_cut_off_is_no_object(platform: LocalSageMaker) -> None:
+@pytest.mark.parametrize(("length", "sent"), [(10, 4), (10, 0), (3 << 20, 1 << 19), (3 << 20, 2 << 20)])
+def test_an_upload_that_is_cut_off_replaces_no_object(platform: LocalSageMaker, length: int, sent: int) -> None:
     """Not even where the signature does not cover the body."""
     s3 = platform.boto_session.client("s3", config=Config(signature_version="s3v4"))
-    url = s3.generate_presigned_url("put_object", {"Bucket": platform.default_bucket, "Key": "cut-off"})
+    place = {"Bucket": platform.default_bucket, "Key": "cut-off"}
+    s3.put_object(**place, Body=b"kept")
+    path = s3.generate_presigned_url("put_object", place).removeprefix(url(platform))
     with closing(connect(platform)) as client:
-        client.sendall(head(platform, "PUT", url.removeprefix(platform.endpoint_url), Content_Length="10") + b"half")
+        client.sendall(head(platform, "PUT", path, Content_Length=str(length)) + bytes(sent))
         client.shutdown(socket.SHUT_WR)
-        client.recv(1)
-    assert "Contents" not in s3.list_objects_v2(Bucket=platform.default_bucket, Prefix="cut-off")
+        while client.recv(1 << 10):  # it ends when the server is done with it
+            pass
+    assert s3.get_object(**place)["Body"].read() == b"kept"
 
 
 def test_a_large_object_comes_back_as_it_went(platform: LocalSageMaker) -> None:
@@ -158,9 +185,14 @@ def test_a_large_object_comes_back_as_it_went(platform: LocalSageMaker) -> None:
     assert hashlib.sha256(stored).digest() == hashlib.sha256(content).digest()
 
 
-def test_idle_and_slow_connections_leave_the_api_answering(platform: LocalSageMaker) -> None:
+def test_idle_and_slow_connections_leave_the_server_answering(platform: LocalSageMaker) -> None:
     """1,100 that say nothing, and 100 that send a body drop by drop."""
-    client = platform.boto_session.client("sagemaker", config=Config(read_timeout=5, retries={"total_max_attempts": 1}))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most < 2048:
+        pytest.skip(f"1,200 clients need more open files than the {most} that ulimit -Hn allows here")
+    # Less than the 20 seconds after which connections end by themselves.
+    patience = Config(read_timeout=15, connect_timeout=15, retries={"total_max_attempts": 1})
+    client = platform.boto_session.client("s3", config=patience)
     secret = platform.boto_session.get_credentials().secret_key
     start = signed(platform, "PUT", "/bucket/key", "s3", secret)[:-2] + b"Content-Length: 1000\r\n\r\n"
     done = threading.Event()
@@ -182,5 +214,5 @@ def test_idle_and_slow_connections_leave_the_api_answering(platform: LocalSageMa
         for number in range(1100):
             stack.enter_context(connect(platform))
             if number % 100 == 0:
-                assert client.list_training_jobs()["TrainingJobSummaries"] == []
-        assert client.list_training_jobs()["TrainingJobSummaries"] == []
+                assert client.list_buckets()["Buckets"]
+        assert client.list_buckets()["Buckets"]
