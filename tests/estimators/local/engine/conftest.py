@@ -142,7 +142,7 @@ class Client:
 
     def wait(self, name: str, until: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
         until = until or (lambda job: job["TrainingJobStatus"] in ("Completed", "Failed", "Stopped"))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not until(job := self.describe(name)):
             assert time.monotonic() < deadline, job
             time.sleep(0.01)

@@ -46,7 +46,7 @@ STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', 
 
 
 def await_line(lines: Lines, name: str, line: str, *hosts: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     for host in hosts or ("algo-1",):
         while line not in lines(name, host):
             assert time.monotonic() < deadline, lines(name, host)
@@ -439,7 +439,7 @@ def test_regexes_that_take_too_long_hold_up_no_stop_and_the_log_names_them(clien
     began = time.monotonic()
     client.stop(name)
     assert client.wait(name)["TrainingJobStatus"] == "Stopped"
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60  # with all lines matched: hours
     assert any("The metric slow-0 is given up" in line for line in lines(name))
 
 
@@ -680,7 +680,7 @@ def test_checkpoints_are_copied_while_the_job_runs(client: Any, lines: Lines, fi
         CheckpointConfig={"S3Uri": f"s3://{client.bucket}/c/", "LocalPath": "/opt/ml/state"},
     )
     await_line(lines, name, "up")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while files_in(client.bucket, "c/") != {"now": b"1"}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -753,7 +753,7 @@ def test_no_host_outlives_an_engine_that_is_killed(endpoint: str, bucket: str, c
     """
     holder = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(processes_with(token)) < 2:
             assert time.monotonic() < deadline
             assert holder.poll() is None
@@ -761,7 +761,7 @@ def test_no_host_outlives_an_engine_that_is_killed(endpoint: str, bucket: str, c
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while processes_with(token):
         assert time.monotonic() < deadline
         time.sleep(0.01)
