@@ -190,6 +190,7 @@ def test_idle_and_slow_connections_leave_the_server_answering(platform: LocalSag
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most < 2048:
         pytest.skip(f"1,200 clients need more open files than the {most} that ulimit -Hn allows here")
+    before = peak(platform)
     # Less than the 20 seconds after which connections end by themselves.
     patience = Config(read_timeout=15, connect_timeout=15, retries={"total_max_attempts": 1})
     client = platform.boto_session.client("s3", config=patience)
@@ -216,3 +217,4 @@ def test_idle_and_slow_connections_leave_the_server_answering(platform: LocalSag
             if number % 100 == 0:
                 assert client.list_buckets()["Buckets"]
         assert client.list_buckets()["Buckets"]
+    assert peak(platform) - before < MEMORY
