@@ -1,6 +1,7 @@
-"""FilterLogEvents by the prefix of a stream's name, which moto passes over: it would answer every job's events.
+"""FilterLogEvents by a pattern and by the prefix of a stream's name, neither of which moto knows well enough.
 
-The prefix is replaced by the names of the streams that begin with it; moto knows those.
+For most patterns, and for any prefix, moto would answer every event. A prefix is replaced by the names of the streams
+that begin with it, which moto knows; events are matched with the pattern here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.api.front import DOCUMENT, OPERATION, read_answer
+from estimators.local.api.log_pattern import LogPattern
 from estimators.local.api.refusal import refuse
 from estimators.local.engine import ApiError
 
@@ -19,48 +21,83 @@ if TYPE_CHECKING:
 
 _TARGET = "Logs_20140328."
 _PREFIX = "logStreamNamePrefix"
+_PATTERN = "filterPattern"
+_MOST_EVENTS = 10_000
+"""Of an answer, as on AWS."""
+
+
+class _RefusedError(Exception):
+    """What `inner` answered when it refused."""
+
+    def __init__(self, status: str, headers: list[tuple[str, str]], content: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+        self.headers = headers
+        self.content = content
 
 
 class LogFilter:
-    """A WSGI application: FilterLogEvents with a prefix here, with the help of `inner`; the rest is `inner`'s."""
+    """A WSGI application: FilterLogEvents with a prefix or a pattern here, from what `inner` answers."""
 
     def __init__(self, inner: WSGIApplication) -> None:
         self._inner = inner
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request that `OfferedOperations` let through."""
-        document = environ.get(DOCUMENT, {})
-        prefix = document.get(_PREFIX) if environ[OPERATION].name == "FilterLogEvents" else None
-        if prefix is None:
+        document = {name: value for name, value in environ.get(DOCUMENT, {}).items() if value is not None}
+        if environ[OPERATION].name != "FilterLogEvents" or {_PREFIX, _PATTERN}.isdisjoint(document):
             return self._inner(environ, start_response)
+        try:
+            answer = self._filter(environ, document)
+        except ApiError as error:
+            return refuse(error, environ, start_response)
+        except _RefusedError as error:
+            start_response(error.status, error.headers)
+            return [error.content]
+        content = json.dumps(answer).encode()
+        headers = [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(content)))]
+        start_response("200 OK", headers)
+        return [content]
+
+    def _filter(self, environ: WSGIEnvironment, document: dict[str, Any]) -> dict[str, Any]:
+        pattern = LogPattern.parse(document.get(_PATTERN, ""))
+        asked = {name: value for name, value in document.items() if name not in (_PREFIX, _PATTERN)}
+        if _PREFIX in document:
+            asked["logStreamNames"] = self._stream_names(environ, document)
+            if not asked["logStreamNames"]:  # none at all would mean every stream
+                return {"events": [], "searchedLogStreams": []}
+        most = asked.get("limit", _MOST_EVENTS)
+        if type(most) is not int or not 1 <= most <= _MOST_EVENTS:
+            raise ApiError("InvalidParameterException", f"limit={most!r} must be a number from 1 to {_MOST_EVENTS:,}.")
+        events: list[dict[str, Any]] = []
+        # `inner` counts the events that it answers, not those that match: so ask it for full pages, and cut here.
+        asked["limit"] = _MOST_EVENTS
+        while True:
+            answer = self._ask(environ, "FilterLogEvents", asked)
+            events += [event for event in answer["events"] if pattern.matches(event["message"])]
+            if len(events) > most:
+                last = events[most - 1]
+                token = f"{asked['logGroupName']}@{last['logStreamName']}@{last['eventId']}"  # as moto writes it
+                return {**answer, "events": events[:most], "nextToken": token}
+            asked["nextToken"] = answer.get("nextToken")
+            if not asked["nextToken"]:
+                return {**answer, "events": events}
+
+    def _stream_names(self, environ: WSGIEnvironment, document: dict[str, Any]) -> list[str]:
+        prefix = document[_PREFIX]
         if not isinstance(prefix, str) or "logStreamNames" in document:
-            message = f"Give either {_PREFIX}, a text, or logStreamNames."
-            return refuse(ApiError("InvalidParameterException", message), environ, start_response)
+            raise ApiError("InvalidParameterException", f"Give either {_PREFIX}, a text, or logStreamNames.")
         names: list[str] = []
         page: dict[str, Any] = {"logGroupName": document.get("logGroupName"), _PREFIX: prefix}
         while True:
-            status, headers, content = self._ask(environ, "DescribeLogStreams", page)
-            if not status.startswith("200"):
-                start_response(status, headers)
-                return [content]
-            answer = json.loads(content)
+            answer = self._ask(environ, "DescribeLogStreams", page)
             names += [stream["logStreamName"] for stream in answer["logStreams"]]
             if not answer.get("nextToken"):
-                break
+                return names
             page["nextToken"] = answer["nextToken"]
-        if names:  # none at all would mean every stream
-            others = {name: value for name, value in document.items() if name != _PREFIX}
-            status, headers, content = self._ask(environ, "FilterLogEvents", {**others, "logStreamNames": names})
-        else:
-            content = b'{"events": [], "searchedLogStreams": []}'
-            headers = [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(content)))]
-        start_response(status, headers)
-        return [content]
 
-    def _ask(
-        self, environ: WSGIEnvironment, operation: str, document: dict[str, Any]
-    ) -> tuple[str, list[tuple[str, str]], bytes]:
-        """Send `inner` another request of the same client."""
+    def _ask(self, environ: WSGIEnvironment, operation: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Send `inner` another request of the same client; its answer."""
         content = json.dumps(document).encode()
         head: list[Any] = []
 
@@ -73,5 +110,8 @@ class LogFilter:
             "CONTENT_LENGTH": str(len(content)),
             "wsgi.input": io.BytesIO(content),
         }
-        answer = read_answer(self._inner(asked, keep))
-        return head[0], head[1], answer
+        body = read_answer(self._inner(asked, keep))
+        if not head[0].startswith("200"):
+            raise _RefusedError(head[0], head[1], body)
+        answer: dict[str, Any] = json.loads(body)
+        return answer

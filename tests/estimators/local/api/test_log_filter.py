@@ -1,4 +1,4 @@
-"""FilterLogEvents answers the streams whose names begin with the prefix, and no others."""
+"""FilterLogEvents answers the streams whose names begin with the prefix, and the events that match; no others."""
 
 from __future__ import annotations
 
@@ -55,3 +55,37 @@ def test_an_unknown_group_and_a_prefix_beside_names_are_refused(logs: Any) -> No
         logs.filter_log_events(logGroupName="none", logStreamNamePrefix="a/")
     with pytest.raises(ClientError, match="either"):
         logs.filter_log_events(logGroupName=GROUP, logStreamNamePrefix="a/", logStreamNames=["a/algo-1"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "numbers"),
+    [
+        ("", [1, 52, 1]),
+        ("52", [52]),
+        ("algo from", [1, 52, 1]),
+        ('"ab/" from', [1]),
+        ('"from a/" "-1"', [1]),
+        ("never ab", []),
+        ("?never ?52", [52]),
+        ("-ab", [1, 52]),
+        ('-"a/"', [1]),
+    ],
+)
+def test_only_events_that_match_the_pattern_are_answered(logs: Any, pattern: str, numbers: list[int]) -> None:
+    events = logs.filter_log_events(logGroupName=GROUP, filterPattern=pattern)["events"]
+    assert sorted(int(event["message"].rpartition("-")[2]) for event in events) == sorted(numbers)
+
+
+def test_the_limit_counts_the_events_that_match_and_the_next_page_goes_on(logs: Any) -> None:
+    asked: dict[str, Any] = {"logGroupName": GROUP, "filterPattern": '"a/"', "limit": 1}
+    first = logs.filter_log_events(**asked)
+    second = logs.filter_log_events(**asked, nextToken=first["nextToken"])
+    assert [len(page["events"]) for page in (first, second)] == [1, 1]
+    assert {page["events"][0]["message"] for page in (first, second)} == {"from a/algo-1", "from a/algo-52"}
+    assert "nextToken" not in second
+
+
+@pytest.mark.parametrize("pattern", ["[a,b]", "{ $.a = 1 }", "%zzzz%", "a.b", '"open', "?from never", '"a"b', "- a"])
+def test_a_pattern_that_is_not_played_is_refused(logs: Any, pattern: str) -> None:
+    with pytest.raises(logs.exceptions.InvalidParameterException, match=r"Invalid filter pattern .* takes words"):
+        logs.filter_log_events(logGroupName=GROUP, filterPattern=pattern)
