@@ -32,6 +32,14 @@ _MOST_SAID = 1000
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Finds out what a name is, and opens it neither for reading nor writing: that may wait, or do something."""
 
+_NO_CONTENT = {
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+"""What is neither a directory, a file nor a link, and so nothing that could be copied."""
+
 
 class LeadsOutError(OSError):
     """A link in a tree leads out of it."""
@@ -62,14 +70,27 @@ class HostTree:
         """Where it lies on this machine, for what is written before the program runs."""
         return self._root
 
-    def entries(self, folder: PurePath) -> Iterator[tuple[str, os.stat_result]]:
-        """Everything below a folder that is no directory: its path in the folder, and what it is itself, if a link.
+    def entries(self, folder: PurePath, *, whole: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+        """Every file and link below a folder: its path in the folder, and what it is itself, if a link.
 
-        Directories that can't be read are passed over, and a line in the host's log says so.
+        Directories that can't be read, named pipes, sockets and devices are passed over; the host's log names them.
+
+        Args:
+            folder: In the tree. If there is none, nothing is below it.
+            whole: Without a directory that can't be read, the rest is worth nothing.
+
+        Raises:
+            OSError: A directory can't be read, the folder itself included, and it is to be whole.
         """
 
         def failed(name: str, error: OSError) -> None:
-            self.tell(folder / name, f"can't be read as a directory by this user: {error.strerror}")
+            path = folder / name
+            if error.errno == errno.ENOTDIR:
+                self.tell(path, "is no directory")
+            else:
+                self.tell(path, f"can't be read as a directory by this user: {error.strerror}")
+            if whole:
+                raise OSError(error.errno, error.strerror, str(self._seen_as / path)) from error
 
         try:
             place = self._open(folder)
@@ -81,7 +102,12 @@ class HostTree:
             failed(".", error)
         else:
             try:
-                yield from walk(place, failed)
+                for name, status in walk(place, failed):
+                    kind = _NO_CONTENT.get(stat.S_IFMT(status.st_mode))
+                    if kind is None:
+                        yield name, status
+                    else:
+                        self.tell(folder / name, f"is left out: it is a {kind}")
             finally:
                 os.close(place)
 

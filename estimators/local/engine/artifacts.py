@@ -38,38 +38,44 @@ class _File:
 
 def upload_model(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> str:
     """Upload /opt/ml/model of all hosts, be it empty; the URI for ModelArtifacts."""
-    files = _merge(trees, PurePath("model"))
+    what = "Model upload failed"
+    files = _merge(trees, PurePath("model"), what, output)
     if not compressed:
-        _upload_files(s3, files, output.below("model"), "Model upload failed")
+        _upload_files(s3, files, output.below("model"), what)
         return f"{output.below('model')}/"
     uri = output.below("model.tar.gz")
-    with explaining("Model upload failed", uri):
+    with explaining(what, uri):
         _upload_archive(s3, files, uri, scratch / "model.tar.gz")
     return str(uri)
 
 
 def upload_output(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> None:
     """Upload /opt/ml/output/data of all hosts, if there is anything in it."""
-    files = _merge(trees, PurePath("output", "data"))
+    what = "Output upload failed"
+    files = _merge(trees, PurePath("output", "data"), what, output)
     if not files:
         return
     if not compressed:
-        _upload_files(s3, files, output.below("data"), "Output upload failed")
+        _upload_files(s3, files, output.below("data"), what)
         return
     uri = output.below("output.tar.gz")
-    with explaining("Output upload failed", uri):
+    with explaining(what, uri):
         _upload_archive(s3, files, uri, scratch / "output.tar.gz")
 
 
-def _merge(trees: Iterable[HostTree], folder: PurePath) -> dict[str, _File]:
-    """The files and links of all hosts by their path in the folder; links to directories are links."""
+def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri) -> dict[str, _File]:
+    """The files and links of all hosts by their path in the folder; links to directories are links.
+
+    Raises:
+        FailedJobError: Something stands in the folder's place, or a directory can't be read. That a program has
+            removed the folder is no failure: then it left nothing.
+    """
     merged: dict[str, _File] = {}
     for tree in trees:
-        for name, status in tree.entries(folder):
-            is_link = stat.S_ISLNK(status.st_mode)
-            if not is_link and not stat.S_ISREG(status.st_mode):
-                continue
-            file = _File(tree=tree, path=folder / name, is_link=is_link)
+        with explaining(what, output):
+            found = list(tree.entries(folder, whole=True))
+        for name, status in found:
+            file = _File(tree=tree, path=folder / name, is_link=stat.S_ISLNK(status.st_mode))
             first = merged.setdefault(name, file)
             if first is not file:
                 left, kept = tree.root / file.path, first.tree.root / first.path

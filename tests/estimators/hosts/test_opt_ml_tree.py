@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 from pathlib import Path, PurePath
 
@@ -145,7 +146,7 @@ def test_a_file_in_a_directorys_place_is_said(tree: HostTree, said: list[str]) -
     (tree.root / "model").write_text("the model itself")
     for _ in range(2):
         assert list(tree.entries(PurePath("model"))) == []
-    assert said == ["[platform] /opt/ml/model can't be read as a directory by this user: Not a directory"]
+    assert said == ["[platform] /opt/ml/model is no directory"]
     assert list(tree.entries(PurePath("none"))) == []
     assert len(said) == 1
 
@@ -172,3 +173,25 @@ def test_no_descriptor_stays_open(tree: HostTree) -> None:
         tree.status(path)
     list(tree.entries(PurePath("checkpoints")))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_has_no_content_is_left_out_and_said_once(tree: HostTree, said: list[str]) -> None:
+    folder = tree.root / "checkpoints"
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(folder / "socket"))
+    (folder / "file").touch()
+    for _ in range(2):
+        assert [name for name, _ in tree.entries(PurePath("checkpoints"))] == ["file"]
+    assert said == [
+        "[platform] /opt/ml/checkpoints/pipe is left out: it is a named pipe",
+        "[platform] /opt/ml/checkpoints/socket is left out: it is a socket",
+    ]
+
+
+def test_what_is_to_be_whole_is_not_read_in_part(tree: HostTree) -> None:
+    (tree.root / "file").touch()
+    link(tree, "model", "file")
+    with pytest.raises(NotADirectoryError, match="/opt/ml/model"):
+        list(tree.entries(PurePath("model"), whole=True))
+    assert list(tree.entries(PurePath("none"), whole=True)) == []

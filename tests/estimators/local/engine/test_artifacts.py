@@ -66,6 +66,29 @@ def test_an_empty_model_is_an_empty_archive(
     assert unpack(files_in(output.bucket, "job/output/")["model.tar.gz"]) == {}
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("link", [True, False])
+def test_a_file_in_place_of_the_model_directory_fails_the_upload(
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, compressed: bool, link: bool
+) -> None:
+    model = roots[1] / "model"
+    model.rmdir()
+    file = roots[1] / "weights" if link else model
+    file.write_text("w")
+    if link:
+        model.symlink_to("weights")
+    with pytest.raises(FailedJobError, match=r"^ClientError: Model upload failed.*: Not a directory \(/opt/ml/model\)"):
+        upload_model(s3, trees, output, tmp_path, compressed=compressed)
+
+
+def test_a_model_directory_that_was_removed_is_an_empty_model(
+    s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
+) -> None:
+    (roots[0] / "model").rmdir()
+    upload_model(s3, trees, output, tmp_path, compressed=True)
+    assert unpack(files_in(output.bucket, "job/output/")["model.tar.gz"]) == {}
+
+
 def test_output_data_is_left_out_if_there_is_none(
     s3: Any, roots: list[Path], trees: list[HostTree], output: S3Uri, tmp_path: Path, files_in: FilesIn
 ) -> None:

@@ -351,6 +351,14 @@ def test_a_model_that_can_not_be_uploaded_is_kept_where_the_reason_says(
     assert [name.rpartition("/")[2] for name in files_in(client.bucket, "output/")] == ["output.tar.gz"]
 
 
+def test_a_file_in_place_of_the_model_directory_fails_the_job_and_is_kept(client: Any, lines: Lines) -> None:
+    job = client.run("import os; os.rmdir('/opt/ml/model'); open('/opt/ml/model', 'w').write('all')")
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "Not a directory (/opt/ml/model)" in job["FailureReason"]
+    assert Path(kept_in(job["FailureReason"]), "algo-1", "model").read_text() == "all"
+    assert lines(job["TrainingJobName"]) == ["[platform] /opt/ml/model is no directory"]
+
+
 def test_a_bucket_that_is_deleted_meanwhile_costs_no_model(client: Any, s3: Any, lines: Lines) -> None:
     name = client.submit(f"open('/opt/ml/model/weights', 'w').write('all')\n{textwrap.dedent(ENDLESS)}")
     await_line(lines, name, "up")
