@@ -14,7 +14,7 @@ from smddp.container.environment import process_environment
 from smddp.container.gpus import count_gpus, count_visible
 from smddp.container.hosts import await_names
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
-from smddp.container.outcome import describe_failure, forget_outcome, report_failure, report_success
+from smddp.container.outcome import describe_failure, forget_outcome, is_full_disk, report_failure, report_success
 from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
 from smddp.errors import JobError, SmddpError
@@ -89,8 +89,11 @@ def main() -> int:
     except SmddpError as error:
         _report_own(str(error))
     except Exception as error:
-        logger.exception("This is a defect of smddp.container, not of the job:")
-        _report_own(f"smddp.container failed: {type(error).__name__}: {error}")
+        if is_full_disk(error):
+            _report_own(f"The disk is full: {error}")
+        else:
+            logger.exception("This is a defect of smddp.container, not of the job:")
+            _report_own(f"smddp.container failed: {type(error).__name__}: {error}")
     return 1
 
 

@@ -6,6 +6,7 @@ code, and what of the standard error matters most.
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import signal
@@ -30,21 +31,39 @@ def forget_outcome(output_dir: Path) -> None:
 
 def report_success(output_dir: Path) -> None:
     """Write ``success``, which is empty; a failure that a restart made good is none."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / "failure").unlink(missing_ok=True)
-    (output_dir / "success").touch()
+    path = output_dir / "success"
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "failure").unlink(missing_ok=True)
+        path.touch()
+    except OSError as error:  # the exit code says it, too
+        logger.warning("The job succeeded, but %s can't be written: %s.", path, _cause(error))
 
 
 def report_failure(output_dir: Path, reason: str) -> None:
     """Write ``failure``, unless a rank has already written what it knows better."""
-    output_dir.mkdir(parents=True, exist_ok=True)
     path = output_dir / "failure"
     if path.exists():
         logger.error("The job failed; its own reason is in %s.", path)
         return
     reason = reason.encode("utf-8", "backslashreplace").decode()  # names out of an archive need not be text
     logger.error("The job failed: %s", reason)
-    path.write_text(reason[:MAX_CHARACTERS], encoding="utf-8")
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        path.write_text(reason[:MAX_CHARACTERS], encoding="utf-8")
+    except OSError as error:
+        # The platform then shows the log's end instead: so the error itself must stand there, without its traceback.
+        logger.error("%s can't be written: %s. The job failed: %s", path, _cause(error), reason.partition("\n")[0])
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error says that there is no room left on a disk, or in this user's share of it."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _cause(error: OSError) -> str:
+    """What an error of the file system means for the reader of a log."""
+    return f"the disk is full ({error})" if is_full_disk(error) else str(error)
 
 
 def describe_failure(program: str, host: str, code: int, tail: str, *, many: bool) -> str:

@@ -243,3 +243,19 @@ def test_hyperparameters_json_is_what_the_script_can_read(opt_ml):
     opt_ml.code("train.py", "import os; print(os.environ['SM_HPS'])")
     opt_ml.hyperparameters(sagemaker_program="train.py", layers=[1, 2], deep={"a": None})
     assert json.loads(opt_ml.train().stdout) == {"layers": [1, 2], "deep": {"a": None}}
+
+
+@pytest.mark.namespaces
+def test_a_full_disk_is_no_defect_and_does_not_hide_the_scripts_error(opt_ml):
+    opt_ml.code("train.py", "open('../output/data', 'w').write('x' * 10**6)")
+    opt_ml.hyperparameters(sagemaker_program="train.py")
+    (opt_ml.base / "output").mkdir(exist_ok=True)
+    small = 'mount -t tmpfs -o size=16k tmpfs "$SAGEMAKER_BASE_DIR/output" && exec "$@"'
+    isolate = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", small, "sh"]
+    command = [*isolate, sys.executable, "-m", "smddp.container"]
+    done = subprocess.run(command, env=opt_ml.environ(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "This is a defect" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "failure can't be written: the disk is full" in last
+    assert last.endswith("train.py ended with exit code 1 on algo-1: OSError: [Errno 28] No space left on device")

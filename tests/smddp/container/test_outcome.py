@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 from smddp.container.outcome import MAX_CHARACTERS, describe_failure, report_failure, report_success
 
 ROOT = """Traceback (most recent call last):
@@ -84,3 +87,21 @@ def test_a_failure_that_was_made_good_is_gone_after_success(tmp_path):
     report_failure(tmp_path, "of the round before")
     report_success(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["success"]
+
+
+def test_on_a_full_disk_the_log_ends_with_the_jobs_own_error(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Path, "write_text", raise_no_space)
+    report_failure(tmp_path / "output", "train.py ended with exit code 1: ValueError: boom\nTraceback")
+    last = caplog.messages[-1]
+    assert last.startswith(f"{tmp_path / 'output' / 'failure'} can't be written: the disk is full")
+    assert last.endswith("The job failed: train.py ended with exit code 1: ValueError: boom")
+
+
+def test_a_success_that_can_not_be_written_is_one(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Path, "touch", raise_no_space)
+    report_success(tmp_path / "output")
+    assert caplog.messages[-1].startswith("The job succeeded, but ")
+
+
+def raise_no_space(path: Path, *_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
