@@ -143,6 +143,15 @@ def _check_key(key: str, options: Any) -> Iterator[Problem]:
         yield error(where, f"the SDK ignores {', '.join(unknown)} of {key} in silence", f"It reads {known}.")
     if key != "smdistributed" and "enabled" not in options:
         yield error(where, f"{key} has no 'enabled', so it is off", f"Give {{{key!r}: {{'enabled': True, …}}}}.")
+    switches = {key: options, **{f"{key}.{name}": library for name, library in options.items()}}
+    for name, switched in switches.items():
+        if not isinstance(enabled := _mapping(switched).get("enabled", False), bool):
+            yield error(where, f"'enabled' of {name} is {enabled!r}", "Give True or False.")
+    if key == "mpi":
+        count = options.get("processes_per_host", 1)
+        if type(count) is not int or count < 1:
+            remedy = "Give a whole number, at least 1, or leave it out: then it is one a GPU, or one."
+            yield error(where, f"processes_per_host of mpi is {count!r}", remedy)
 
 
 def _clash(one: Kind, other: Kind, given: Mapping[str, Any]) -> bool:

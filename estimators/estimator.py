@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -90,12 +90,10 @@ class Estimator:
             EstimatorError: A parameter is unknown, or can't be put into a request at all.
         """
         _check_names(others)
-        if isinstance(dependencies, (str, os.PathLike)):
-            raise EstimatorError(f"dependencies is one path, {os.fspath(dependencies)!r}. Give a list of paths.")
         stated: dict[str, Any] = {
-            "entry_point": _path(entry_point),
-            "source_dir": _path(source_dir),
-            "dependencies": [os.fspath(path) for path in dependencies or ()] or None,
+            "entry_point": _path("entry_point", entry_point),
+            "source_dir": _path("source_dir", source_dir),
+            "dependencies": _paths("dependencies", dependencies),
             "role": role,
             "instance_type": instance_type,
             "instance_count": 1 if instance_count is None and not _COUNTED_BY & others.keys() else instance_count,
@@ -239,5 +237,19 @@ def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
         raise EstimatorError(f"hyperparameters: {fault}") from fault
 
 
-def _path(path: str | os.PathLike[str] | None) -> str | None:
-    return None if path is None else os.fspath(path)
+def _path(name: str, path: object) -> str | None:
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
+        raise EstimatorError(f"{name} has {path!r}, which is no path. Give a text that is not empty, or a Path.")
+    return text
+
+
+def _paths(name: str, paths: object) -> list[str | None] | None:
+    if paths is None:
+        return None
+    if isinstance(paths, str | os.PathLike):
+        raise EstimatorError(f"{name} is one path, {os.fspath(paths)!r}. Give a list of paths.")
+    if not isinstance(paths, Iterable):
+        raise EstimatorError(f"{name} is {paths!r}. Give a list of paths.")
+    return [_path(name, path) for path in paths] or None

@@ -37,6 +37,13 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ({"mpi": {"enabled": True, "process_per_host": 8}}, "ignores process_per_host of mpi"),
         ({"mpi": {"processes_per_host": 8}}, "mpi has no 'enabled'"),
         ({"mpi": True}, "not a dict"),
+        ({"mpi": {"enabled": "yes"}}, "'enabled' of mpi is 'yes'"),
+        ({"torch_distributed": {"enabled": 1}}, "'enabled' of torch_distributed is 1"),
+        ({"smdistributed": {"dataparallel": {"enabled": "no"}}}, "'enabled' of smdistributed.dataparallel is 'no'"),
+        ({"mpi": {"enabled": True, "processes_per_host": -1}}, "processes_per_host of mpi is -1"),
+        ({"mpi": {"enabled": True, "processes_per_host": 0}}, "processes_per_host of mpi is 0"),
+        ({"mpi": {"enabled": True, "processes_per_host": "x"}}, "processes_per_host of mpi is 'x'"),
+        ({"mpi": {"enabled": True, "processes_per_host": True}}, "processes_per_host of mpi is True"),
         ({"mpi": {"enabled": True}, "torch_distributed": {"enabled": True}}, "mpi beside torch_distributed"),
         (
             {"mpi": {"enabled": True}, "smdistributed": {"dataparallel": {"enabled": True}}},
@@ -48,7 +55,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ),
     ],
 )
-def test_what_the_sdk_would_drop_in_silence_is_an_error(given: dict[str, Any], said: str) -> None:
+def test_what_the_sdk_would_drop_or_not_understand_is_an_error(given: dict[str, Any], said: str) -> None:
     problems = list(distribution.check(given))
     assert any(problem.severity == "error" and said in problem.found for problem in problems), problems
 

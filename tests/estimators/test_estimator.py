@@ -99,6 +99,13 @@ def test_a_value_of_a_wrong_type_is_a_problem_like_any_other(build: Any, paramet
     assert str(problem).startswith(said)
 
 
+@pytest.mark.parametrize("name", ["entry_point", "source_dir", "dependencies"])
+@pytest.mark.parametrize("value", [3, "", b"train.py"])
+def test_what_is_no_path_is_named_with_its_parameter(build: Any, name: str, value: Any) -> None:
+    with pytest.raises(EstimatorError, match=f"^{name} has .*no path. Give a text that is not empty"):
+        build(**{name: [value] if name == "dependencies" else value})
+
+
 def test_dependencies_are_a_list(build: Any) -> None:
     with pytest.raises(EstimatorError, match=r"dependencies is one path, 'lib'. Give a list"):
         build(dependencies="lib")
