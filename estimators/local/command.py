@@ -6,7 +6,9 @@ import contextlib
 import os
 import shlex
 import signal
+import stat
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,25 @@ app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AW
 
 _LOOK_SECONDS = 0.5
 
-_Directory = Annotated[Path, typer.Option(help="Where buckets and objects are kept, from one time to the next.")]
+def _existing_or_new(text: str | Path) -> Path:
+    """The directory that an option names. An empty text is no name: as a path it would be the current directory."""
+    if text == "":
+        raise typer.BadParameter("It is empty. Give the path of a directory; it is made if missing.")
+    directory = Path(text)
+    with contextlib.suppress(OSError):  # whoever uses it says so
+        if not stat.S_ISDIR(directory.stat().st_mode):
+            raise typer.BadParameter(f"{directory} is no directory. Give the path of one; it is made if missing.")
+    return directory
+
+
+_Directory = Annotated[
+    Path,
+    typer.Option(
+        parser=_existing_or_new,
+        metavar="DIRECTORY",
+        help="Where buckets and objects are kept, from one time to the next.",
+    ),
+]
 _Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")]
 _Region = Annotated[str, typer.Option(help="The AWS region to play.")]
 _Containers = Annotated[bool, typer.Option("--docker", help="Run jobs in containers of their images.")]
@@ -135,7 +155,11 @@ def _platform(
 
     try:
         platform = LocalSageMaker(directory, region=region, port=port, storage=storage, docker=docker).start()
-    except (LocalPlatformError, OSError, ValueError) as error:
+    except OSError as error:
+        place = tempfile.gettempdir() if directory is None else directory.absolute()
+        remedy = "Set TMPDIR to another directory." if directory is None else "Choose another --directory."
+        _fail(f"the platform can't work in {place}: {error.strerror or error}. {remedy}")
+    except (LocalPlatformError, ValueError) as error:
         _fail(str(error))
     try:
         yield platform

@@ -50,7 +50,8 @@ class KeptAccess:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise LocalPlatformError(f"{path} can't be read: {error}. Remove it: new keys are made then.") from error
+            why = error if isinstance(error, OSError | ValueError) else "it holds no addresses and keys of a platform"
+            raise LocalPlatformError(f"{path} can't be read: {why}. Remove it: new keys are made then.") from error
 
     def read_running(self) -> Access | None:
         """The addresses and keys of the platform that runs here now; None if none does.

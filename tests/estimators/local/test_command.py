@@ -23,7 +23,9 @@ FOREIGN = {**os.environ, "AWS_USE_FIPS_ENDPOINT": "true"}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SMDDP, *arguments], env={**os.environ, **environment}, capture_output=True, text=True)
+    return subprocess.run(
+        [SMDDP, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_runs_a_program_against_a_platform_of_its_own():
@@ -69,6 +71,23 @@ def test_a_region_that_is_no_name_of_one_is_one_line():
     done = run("local", "run", "--region", "no region!", "--", "true")
     assert done.returncode == 1
     assert done.stderr == "smddp local: region='no region!': give the name of an AWS region, such as 'us-east-1'\n"
+
+
+@pytest.mark.parametrize("command", ["up", "env"])
+@pytest.mark.parametrize("name", ["", "file"])
+def test_a_directory_that_is_none_is_refused(tmp_path, command, name):
+    file = tmp_path / "file"
+    file.touch()
+    done = run("local", command, "--directory", str(file) if name else "", COLUMNS="200")
+    assert done.returncode == 2
+    assert ("file is no directory. Give" if name else "It is empty. Give") in done.stderr
+
+
+def test_a_directory_that_cannot_be_made_is_one_line_with_what_to_do():
+    done = run("local", "up", "--directory", "/proc/none")
+    assert done.returncode == 1
+    why = "the platform can't work in /proc/none: No such file or directory"
+    assert done.stderr == f"smddp local: {why}. Choose another --directory.\n"
 
 
 @contextmanager
