@@ -70,17 +70,16 @@ class HostTree:
         """Where it lies on this machine, for what is written before the program runs."""
         return self._root
 
-    def entries(self, folder: PurePath, *, whole: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+    def entries(
+        self, folder: PurePath, *, unread: Callable[[OSError], None] = lambda _: None
+    ) -> Iterator[tuple[str, os.stat_result]]:
         """Every file and link below a folder: its path in the folder, and what it is itself, if a link.
 
         Directories that can't be read, named pipes, sockets and devices are passed over; the host's log names them.
 
         Args:
             folder: In the tree. If there is none, nothing is below it.
-            whole: Without a directory that can't be read, the rest is worth nothing.
-
-        Raises:
-            OSError: A directory can't be read, the folder itself included, and it is to be whole.
+            unread: Called for each directory that can't be read, the folder itself included; it may raise.
         """
 
         def failed(name: str, error: OSError) -> None:
@@ -89,13 +88,13 @@ class HostTree:
                 self.tell(path, "is no directory")
             else:
                 self.tell(path, f"can't be read as a directory by this user: {error.strerror}")
-            if whole:
-                raise OSError(error.errno, error.strerror, str(self._seen_as / path)) from error
+            unread(OSError(error.errno, error.strerror, str(self._seen_as / path)))
 
         try:
             place = self._open(folder)
-        except LeadsOutError:
+        except LeadsOutError as error:
             self._pass_over(folder)
+            unread(error)
         except FileNotFoundError:
             pass
         except OSError as error:

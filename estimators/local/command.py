@@ -25,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AW
 
 _LOOK_SECONDS = 0.5
 
+
 def _existing_or_new(text: str | Path) -> Path:
     """The directory that an option names. An empty text is no name: as a path it would be the current directory."""
     if text == "":

@@ -73,7 +73,7 @@ def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri
     merged: dict[str, _File] = {}
     for tree in trees:
         with explaining(what, output):
-            found = list(tree.entries(folder, whole=True))
+            found = list(tree.entries(folder, unread=_fail))
         for name, status in found:
             file = _File(tree=tree, path=folder / name, is_link=stat.S_ISLNK(status.st_mode))
             first = merged.setdefault(name, file)
@@ -81,6 +81,10 @@ def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri
                 left, kept = tree.root / file.path, first.tree.root / first.path
                 logger.warning("%s is left out: %s has the same name in the archive", left, kept)
     return merged
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri, what: str) -> None:

@@ -138,7 +138,8 @@ class CheckpointSync:
             last: No host runs any more: what can't be read now never can.
         """
         looked = time.time_ns()
-        found = {host: self._scan(tree) for host, tree in self._trees.items()}
+        unread: dict[str, list[OSError]] = {host: [] for host in self._trees}
+        found = {host: self._scan(tree, unread[host].append) for host, tree in self._trees.items()}
         self._transfers.forget_gone(
             (self._trees[host], self._folder / name) for host, files in found.items() for name in files
         )
@@ -155,7 +156,11 @@ class CheckpointSync:
             self._transfers.copy(self._trees[host], self._folder / name, self._uri.below(name), put)
         self._snapshot.unlink(missing_ok=True)
         if not self._transfers.delayed:  # never the old before the new is there
-            self._delete_what_is_gone(found)
+            # What lies in a directory that can't be read is not gone.
+            self._delete_what_is_gone({host: files for host, files in found.items() if not unread[host]})
+        if last and (errors := [error for each in unread.values() for error in each]):
+            with explaining("Checkpoint upload failed", self._uri):
+                raise errors[0]
 
     def _put(self, host: str, name: str, signature: Signature, *, looked: int, last: bool) -> None:
         """Copy a file to S3, in a state that its program can't change meanwhile."""
@@ -186,10 +191,10 @@ class CheckpointSync:
                         self._s3.delete_object(Bucket=target.bucket, Key=target.key)
                 del self._known[host][name]
 
-    def _scan(self, tree: HostTree) -> dict[str, Signature]:
+    def _scan(self, tree: HostTree, unread: Callable[[OSError], None] = lambda _: None) -> dict[str, Signature]:
         """Every file of a host's by its path in the folder; a link to a file is one."""
         files = {}
-        for name, status in tree.entries(self._folder):
+        for name, status in tree.entries(self._folder, unread=unread):
             if name.endswith(_TRANSIENT):
                 continue
             target = tree.status(self._folder / name) if stat.S_ISLNK(status.st_mode) else status

@@ -189,9 +189,12 @@ def test_what_has_no_content_is_left_out_and_said_once(tree: HostTree, said: lis
     ]
 
 
-def test_what_is_to_be_whole_is_not_read_in_part(tree: HostTree) -> None:
+def test_what_can_not_be_read_is_told_to_who_asks(tree: HostTree) -> None:
     (tree.root / "file").touch()
     link(tree, "model", "file")
-    with pytest.raises(NotADirectoryError, match="/opt/ml/model"):
-        list(tree.entries(PurePath("model"), whole=True))
-    assert list(tree.entries(PurePath("none"), whole=True)) == []
+    link(tree, "out", "/elsewhere")
+    unread: list[OSError] = []
+    for name in ("model", "out", "none"):
+        assert list(tree.entries(PurePath(name), unread=unread.append)) == []
+    assert [type(error) for error in unread] == [NotADirectoryError, LeadsOutError]
+    assert "/opt/ml/model" in str(unread[0])

@@ -282,6 +282,19 @@ def test_a_file_closed_to_this_user_holds_up_no_other_and_is_copied_when_the_hos
     assert sorted(remote()) == ["a-closed", "b-open", "c-later"]
 
 
+def test_nothing_is_deleted_because_a_directory_can_not_be_read(
+    sync: Sync, remote: Callable[[], dict[str, bytes]]
+) -> None:
+    sync.download()
+    aged(sync.one / "kept")
+    sync.sync._synchronise()
+    sync.one.rename(sync.one.with_name("moved"))
+    sync.one.touch()  # a file in the directory's place
+    with pytest.raises(FailedJobError, match="Checkpoint upload failed"):
+        sync.sync.finish()
+    assert remote() == {"kept": b"new"}
+
+
 def test_a_bucket_that_is_gone_fails_with_its_name(sync: Sync) -> None:
     sync.uri = S3Uri(bucket="no-such-bucket-anywhere", key="run")
     with pytest.raises(FailedJobError, match="Checkpoint download failed: s3://no-such-bucket-anywhere/run"):
@@ -406,10 +419,10 @@ def test_the_thread_outlives_any_error(
 ) -> None:
     scans, scan = iter([RecursionError(), ValueError()]), HostTree.entries
 
-    def entries(self: HostTree, folder: PurePath) -> Any:
+    def entries(self: HostTree, folder: PurePath, **options: Any) -> Any:
         for error in scans:
             raise error
-        return scan(self, folder)
+        return scan(self, folder, **options)
 
     monkeypatch.setattr(HostTree, "entries", entries)
     aged(sync.one / "a")
