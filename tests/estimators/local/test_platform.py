@@ -135,7 +135,7 @@ def test_nothing_survives_a_parent_that_was_killed_in_the_middle_of_a_job(job_re
         await_process(marker)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while processes_with(marker) or is_alive(told["server"]) or list((tmp_path / "platform").iterdir()):
             assert time.monotonic() < deadline, (processes_with(marker), list((tmp_path / "platform").iterdir()))
             time.sleep(0.1)
@@ -176,7 +176,7 @@ def test_nothing_survives_a_server_and_a_parent_that_were_killed_together(storag
         os.kill(told["server"], signal.SIGKILL)
         parent.kill()
         parent.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         kept = {"access", "storage"} if storage == "disk" else set()
         while any(map(is_alive, platform)) or {path.name for path in (tmp_path / "platform").iterdir()} != kept:
             assert time.monotonic() < deadline, list((tmp_path / "platform").rglob("*"))

@@ -46,7 +46,7 @@ class Harness:
         return self.roots[host] / "input" / "data" / f"train_{epoch}"
 
     def open(self, epoch: int = 0, host: str = "algo-1") -> Any:
-        path, deadline = self.path(epoch, host), time.monotonic() + 10
+        path, deadline = self.path(epoch, host), time.monotonic() + 60
         while not path.exists():
             assert time.monotonic() < deadline, f"{path.name} does not come"
             time.sleep(0.005)
@@ -341,7 +341,7 @@ def test_closing_leaves_no_thread_and_no_descriptor(harness: Harness, serve: Any
 
 
 def await_failure(harness: Harness, pipe: Any = None) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not harness.failures:
         assert time.monotonic() < deadline
         if pipe is not None:
