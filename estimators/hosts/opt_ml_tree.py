@@ -92,9 +92,9 @@ class HostTree:
 
         try:
             place = self._open(folder)
-        except LeadsOutError as error:
+        except LeadsOutError:
             self._pass_over(folder)
-            unread(error)
+            unread(LeadsOutError(self._seen_as / folder))
         except FileNotFoundError:
             pass
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -147,7 +148,10 @@ def test_links_of_a_program_bring_no_file_of_this_machine_to_anyone(platform: Lo
         CheckpointConfig={"S3Uri": f"s3://{bucket}/{prefix}"},
     )
     job = wait(platform, name)
-    assert job["FailureReason"] == "AlgorithmError: algo-1 wrote no /opt/ml/output/failure, exit code: 3"
+    reason, _, problem = job["FailureReason"].partition("; ")
+    assert reason == "AlgorithmError: algo-1 wrote no /opt/ml/output/failure, exit code: 3"
+    assert "It leads out of /opt/ml (/opt/ml/output/data). All files are kept in " in problem
+    shutil.rmtree(problem.rpartition(" ")[2].rstrip("."))
     list_objects = platform.boto_session.client("s3").list_objects_v2
     saved = list_objects(Bucket=bucket, Prefix=prefix)["Contents"]
     assert {item["Key"].rpartition("/")[2]: item["Size"] for item in saved} == {"step-1": 2, "latest": 2}
