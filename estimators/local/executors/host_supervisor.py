@@ -192,6 +192,8 @@ def _start(spec: dict[str, Any]) -> int:
 def _become(spec: dict[str, Any], failing: int) -> NoReturn:
     try:
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if _is_orphan(failing):
+            os._exit(127)
         os.setsid()
         if spec["isolated"]:
             _mount_proc()
@@ -208,6 +210,16 @@ def _become(spec: dict[str, Any], failing: int) -> NoReturn:
         os.write(failing, _describe(error).encode())
     finally:
         os._exit(127)
+
+
+def _is_orphan(failing: int) -> bool:
+    """Whether the supervisor was killed before this process asked to die with it: nobody reads its pipe any more.
+
+    The parent's number would not tell: seen from a PID namespace, a parent outside has none.
+    """
+    poller = select.poll()
+    poller.register(failing, 0)
+    return bool(poller.poll(0))
 
 
 def _execute(argv: list[str], environment: dict[str, str]) -> NoReturn:

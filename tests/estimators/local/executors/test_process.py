@@ -24,6 +24,7 @@ from estimators.local.executors import (
     ProcessExecutor,
     SupervisedProcess,
     SupervisedProgram,
+    host_supervisor,
     process,
     supervised_process,
 )
@@ -144,6 +145,31 @@ def test_as_process_1_a_program_without_a_handler_ignores_sigterm_as_in_a_contai
     host.kill()
     said(host)
     assert exit_code(host) == 128 + signal.SIGKILL
+
+
+KILLED_EARLY = """if True:
+    import os, signal, sys, time
+    sys.path.insert(0, sys.argv[1])
+    import host_supervisor
+    call, supervisor = host_supervisor._call, os.getpid()
+    def kill_first(name, *arguments):
+        if name == "prctl":
+            os.kill(supervisor, signal.SIGKILL)
+            while os.getppid() == supervisor:
+                time.sleep(0.01)
+        call(name, *arguments)
+    host_supervisor._call = kill_first
+    program = {"argv": ["touch", sys.argv[2]], "directory": "/", "environment": dict(os.environ), "open_files": None}
+    host_supervisor._start({**program, "isolated": False})
+"""
+
+
+def test_a_supervisor_that_is_killed_as_it_forks_leaves_no_program(tmp_path: Path) -> None:
+    place = str(Path(host_supervisor.__file__).parent)
+    mark = tmp_path / "ran"
+    process = subprocess.run([sys.executable, "-c", KILLED_EARLY, place, str(mark)], stdout=subprocess.PIPE)
+    assert process.returncode == -signal.SIGKILL  # and all have closed the pipe
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("isolated", [False])
