@@ -93,7 +93,13 @@ class LocalSageMaker:
             raise LocalPlatformError("The local platform is running already.")
         kept, earlier = None, None
         if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise LocalPlatformError(
+                    f"{self._directory}, or what it lies in, is no directory. Give the path of one; it is made if "
+                    "missing."
+                ) from error
             require_unshared(self._directory)
             if self._storage == "disk":
                 kept = KeptAccess(self._directory)

@@ -20,7 +20,7 @@ from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.executors import HostStartError, why_no_namespaces
-from estimators.local.private_directory import make_private
+from estimators.local.private_directory import LOCK, make_private
 from estimators.local.storage.seaweedfs_process import SeaweedFSProcess, find_program, write_configuration
 from estimators.local.storage.socket_connection import SocketConnection
 
@@ -233,7 +233,7 @@ def _answers(process: SeaweedFSProcess) -> bool:
 
 def _lock(data: Path) -> IO[str]:
     """Hold the directory, so that two platforms never write the same data; one that is just ending has it a moment."""
-    lock = (data / ".lock").open("w")
+    lock = (data / LOCK).open("w")
     deadline = time.monotonic() + _RELEASE_SECONDS
     while not _locked(lock):
         if time.monotonic() > deadline:

@@ -42,6 +42,13 @@ def test_refuses_a_region_that_is_no_name_of_one(region):
         LocalSageMaker(region=region)
 
 
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_directory_that_is_a_file_is_an_error_with_its_name(tmp_path, below):
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalPlatformError, match=rf"{tmp_path / 'file' / below}.* is no directory"):
+        LocalSageMaker(tmp_path / "file" / below).start()
+
+
 def test_offers_a_bucket_and_a_role(platform):
     platform.boto_session.client("s3").put_object(Bucket=platform.default_bucket, Key="a", Body=b"b")
     assert platform.role.startswith("arn:aws:iam::123456789012:role/")
