@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from smddp.process.interruptible import wait_for
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -191,7 +193,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
     for number in early:
         process.send_signal(number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after it: a program inherits what is ignored
-    code = process.wait()
+    code = wait_for(process)
     return code if code >= 0 else 128 - code
 
 

@@ -32,6 +32,8 @@ DRAIN_SECONDS = 1.0
 GROUP_GRACE = 120.0
 """Seconds that the programs of a shell script have to end after a stop: what SageMaker gives a container."""
 
+_LOOK_SECONDS = 0.05
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -144,9 +146,11 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
 def _reap(pid: int) -> int:
     """Wait for one child, reaping orphans as well; its exit code, negative for a signal."""
     while True:
-        ended, status = os.waitpid(-1, 0)
+        ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == pid:
             return os.waitstatus_to_exitcode(status)
+        if ended == 0:  # a blocking call could miss a signal that comes just before it
+            time.sleep(_LOOK_SECONDS)
 
 
 def _await_group(group: int) -> None:

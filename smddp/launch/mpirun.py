@@ -135,8 +135,6 @@ def _await(mpirun: subprocess.Popen[bytes], connections: Sequence[SshConnection]
         The hosts that were lost.
     """
     lost: list[str] = []
-    if not connections:
-        mpirun.wait()
     while mpirun.returncode is None and not lost:
         with suppress(subprocess.TimeoutExpired):
             mpirun.wait(_LOOK_SECONDS)

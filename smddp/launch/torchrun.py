@@ -17,12 +17,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.launch.reports import host_name, tell_failure
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
+from smddp.process.interruptible import SIGNAL_SECONDS
 from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger(__name__)
@@ -89,7 +91,10 @@ def launch(node: Node, command: Sequence[str]) -> int:
     signal.signal(signal.SIGUSR1, lambda signum, _frame: ranks.pass_on(signum))  # sbatch --signal=USR1@120
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
     threading.Thread(target=run_agent, daemon=True).start()
-    ended = outcome.get()
+    ended: BaseException | int | None = None
+    while ended is None:
+        with suppress(queue.Empty):
+            ended = outcome.get(timeout=SIGNAL_SECONDS)
     if isinstance(ended, BaseException):
         error = ended
         failed = any(exited.code != 0 for exited in ranks.exits)
