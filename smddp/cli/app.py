@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from smddp.cli import checkpoints
+from smddp.cli import checkpoints, collectives
 from smddp.errors import SmddpError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Managed PyTorch training, SageMaker-style: here and on AWS.",
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.command()(collectives.collectives)
 
 
 @app.command()

@@ -1,0 +1,144 @@
+"""Checks and times operations on all ranks, and says what a backend lacks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from smddp.collectives.operations import REDUCTIONS, Call, Operation, Setting
+from smddp.errors import DistributedError
+
+_WARM_UP_CALLS = 5
+_LONGEST_REASON = 160
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Measurement:
+    """What came of one operation at one size."""
+
+    operation: str
+    reduction: str | None
+    """The reduce operation, where there is one."""
+    backend: str
+    device: str
+    ranks: int
+    size: int
+    """Bytes of the largest buffer on a rank."""
+    seconds: float | None = None
+    """Of one call, the mean of many on the slowest rank; None if the backend lacks it."""
+    bus_factor: float = 1.0
+    is_right: bool = True
+    """Whether every rank had the right result."""
+    lacks: str | None = None
+    """Why the backend does not have it."""
+
+    @property
+    def algorithm_bandwidth(self) -> float | None:
+        """Bytes a second."""
+        return self.size / self.seconds if self.seconds and self.size else None
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """Bytes a second that each link must have carried, by nccl-tests' factor."""
+        bandwidth = self.algorithm_bandwidth
+        return None if bandwidth is None else bandwidth * self.bus_factor
+
+
+def measure(
+    operations: Sequence[Operation], settings: Sequence[Setting], sizes: Sequence[int], *, seconds: float
+) -> Iterator[Measurement]:
+    """Runs each operation on each backend, with each reduce operation that it has; all ranks must go through it.
+
+    Args:
+        operations: What to run.
+        settings: Where, one for each backend and device.
+        sizes: Bytes of the largest buffer on a rank, about.
+        seconds: How long each is to be repeated.
+    """
+    for setting in settings:
+        for operation in operations:
+            for reduction in REDUCTIONS if operation.reduces else (None,):
+                yield from _over_sizes(operation, setting, reduction, sizes, seconds)
+
+
+def _over_sizes(
+    operation: Operation, setting: Setting, reduction: str | None, sizes: Sequence[int], seconds: float
+) -> Iterator[Measurement]:
+    for size in sizes:
+        found = _measure_one(operation, setting, reduction, size, seconds)
+        yield found
+        if found.lacks is not None or found.size == 0:
+            return  # no other size would tell more
+
+
+def _measure_one(
+    operation: Operation, setting: Setting, reduction: str | None, size: int, seconds: float
+) -> Measurement:
+    def result(size: int, **values: object) -> Measurement:
+        return Measurement(
+            operation=operation.name,
+            reduction=reduction,
+            backend=setting.backend,
+            device=setting.device.type,
+            ranks=setting.world_size,
+            size=size,
+            bus_factor=operation.bus_factor(setting.world_size),
+            **values,  # type: ignore[arg-type]
+        )
+
+    if setting.world_size < operation.least_ranks:
+        return result(size, lacks=f"it takes {operation.least_ranks} ranks, and here is {setting.world_size}")
+    call = operation.prepare(setting, size, reduction)
+    lacks = _try(call)
+    refusals = int(_over_ranks(setting, float(lacks is not None), dist.ReduceOp.SUM))
+    if refusals == setting.world_size:
+        return result(size, lacks=lacks)
+    if refusals:
+        own = f"here, on rank {setting.rank}: {lacks}" if lacks is not None else f"not on rank {setting.rank}"
+        raise DistributedError(f"{operation.name} failed on {refusals} of {setting.world_size} ranks, {own}.")
+    is_right = _over_ranks(setting, float(call.is_right()), dist.ReduceOp.MIN) == 1.0
+    return result(call.size, seconds=_time(call, setting, seconds), is_right=is_right)
+
+
+def _try(call: Call) -> str | None:
+    """Runs the operation once; why the backend refuses it, if it does. It refuses on all ranks, before it sends."""
+    try:
+        call.run()
+    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        return str(error).strip().splitlines()[0][:_LONGEST_REASON] or type(error).__name__
+    return None
+
+
+def _time(call: Call, setting: Setting, seconds: float) -> float:
+    """The mean of a call, on the slowest rank."""
+    taken = _repeat(call, setting, _WARM_UP_CALLS)
+    # The ranks must agree on the number of calls: the slowest one's warm-up decides.
+    slowest = _over_ranks(setting, taken / _WARM_UP_CALLS, dist.ReduceOp.MAX)
+    calls = max(int(seconds / max(slowest, 1e-7)), 1)
+    return _over_ranks(setting, _repeat(call, setting, calls) / calls, dist.ReduceOp.MAX)
+
+
+def _repeat(call: Call, setting: Setting, calls: int) -> float:
+    dist.barrier(group=setting.group)
+    _wait_for_device(setting.device)
+    started = time.perf_counter()
+    for _ in range(calls):
+        call.run()
+    _wait_for_device(setting.device)
+    return time.perf_counter() - started
+
+
+def _wait_for_device(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _over_ranks(setting: Setting, value: float, op: dist.ReduceOp.RedOpType) -> float:
+    total: Tensor = torch.tensor(value, dtype=torch.float64, device=setting.device)
+    dist.all_reduce(total, op=op, group=setting.group)
+    return total.item()

@@ -1,0 +1,107 @@
+"""What one rank of ``smddp collectives`` runs: ``python .../program.py`` with the options as one JSON text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from smddp.collectives.measure import Measurement, measure
+from smddp.collectives.operations import OPERATIONS, Setting
+from smddp.distributed import Membership, join, leave
+
+logger = logging.getLogger(__name__)
+
+_WIDTH = 110  # where nobody knows how wide the output is
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Options:
+    """What to measure, and where to leave the results."""
+
+    operations: tuple[str, ...]
+    """Their names; none stands for all."""
+    sizes: tuple[int, ...]
+    """Bytes of the largest buffer on a rank."""
+    seconds: float
+    """How long each operation is repeated at each size."""
+    json_lines: str | None = None
+    plot: str | None = None
+
+    def as_json(self) -> str:
+        """The text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Options:
+        """The options of a text."""
+        values = json.loads(text)
+        return cls(**values | {"operations": tuple(values["operations"]), "sizes": tuple(values["sizes"])})
+
+
+def run_rank(options: Options) -> int:
+    """Joins the ranks, measures, and reports on rank 0.
+
+    Returns:
+        The exit code: 1 if a result was wrong.
+    """
+    membership = join()
+    is_main = membership.cluster.is_main
+    chosen = [each for each in OPERATIONS if not options.operations or each.name in options.operations]
+    measurements: list[Measurement] = []
+    for found in measure(chosen, settings(membership), options.sizes, seconds=options.seconds):
+        if is_main and (not measurements or measurements[-1].operation != found.operation):
+            logger.info("%s on %s", found.operation, found.backend)
+        measurements.append(found)
+    if is_main:
+        _report(measurements, options)
+    leave()
+    return 0 if all(each.is_right for each in measurements) else 1
+
+
+def settings(membership: Membership) -> list[Setting]:
+    """The backends and devices of the ranks: nccl on GPUs, where there are any, and what carries the CPU's tensors."""
+    cluster = membership.cluster
+    on = {torch.device("cpu"): "gloo"} if membership.control_device.type == "cpu" else {}
+    if membership.device.type == "cuda":
+        on[membership.device] = "smddp" if membership.backend == "smddp" else "nccl"
+    return [
+        Setting(
+            rank=cluster.rank,
+            world_size=cluster.world_size,
+            backend=backend,
+            device=device,
+            group=_group(backend),
+        )
+        for device, backend in on.items()
+    ]
+
+
+def _group(backend: str) -> dist.ProcessGroup:
+    """All ranks, as a group of one backend."""
+    group = dist.new_group(backend=backend)
+    assert isinstance(group, dist.ProcessGroup), "every rank belongs to it"
+    return group
+
+
+def _report(measurements: list[Measurement], options: Options) -> None:
+    from rich.console import Console
+
+    from smddp.collectives.report import print_table, write_json, write_plot
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    print_table(measurements, console)
+    if options.json_lines is not None:
+        write_json(measurements, Path(options.json_lines))
+    if options.plot is not None:
+        write_plot(measurements, Path(options.plot))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    sys.exit(run_rank(Options.from_json(sys.argv[1])))

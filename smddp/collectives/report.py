@@ -1,0 +1,85 @@
+"""Measurements for people and programs: a table, JSON lines, a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from smddp.collectives.measure import Measurement
+
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def format_size(size: int) -> str:
+    """The size with the largest unit in which it is a whole number, or one with a digit after the point."""
+    number = float(size)
+    for unit in _UNITS:
+        if number < 1024 or unit == _UNITS[-1]:
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if number == int(number) else f"{number:.1f} {unit}"
+
+
+def print_table(measurements: Sequence[Measurement], console: Console) -> None:
+    """A table for each backend, and below it what the backend lacks."""
+    for backend, device in dict.fromkeys((each.backend, each.device) for each in measurements):
+        own = [each for each in measurements if (each.backend, each.device) == (backend, device)]
+        table = Table(title=f"{backend} on {device}, {own[0].ranks} rank(s)", title_justify="left")
+        table.add_column("operation")
+        table.add_column("reduce")
+        for heading in ("size", "µs", "algorithm GB/s", "bus GB/s"):
+            table.add_column(heading, justify="right")
+        table.add_column("result")
+        for each in own:
+            if each.seconds is not None:
+                table.add_row(
+                    each.operation,
+                    each.reduction or "",
+                    format_size(each.size) if each.size else "",
+                    f"{each.seconds * 1e6:.1f}",
+                    _gigabytes(each.algorithm_bandwidth),
+                    _gigabytes(each.bus_bandwidth),
+                    "right" if each.is_right else "[bold red]WRONG[/]",
+                )
+        console.print(table)
+        for each in own:
+            if each.lacks is not None:
+                reduction = f" with {each.reduction}" if each.reduction else ""
+                console.print(f"{backend} lacks {each.operation}{reduction}: {each.lacks}", markup=False)
+
+
+def write_json(measurements: Sequence[Measurement], path: Path) -> None:
+    """One object a line: the fields of `Measurement`, and both bandwidths in bytes a second."""
+    with path.open("w") as file:
+        for each in measurements:
+            bandwidths = {"algorithm_bandwidth": each.algorithm_bandwidth, "bus_bandwidth": each.bus_bandwidth}
+            file.write(json.dumps(asdict(each) | bandwidths) + "\n")
+
+
+def write_plot(measurements: Sequence[Measurement], path: Path) -> None:
+    """Bus bandwidth and latency over size, a line for each operation (of reductions the sum)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    bandwidth, latency = figure.subplots(1, 2)
+    shown = [each for each in measurements if each.seconds is not None and each.reduction in (None, "SUM")]
+    for name in dict.fromkeys((each.operation, each.backend) for each in shown if each.size):
+        line = [each for each in shown if (each.operation, each.backend) == name]
+        label = f"{name[0]} ({name[1]})"
+        sizes = [each.size for each in line]
+        bandwidth.plot(sizes, [(each.bus_bandwidth or 0.0) / 1e9 for each in line], marker="o", label=label)
+        latency.plot(sizes, [(each.seconds or 0.0) * 1e6 for each in line], marker="o", label=label)
+    for axes, title in ((bandwidth, "bus bandwidth, GB/s"), (latency, "time of a call, µs")):
+        axes.set(xscale="log", yscale="log", xlabel="bytes of the largest buffer on a rank", title=title)
+        axes.grid(visible=True, which="both", alpha=0.3)
+    latency.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=120)
+
+
+def _gigabytes(bandwidth: float | None) -> str:
+    return "" if bandwidth is None else f"{bandwidth / 1e9:.3f}"
