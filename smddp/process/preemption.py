@@ -92,6 +92,11 @@ class StopSignal:
                 signal.signal(number, self._request)
         return self
 
+    def watch_again(self) -> None:
+        """Takes SIGTERM back from a library that has put a handler of its own in place; in the main thread."""
+        assert self._sockets is not None, "nothing watches for signals: use smddp.run"
+        signal.signal(signal.SIGTERM, self._request)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

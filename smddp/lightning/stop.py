@@ -1,0 +1,49 @@
+"""A stop of a Lightning training: all ranks at one batch, with a checkpoint, and exit code 75."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Callback
+
+from smddp.job import Job
+from smddp.process.preemption import Stopped, stop_signal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked at by mypy
+    """Saves and ends when the job is told to stop; for scripts that run under ``smddp.run``.
+
+    The ranks agree on a batch; after it Lightning saves, and the job ends with exit code 75. Give the file to the next
+    attempt: ``trainer.fit(model, ckpt_path=stop.resume_from)``.
+
+    Args:
+        job: What ``smddp.run`` gave to main.
+        name: Of the checkpoint, in the job's checkpoint directory.
+    """
+
+    def __init__(self, job: Job, name: str = "stopped.ckpt") -> None:
+        self._job = job
+        self._file = job.checkpoint_dir / name
+
+    @property
+    def resume_from(self) -> Path | None:
+        """The checkpoint of an earlier stop, or None."""
+        return self._file if self._file.exists() else None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Takes SIGTERM back from Lightning, whose handler broadcasts within it: ranks at other batches would hang."""
+        del trainer, pl_module
+        stop_signal.watch_again()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Asks all ranks, and stops if they agree.
+
+        Raises:
+            Stopped: The checkpoint is there.
+        """
+        if self._job.stopping:
+            trainer.save_checkpoint(self._file)  # all ranks call it; the file is there when it returns
+            raise Stopped
