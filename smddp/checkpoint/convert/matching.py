@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 _METADATA = "_metadata"  # where torch.nn.Module.state_dict() keeps the versions of its modules
 _COMPILED = "_orig_mod."  # what torch.compile puts into names
-_REPLICATED = "module."  # what DistributedDataParallel puts before them
+_REPLICATED = "module."  # what DistributedDataParallel puts before them, and AveragedModel too
+_AVERAGED = "n_averaged"  # AveragedModel's count, beside them
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,6 +44,12 @@ def match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str)
     """
     own = module.state_dict(keep_vars=True)
     plain = _without_compiled(weights)
+    if (
+        _AVERAGED in plain
+        and _AVERAGED not in own
+        and all(name.startswith(_REPLICATED) for name in {*plain} - {_AVERAGED})
+    ):
+        del plain[_AVERAGED]
     if prefix and not any(name.startswith(prefix) for name in plain):
         plain = _stripped(plain) or plain
     if prefix:

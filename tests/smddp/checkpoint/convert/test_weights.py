@@ -332,6 +332,18 @@ def test_another_part_can_be_the_weights(trained: nn.Sequential, tmp_path: Path)
         load_weights(module, tmp_path / "other", part="teacher")
 
 
+def test_an_averaged_model_gives_its_weights_without_its_count(tmp_path: Path) -> None:
+    average = torch.optim.swa_utils.AveragedModel(net())
+    write_checkpoint(open_store(tmp_path), 1, {"ema": average.state_dict()})
+    module = net()
+    assert load_weights(module, tmp_path, part="ema").complete
+    assert same(module, average.module)
+
+    again = torch.optim.swa_utils.AveragedModel(net())
+    assert load_weights(again, tmp_path, part="ema").complete
+    assert same(again.module, average.module)
+
+
 def _nothing(path: Path) -> Path:
     return path / "nothing"
 
