@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from smddp.training.epoch_schedules import ScheduleEach
 
 
 def underlying_module(model: nn.Module) -> nn.Module:
@@ -55,14 +58,29 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
             )
 
 
-def check_schedulers(schedulers: Sequence[LRScheduler]) -> None:
+def check_schedulers(schedulers: Sequence[LRScheduler], each: str) -> None:
     """See that each schedule can be stepped without a metric.
 
     Raises:
-        ValueError: One waits for a metric.
+        ValueError: One waits for a metric, or ``each`` is neither ``"step"`` nor ``"epoch"``.
     """
+    if each not in get_args(ScheduleEach):
+        raise ValueError(f'schedule_each={each!r}: give "step" (an optimizer step) or "epoch"')
     if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise ValueError(
-            "ReduceLROnPlateau waits for a metric, which an optimizer step has not: give it as "
+            "ReduceLROnPlateau waits for a metric, which neither an optimizer step nor an epoch's end has: give it as "
             'state={"plateau": scheduler}, and call scheduler.step(metric) after each evaluation'
+        )
+
+
+def check_clipping(clip_norm: float | None, clip_value: float | None) -> None:
+    """See that gradients are clipped in one way.
+
+    Raises:
+        ValueError: They would be in two.
+    """
+    if clip_norm is not None and clip_value is not None:
+        raise ValueError(
+            f"clip_norm={clip_norm} and clip_value={clip_value}: give one of them; clip_norm keeps the gradient's "
+            "direction, clip_value bounds each of its elements"
         )

@@ -7,14 +7,20 @@ own loop would not do. It knows neither data nor ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+
+
+class Steppable(Protocol):
+    """What goes on by one with each optimizer step: a learning rate schedule."""
+
+    def step(self) -> None:
+        """Go on by one."""
 
 
 class OptimizerStep:
@@ -26,27 +32,38 @@ class OptimizerStep:
         scaler: fp16's loss scaler, which skips a step whose gradients overflowed.
         accumulate: Micro-batches a step.
         clip_norm: The largest norm of all gradients together, or None.
+        clip_value: The largest absolute value of an element of a gradient, or None.
+        tells_applied: Whether ``applied`` is asked for, which may cost a wait for the GPU where there is a scaler.
     """
 
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
         *,
-        schedulers: Sequence[LRScheduler] = (),
+        schedulers: Sequence[Steppable] = (),
         scaler: GradScaler | None = None,
         accumulate: int = 1,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
+        tells_applied: bool = False,
     ) -> None:
+        self.applied = False
+        """Whether the last step was really taken; the scaler skips one whose gradients overflowed."""
         self._optimizers = tuple(optimizers)
         self._schedulers = tuple(schedulers)
         self._scaler = scaler
         self._accumulate = accumulate
         self._clip_norm = clip_norm
+        self._clip_value = clip_value
+        self._clips = clip_norm is not None or clip_value is not None
         self._micro_batch = 0
         self._stepped = False
         # Optimizers that read the scaler's verdict themselves always "step": only the scale tells whether they did.
-        self._scale_tells = any(getattr(each, "_step_supports_amp_scaling", False) for each in self._optimizers)
-        if scaler is not None and self._schedulers:
+        must_tell = tells_applied or bool(self._schedulers)
+        self._asks_scale = must_tell and any(
+            getattr(each, "_step_supports_amp_scaling", False) for each in self._optimizers
+        )
+        if scaler is not None and must_tell:
             for optimizer in self._optimizers:
                 optimizer.register_step_post_hook(self._note_step)
 
@@ -102,22 +119,27 @@ class OptimizerStep:
 
     def _step(self) -> None:
         self._micro_batch = 0
-        scaler = self._scaler
-        if self._clip_norm is not None:
-            if scaler is not None:
-                for optimizer in self._optimizers:
-                    scaler.unscale_(optimizer)
-            clip_grad_norm_(self._parameters(), self._clip_norm)
-        if scaler is None:
+        if self._clips:
+            self._clip_gradients()
+        if self._scaler is None:
             for optimizer in self._optimizers:
                 optimizer.step()
-            applied = True
+            self.applied = True
         else:
-            applied = self._scaled_step(scaler)
-        if applied:
+            self.applied = self._scaled_step(self._scaler)
+        if self.applied:
             for scheduler in self._schedulers:
                 scheduler.step()
         self._clear_gradients()
+
+    def _clip_gradients(self) -> None:
+        if self._scaler is not None:
+            for optimizer in self._optimizers:
+                self._scaler.unscale_(optimizer)
+        if self._clip_norm is not None:
+            clip_grad_norm_(self._parameters(), self._clip_norm)
+        if self._clip_value is not None:
+            clip_grad_value_(self._parameters(), self._clip_value)
 
     def _parameters(self) -> list[Tensor]:
         """Those of all groups as they are now: a group may be added while training goes on."""
@@ -128,14 +150,13 @@ class OptimizerStep:
             optimizer.zero_grad(set_to_none=True)
 
     def _scaled_step(self, scaler: GradScaler) -> bool:
-        """The optimizers' step under a loss scaler; False if it was skipped, where a schedule must know."""
-        asks_scale = self._scale_tells and bool(self._schedulers)  # which waits for the GPU
-        before = scaler.get_scale() if asks_scale else 0.0
+        """The optimizers' step under a loss scaler; False if it was skipped, where that must be known."""
+        before = scaler.get_scale() if self._asks_scale else 0.0  # which waits for the GPU
         self._stepped = False
         for optimizer in self._optimizers:
             scaler.step(optimizer)
         scaler.update()
-        return scaler.get_scale() >= before if asks_scale else self._stepped
+        return scaler.get_scale() >= before if self._asks_scale else self._stepped
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True

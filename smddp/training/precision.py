@@ -116,6 +116,11 @@ class MixedPrecisionModel(nn.Module):
         return outputs
 
 
+def without_precision(model: nn.Module) -> nn.Module:
+    """Return the model that `Precision.wrap` was given."""
+    return model.module if isinstance(model, MixedPrecisionModel) else model
+
+
 def _best(device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"

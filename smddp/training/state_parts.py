@@ -24,6 +24,7 @@ def state_parts(
     scaler: GradScaler | None,
     extra: Mapping[str, Stateful | dict[str, Any]],
     *,
+    own: Mapping[str, Stateful],
     on_change: OnChange,
     speaks: bool,
 ) -> dict[str, Stateful]:
@@ -31,20 +32,30 @@ def state_parts(
 
     Several optimizers are ``optimizer-0``, ``optimizer-1`` and so on, and several schedules likewise.
 
+    Args:
+        model: The model itself.
+        optimizers: Of its parameters.
+        schedulers: Of these optimizers.
+        scaler: The loss scaler, if there is one.
+        extra: The user's parts by name.
+        own: Further parts of the trainer's own, by name.
+        on_change: Whose options an optimizer has after a resume.
+        speaks: Whether this rank tells of it in the log.
+
     Raises:
         ValueError: A name of ``extra`` is taken or not possible.
         TypeError: A part of ``extra`` has no state.
     """
     named = [NamedOptimizer(each, model, on_change=on_change, speaks=speaks) for each in optimizers]
-    own: dict[str, Stateful] = {"model": model, **_numbered("optimizer", named)}
-    own |= _numbered("scheduler", [Schedule(each) for each in schedulers] if on_change == "take" else schedulers)
+    trained: dict[str, Stateful] = {"model": model, **_numbered("optimizer", named)}
+    trained |= _numbered("scheduler", [Schedule(each) for each in schedulers] if on_change == "take" else schedulers)
     if scaler is not None:
-        own["scaler"] = scaler
-    if taken := sorted(name for name in extra if name in _OWN or name in own):
+        trained["scaler"] = scaler
+    if taken := sorted(name for name in extra if name in _OWN or name in trained or name in own):
         raise ValueError(f"state has {', '.join(taken)}: the trainer's own parts have these names; choose others")
     parts = {name: DictState(part) if isinstance(part, dict) else part for name, part in extra.items()}
     check_parts(parts, {})
-    return {**own, **parts}
+    return {**trained, **own, **parts}
 
 
 class Schedule:

@@ -41,10 +41,12 @@ from smddp.job import Job
 from smddp.job.saved_model import write_model
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.ema import ExponentialMovingAverage
+from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
 from smddp.training.metrics import StepRate, report
-from smddp.training.model_checks import check_optimizers, check_schedulers, underlying_module
+from smddp.training.model_checks import check_clipping, check_optimizers, check_schedulers, underlying_module
 from smddp.training.optimizer_step import OptimizerStep
-from smddp.training.precision import Precision, PrecisionName
+from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
 from smddp.training.state_parts import LoaderState, state_parts
 from smddp.training.step_loss import StepLoss
@@ -68,6 +70,8 @@ class Trainer:
             ``torch.no_grad`` it is the rank's own and waits for nobody.
         module: The model as it was given, on its device.
         device: Where the model is, and where ``batches`` puts the data.
+        ema: The moving average of the model, in its precision and in evaluation mode, or None: updated after each
+            optimizer step that was really taken, BatchNorm's statistics included; a part of each checkpoint.
     """
 
     def __init__(
@@ -77,9 +81,12 @@ class Trainer:
         optimizer: Optimizer | Sequence[Optimizer],
         *,
         scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+        schedule_each: ScheduleEach = "step",
         precision: PrecisionName = "auto",
         accumulate: int = 1,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
+        ema: float | None = None,
         checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
         log_every: int = 50,
@@ -93,10 +100,14 @@ class Trainer:
             job: Where checkpoints and the model go, and who the ranks are.
             model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device.
             optimizer: The optimizer of its parameters, or several that step together.
-            scheduler: A schedule, or several, stepped once each optimizer step (not each epoch).
+            scheduler: A schedule, or several, stepped once each optimizer step that was really taken.
+            schedule_each: ``"epoch"`` steps them at each epoch's end instead, before its checkpoint.
             precision: What the forward pass computes in; see `smddp.Precision`.
             accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
             clip_norm: The largest norm of all gradients together, or None.
+            clip_value: The largest absolute value of an element of a gradient, or None.
+            ema: The decay of an exponential moving average of the weights, such as 0.999, kept as ``trainer.ema``; or
+                None for no average.
             checkpoints: When to save, and what becomes of it; see `smddp.CheckpointPolicy`.
             seed: Decides the order of the data.
             log_every: Optimizer steps from one metric line to the next.
@@ -110,7 +121,8 @@ class Trainer:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
                 do not belong together, or a name is not possible.
         """
-        _check_positive(accumulate=accumulate, clip_norm=clip_norm, log_every=log_every)
+        _check_positive(accumulate=accumulate, clip_norm=clip_norm, clip_value=clip_value, log_every=log_every)
+        check_clipping(clip_norm, clip_value)
         self._membership = current_membership() or join(job.cluster)
         self._cluster = self._membership.cluster
         job = dataclasses.replace(job, cluster=self._cluster)  # a process group of the script's own may know more
@@ -122,20 +134,31 @@ class Trainer:
             self.module.to(self.device)
         optimizers, schedulers = _listed(optimizer), _listed(scheduler)
         check_optimizers(optimizers, self.module, world_size=self._cluster.world_size)
-        check_schedulers(schedulers)
+        check_schedulers(schedulers, schedule_each)
         numbers = Precision(precision, self.device)
         self.model: nn.Module = numbers.wrap(model)
         self._replica: Replica | None = None
         scaler = numbers.scaler()
+        self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
         self._optimizer_step = step = OptimizerStep(
-            optimizers, schedulers=schedulers, scaler=scaler, accumulate=accumulate, clip_norm=clip_norm
+            optimizers,
+            schedulers=schedulers if self._epoch_schedules is None else [self._epoch_schedules],
+            scaler=scaler,
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            tells_applied=ema is not None,
         )
         if self._cluster.world_size > 1:
             accumulates = None if accumulate == 1 else lambda: step.accumulates
             self.model = self._replica = Replica(self.model, self._membership, accumulates=accumulates)
 
+        self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
+        self.ema: nn.Module | None = None if self._average is None else numbers.wrap(self._average.module).eval()
+        own: dict[str, Stateful | None] = {"ema": self._average, "epoch_schedules": self._epoch_schedules}
         self._state = state_parts(
             *(self.module, optimizers, schedulers, scaler, state or {}),
+            own={name: part for name, part in own.items() if part is not None},
             on_change=checkpoints.on_change,
             speaks=self._cluster.is_main,
         )
@@ -294,8 +317,7 @@ class Trainer:
         while progress.epoch < count:
             self._rate.restart(progress.steps)
             yield progress.epoch
-            progress.epoch += 1
-            self._start_epoch()
+            self._end_epoch()
             self._run_checkpoints.save()
             self._between_steps()
         self._run_checkpoints.finish()
@@ -358,13 +380,17 @@ class Trainer:
         """
         return self._streams.of(loader)
 
-    def step(self, loss: Tensor) -> None:
+    def step(self, loss: Tensor) -> bool:
         """Takes the loss of one micro-batch; with the last one of an optimizer step, takes that step.
 
         That is: backward, then unscale, clip, optimizer, schedule, and what is due of metric line, checkpoint and stop.
 
         Args:
             loss: A scalar, the mean over this rank's micro-batch.
+
+        Returns:
+            Whether that was the last micro-batch of an optimizer step, and ``steps`` has gone up; one that fp16's loss
+            scaler skipped counts too.
 
         Raises:
             ValueError: The loss does not come from ``trainer.model`` (with several ranks), or batches and steps do not
@@ -381,8 +407,10 @@ class Trainer:
             )
         weight = 1.0 if order is None else order.loss_weight(optimizer_step.micro_batch)
         self._loss.add(loss, weight, collect=(self._progress.steps + 1) % self._log_every == 0)
-        if optimizer_step.backward_and_step(loss, weight):
+        is_done = optimizer_step.backward_and_step(loss, weight)
+        if is_done:
             self._after_step()
+        return is_done
 
     def _finish_window(self) -> None:
         """Takes the optimizer step with the micro-batches that a loader's end left."""
@@ -395,6 +423,8 @@ class Trainer:
         if self._replica is not None:
             self._replica.averages = False
             self._replica.share_buffers()
+        if self._average is not None and self._optimizer_step.applied:
+            self._average.update_parameters(self.module)
         self._streams.count_step()
         progress = self._progress
         progress.steps += 1
@@ -423,14 +453,18 @@ class Trainer:
         if self.is_main:
             report(self._progress.steps, self._progress.epoch, numbers)
 
-    def save_model(self) -> None:
+    def save_model(self, model: nn.Module | None = None) -> None:
         """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
+
+        Args:
+            model: Another one than the trained: ``trainer.ema``.
 
         Raises:
             TrainingDivergedError: The weights are not finite.
         """
         self._check_finite()
-        share_outcome(lambda: write_model(self.module, self._job.model_dir), self._membership)
+        module = self.module if model is None else without_precision(model)
+        share_outcome(lambda: write_model(module, self._job.model_dir), self._membership)
 
     def _begin(self) -> None:
         if not self._run_checkpoints.has_started:
@@ -452,9 +486,14 @@ class Trainer:
 
     def _next_epoch(self) -> bool:
         if self._counts_steps:
-            self._progress.epoch += 1
-            self._start_epoch()
+            self._end_epoch()
         return self._counts_steps
+
+    def _end_epoch(self) -> None:
+        if self._epoch_schedules is not None:
+            self._epoch_schedules.end_epoch()
+        self._progress.epoch += 1
+        self._start_epoch()
 
     def _start_epoch(self) -> None:
         self._streams.start_epoch()

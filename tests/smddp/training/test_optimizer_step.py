@@ -86,3 +86,12 @@ def test_scaled_and_clipped_gradients_are_those_of_the_unscaled_loss() -> None:
     OptimizerStep([torch.optim.SGD(plain.parameters(), lr=0.1)], clip_norm=0.1).backward_and_step(loss(x))
 
     assert torch.allclose(scaled.weight, plain.weight, atol=1e-6)
+
+
+def test_each_element_is_clipped_once_it_is_unscaled() -> None:
+    model, loss = quadratic()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.weight.detach().clone()
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    OptimizerStep([optimizer], scaler=scaler, clip_value=0.01).backward_and_step(loss(100 * torch.randn(8, 3)))
+    assert torch.allclose((model.weight - before).abs(), torch.full((1, 3), 0.01))

@@ -384,12 +384,17 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(job: Job) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"accumulate": 0}, {"clip_norm": 0.0}, {"log_every": 0}],
+    [{"accumulate": 0}, {"clip_norm": 0.0}, {"clip_value": -1.0}, {"log_every": 0}],
 )
 def test_numbers_out_of_range_are_refused_by_name(job: Job, options: dict[str, float]) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=f"{name}=.* must be greater than 0"):
         Run(job, **options)  # type: ignore[arg-type]
+
+
+def test_gradients_are_clipped_in_one_way_only(job: Job) -> None:
+    with pytest.raises(ValueError, match=r"clip_norm=1.0 and clip_value=0.5: give one of them"):
+        Run(job, clip_norm=1.0, clip_value=0.5)
 
 
 def test_a_dataset_without_a_length_is_refused(job: Job) -> None:

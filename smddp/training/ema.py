@@ -1,0 +1,62 @@
+"""The exponential moving average of a model's weights: what is often better to evaluate and to keep than the weights.
+
+PyTorch's AveragedModel computes it, but sends its count to the GPU at each update, and waits for that. Here the same
+average is taken without a wait.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+class ExponentialMovingAverage(AveragedModel):
+    """An AveragedModel by ``average = decay × average + (1 - decay) × weights``, in evaluation mode.
+
+    The first update copies. Floating-point buffers are averaged as the weights are, so that BatchNorm's running
+    statistics are those of the averaged weights; others, such as its ``num_batches_tracked``, are copied.
+
+    Args:
+        module: The model; the average is a copy of it, on its devices.
+        decay: How much of the average an update keeps: between 0 and 1, 0.999 or more for thousands of steps.
+
+    Raises:
+        ValueError: The decay is out of its range.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> average = ExponentialMovingAverage(model, 0.9)
+        >>> average.update_parameters(model)  # after each optimizer step
+        >>> average(torch.ones(1, 2)).equal(model(torch.ones(1, 2)))
+        True
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"ema={decay}: give the decay, a number between 0 and 1, such as 0.999")
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        super().__init__(module, multi_avg_fn=self._average)
+        self.n_averaged: Tensor = self.n_averaged.cpu()  # read at each update
+        self.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Takes the weights and buffers that the model has now into the average."""
+        is_first = int(self.n_averaged) == 0
+        self.n_averaged += 1
+        kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+        # Looked up anew: a module may replace its buffers, and a script its parameters.
+        own = chain(self.module.parameters(), self.module.buffers())
+        for average, value in zip(own, chain(model.parameters(), model.buffers()), strict=True):
+            if is_first or not average.dtype.is_floating_point:
+                average.copy_(value)
+            else:
+                averages, values = kinds.setdefault((average.device, average.dtype), ([], []))
+                averages.append(average)
+                values.append(value.detach())
+        for averages, values in kinds.values():
+            self._average(averages, values, 0)
