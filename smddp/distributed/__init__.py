@@ -2,7 +2,7 @@
 
 from smddp.distributed.agreement import Agreement, Decision, StopQuestion
 from smddp.distributed.collectives import PeerFailedError, from_rank, on_each_rank, share_outcome, sum_over_ranks
-from smddp.distributed.device import move
+from smddp.distributed.device import cast, move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
 from smddp.distributed.replica import Replica
@@ -15,6 +15,7 @@ __all__ = [
     "PeerFailedError",
     "Replica",
     "StopQuestion",
+    "cast",
     "current_membership",
     "from_rank",
     "is_communication_error",

@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
+from torch.nn.utils.rnn import PackedSequence
 
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
@@ -126,20 +127,48 @@ def move(batch: Any, device: torch.device) -> Any:
     namedtuples, lists, mappings and dataclasses are copied with their items moved, at any depth. Any other object is
     passed through as it is. Copies from pinned memory do not wait for the GPU, where a ``to`` takes ``non_blocking``.
     """
+
+    def to_device(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(device, non_blocking=True)
+        kind: Any = type(item)
+        if not callable(getattr(kind, "to", None)):
+            return None
+        moved = item.to(device, non_blocking=True) if _takes_non_blocking(kind) else item.to(device)
+        return item if moved is None else moved  # None: it moved in place
+
+    return _converted(batch, to_device)
+
+
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """The values with their floating-point tensors in this type, in the containers that `move` knows.
+
+    An object with a method ``to`` is asked to convert itself if it is a PackedSequence, and passed through otherwise.
+    """
+
+    def to_dtype(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(dtype) if item.is_floating_point() else item
+        if isinstance(item, PackedSequence):
+            return item.to(dtype) if item.data.is_floating_point() else item
+        return item if callable(getattr(type(item), "to", None)) else None
+
+    return _converted(values, to_dtype)
+
+
+def _converted(batch: Any, convert: Callable[[Any], Any]) -> Any:
+    """The batch with its items converted; a container is one that ``convert`` returns None for."""
+    if (converted := convert(batch)) is not None:
+        return converted
     kind: Any = type(batch)
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if callable(getattr(kind, "to", None)):
-        moved = batch.to(device, non_blocking=True) if _takes_non_blocking(kind) else batch.to(device)
-        return batch if moved is None else moved  # None: it moved in place
     if isinstance(batch, tuple):
-        items = [move(item, device) for item in batch]
+        items = [_converted(item, convert) for item in batch]
         return kind._make(items) if hasattr(kind, "_make") else kind(items)
     if isinstance(batch, list):
-        items = [move(item, device) for item in batch]
+        items = [_converted(item, convert) for item in batch]
         return items if kind is list else _with_items(batch, dict(enumerate(items)))
     if isinstance(batch, Mapping):
-        named = {key: move(item, device) for key, item in batch.items()}
+        named = {key: _converted(item, convert) for key, item in batch.items()}
         if kind is dict:
             return named
         return _with_items(batch, named) if isinstance(batch, MutableMapping) else kind(named)
@@ -147,7 +176,8 @@ def move(batch: Any, device: torch.device) -> Any:
         clone = copy.copy(batch)
         for field in dataclasses.fields(batch):
             if hasattr(batch, field.name):
-                object.__setattr__(clone, field.name, move(getattr(batch, field.name), device))  # frozen, maybe
+                value = _converted(getattr(batch, field.name), convert)
+                object.__setattr__(clone, field.name, value)  # frozen, maybe
         return clone
     return batch
 

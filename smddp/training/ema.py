@@ -25,7 +25,7 @@ class ExponentialMovingAverage(AveragedModel):
         decay: How much of the average an update keeps: between 0 and 1, 0.999 or more for thousands of steps.
 
     Raises:
-        ValueError: The decay is out of its range.
+        ValueError: The decay is out of its range, or the weights are too coarse for it.
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -38,6 +38,12 @@ class ExponentialMovingAverage(AveragedModel):
     def __init__(self, module: nn.Module, decay: float) -> None:
         if not 0 < decay < 1:
             raise ValueError(f"ema={decay}: give the decay, a number between 0 and 1, such as 0.999")
+        coarse = {str(weight.dtype) for weight in module.parameters() if weight.dtype in (torch.half, torch.bfloat16)}
+        if coarse:
+            raise ValueError(
+                f"ema={decay} of weights in {', '.join(sorted(coarse))}: an update would round to "
+                "nothing; keep the weights in float32, as precision 'bf16', 'fp16' and 'O2' do"
+            )
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         super().__init__(module, multi_avg_fn=self._average)
         self.n_averaged: Tensor = self.n_averaged.cpu()  # read at each update

@@ -1,31 +1,58 @@
-"""Which number format a model computes in: fp32, bf16 or fp16, by PyTorch's automatic mixed precision.
+"""Which number format a model computes in, by one name: PyTorch's automatic mixed precision, TF32, and Apex's levels.
 
-Weights, gradients and optimizer state stay float32; only the model's forward pass runs in the lower precision.
-This file neither casts a model for good (``model.half()``) nor touches TF32, which is PyTorch's own switch:
-``torch.set_float32_matmul_precision("high")``.
+This file decides what a name means on a device, and refuses what the device cannot do. How a forward pass runs in a
+precision is precision_models.py's and half_weights.py's.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp import GradScaler
 
-PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+from smddp.training.half_weights import HalfWeightsModel
+from smddp.training.precision_models import AutocastModel, PrecisionModel, PureHalfModel
+
+logger = logging.getLogger(__name__)
+
+PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 
 _CPU = torch.device("cpu")
-_BF16_CAPABILITY = (8, 0)  # Ampere; what is older only emulates bf16, and slowly
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LOW = (torch.bfloat16, torch.float16)
+_AMPERE = (8, 0)  # has TF32, and bf16 in hardware; what is older only emulates bf16, and slowly
+_MEANING = {"O0": "fp32", "O1": "fp16"}
+_DTYPES = {
+    **dict.fromkeys(["fp32", "tf32"], torch.float32),
+    "bf16": torch.bfloat16,
+    **dict.fromkeys(["fp16", "O2", "O3"], torch.float16),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """A precision on a device.
+
+    ========== ============================== ====================== ======
+    name       forward pass                   weights, gradients     scaler
+    ========== ============================== ====================== ======
+    ``fp32``   float32                        float32                no
+    ``tf32``   float32, its products in TF32  float32                no
+    ``bf16``   autocast to bfloat16           float32                no
+    ``fp16``   autocast to float16            float32                yes
+    ``auto``   bf16 or fp16 by the GPU; on a CPU fp32
+    ``O0``     is fp32
+    ``O1``     is fp16
+    ``O2``     float16 copies of the weights  float32                yes
+    ``O3``     float16                        float16                no
+    ========== ============================== ====================== ======
+
+    O0 to O3 are Apex's names, with what they mean today. In O2 norm layers compute in float32, and in O3 nothing does,
+    the optimizer's state included: a baseline of speed, which seldom learns (Adam's eps of 1e-8 is 0 in float16).
+    TF32 is switched on for the whole process, and a log line says so.
 
     Example:
         >>> precision = Precision("bf16", torch.device("cpu"))
@@ -45,17 +72,23 @@ class Precision:
     """Where the model computes."""
 
     name: str = field(init=False)
-    """What it came to: ``"fp32"``, ``"bf16"`` or ``"fp16"``."""
+    """What it came to: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"O2"`` or ``"O3"``."""
 
     def __post_init__(self) -> None:
         if self.requested not in get_args(PrecisionName):
             allowed = ", ".join(repr(name) for name in get_args(PrecisionName))
             raise ValueError(f"precision={self.requested!r} is unknown; use one of {allowed}")
-        name = _best(self.device) if self.requested == "auto" else self.requested
-        if name == "bf16" and self.device.type == "cuda" and not _computes_bf16(self.device):
+        name = _best(self.device) if self.requested == "auto" else _MEANING.get(self.requested, self.requested)
+        if name == "bf16" and self.device.type == "cuda" and not _is_from_ampere_on(self.device):
             raise ValueError(
                 f"precision='bf16' needs a GPU that has it in hardware, and {torch.cuda.get_device_name(self.device)} "
                 "has not; use 'fp16' or 'auto'"
+            )
+        if name == "tf32" and not (self.device.type == "cuda" and _is_from_ampere_on(self.device)):
+            here = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else f"a {self.device.type}"
+            raise ValueError(
+                f"precision='tf32' needs a GPU of CUDA capability 8.0 or later, which {here} is not; use 'fp32' or "
+                "'auto'"
             )
         object.__setattr__(self, "name", name)
 
@@ -65,17 +98,19 @@ class Precision:
         return _DTYPES[self.name]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """A context whose operations choose this precision; it does nothing for fp32."""
-        if self.name == "fp32":
+        """A context whose operations choose this precision; it does nothing for fp32, tf32, O2 and O3."""
+        if self.name not in ("bf16", "fp16"):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def scaler(self) -> GradScaler | None:
-        """The loss scaler that fp16's narrow range needs; None for fp32 and bf16, whose range is float32's."""
-        return GradScaler(self.device.type) if self.name == "fp16" else None
+        """The loss scaler that fp16's narrow range needs; None for O3, and where the range is float32's."""
+        return GradScaler(self.device.type) if self.name in ("fp16", "O2") else None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with its forward pass in this precision; for fp32 the model itself.
+        """The model with its forward pass in this precision; for fp32 and tf32 the model itself.
+
+        For O3 the model's weights become float16 in place; tf32 is switched on for the whole process.
 
         A model that returns one tensor returns it as float32, for a loss outside of autocast. Whatever else it returns
         (a tuple, a dict, an object of its own) is handed on as it is, its tensors in the precision that they were
@@ -93,40 +128,32 @@ class Precision:
             >>> loss.dtype
             torch.float32
         """
-        return model if self.name == "fp32" else MixedPrecisionModel(model, self)
-
-
-class MixedPrecisionModel(nn.Module):
-    """A model whose forward pass runs under autocast, in training and in evaluation alike.
-
-    What it returns is for the script, whose types are its own: only a tensor that is all of the output is converted.
-    """
-
-    def __init__(self, module: nn.Module, precision: Precision) -> None:
-        super().__init__()
-        self.module = module
-        self._precision = precision
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the wrapped model."""
-        with self._precision.autocast():
-            outputs = self.module(*args, **kwargs)
-        if isinstance(outputs, Tensor) and outputs.dtype in _LOW:
-            return outputs.float()  # cross_entropy under autocast would make the same copy
-        return outputs
+        if self.name == "O2":
+            return HalfWeightsModel(model)
+        if self.name == "O3":
+            return PureHalfModel(model)
+        if self.name == "tf32":
+            _switch_tf32_on()
+        return AutocastModel(model, self.autocast) if self.name in ("bf16", "fp16") else model
 
 
 def without_precision(model: nn.Module) -> nn.Module:
     """Return the model that `Precision.wrap` was given."""
-    return model.module if isinstance(model, MixedPrecisionModel) else model
+    return model.module if isinstance(model, PrecisionModel) else model
 
 
 def _best(device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
-    return "bf16" if _computes_bf16(device) else "fp16"
+    return "bf16" if _is_from_ampere_on(device) else "fp16"
 
 
-def _computes_bf16(device: torch.device) -> bool:
-    """Whether a GPU has bf16 in hardware; ``torch.cuda.is_bf16_supported`` counts emulation, too."""
-    return torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
+def _is_from_ampere_on(device: torch.device) -> bool:
+    """Asks for the hardware; ``torch.cuda.is_bf16_supported`` counts emulation, too."""
+    return torch.cuda.get_device_capability(device) >= _AMPERE
+
+
+def _switch_tf32_on() -> None:
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    logger.info("float32 matrix products and convolutions are computed in TF32 from now on, in all of this process")

@@ -158,10 +158,11 @@ def by_trainer(case: Case, job: smddp.Job, stop_at: int | None = None) -> dict[s
     )
     loader = trainer.loader(dataset(), batch_size=GLOBAL_BATCH)
     seed_noise(job.cluster.rank)
-    given = itertools.count()
+    trainer.resume()
+    given = itertools.count(trainer.steps * case.accumulate)
     for _ in trainer.epochs(EPOCHS):
         for inputs, targets in trainer.batches(loader):
-            stop_signal.requested = next(given) == stop_at or stop_signal.requested
+            stop_signal.requested = stop_signal.requested or next(given) == stop_at
             trainer.step(nn.functional.mse_loss(trainer.model(inputs), targets))
     ema = None if trainer.ema is None else without_precision(trainer.ema)
     scaler = trainer._state.get("scaler")
@@ -175,6 +176,8 @@ def stopped_and_resumed(row: tuple[Any, ...], job: smddp.Job, draw: random.Rando
             by_trainer(Case(row), job, stop_at=stop_at)
         except Stopped:
             stop_signal.requested = False
+        else:
+            raise AssertionError("it was to stop")
     return by_trainer(Case(row), job)
 
 

@@ -77,6 +77,12 @@ def test_a_decay_out_of_its_range_is_refused(job: Job, decay: float) -> None:
         Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), ema=decay)
 
 
+def test_the_average_of_half_weights_is_refused_for_it_would_stand_still(job: Job) -> None:
+    model = network()
+    with pytest.raises(ValueError, match=r"ema=0.999 of weights in torch.float16: an update would round to nothing"):
+        Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), precision="O3", ema=0.999)
+
+
 def test_a_step_that_fp16_skips_leaves_the_average_as_it_was(job: Job) -> None:
     model = network()
     trainer = Trainer(job, model, torch.optim.AdamW(model.parameters(), fused=True), precision="fp16", ema=0.9)

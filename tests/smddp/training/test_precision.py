@@ -1,13 +1,13 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from smddp.training.precision import Precision
+from smddp.training.precision import Precision, PrecisionName, without_precision
 
 CPU = torch.device("cpu")
 
@@ -38,9 +38,8 @@ def test_float32_costs_no_wrapper() -> None:
 
 
 def test_only_fp16_scales_its_loss() -> None:
-    assert Precision("fp16", CPU).scaler() is not None
-    assert Precision("bf16", CPU).scaler() is None
-    assert Precision("fp32", CPU).scaler() is None
+    scaled = {name for name in get_args(PrecisionName) if name != "tf32" and Precision(name, CPU).scaler() is not None}
+    assert scaled == {"fp16", "O1", "O2"}
 
 
 class ModelOutput(OrderedDict[str, object]):
@@ -120,5 +119,63 @@ def test_a_gpu_that_only_emulates_bf16_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="precision='16-mixed' is unknown; use one of 'auto', 'fp32', 'bf16', 'fp16'"):
+    with pytest.raises(
+        ValueError, match=r"precision='16-mixed' is unknown; use one of 'auto', 'fp32', 'tf32', 'bf16', .*'O3'"
+    ):
         Precision("16-mixed", CPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("level", "name"), [("O0", "fp32"), ("O1", "fp16")])
+def test_apexs_first_levels_are_other_names(level: str, name: str) -> None:
+    assert Precision(level, CPU).name == name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["bf16", "O2", "O3"])
+def test_the_model_within_is_found_again(name: str) -> None:
+    model = nn.Linear(2, 2)
+    assert without_precision(Precision(name, CPU).wrap(model)) is model  # type: ignore[arg-type]
+    assert without_precision(model) is model
+
+
+def test_tf32_is_switched_on_for_the_process_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="smddp.training.precision")
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        model = nn.Linear(2, 2)
+        precision = Precision("tf32", torch.device("cuda", 0))
+        assert torch.get_float32_matmul_precision() == before  # to name it changes nothing
+        assert precision.wrap(model) is model
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
+    assert "in TF32 from now on, in all of this process" in caplog.text
+
+
+def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"'tf32' needs a GPU of CUDA capability 8.0 or later, which a cpu is not"):
+        Precision("tf32", CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    with pytest.raises(ValueError, match="which Tesla V100 is not; use 'fp32' or 'auto'"):
+        Precision("tf32", torch.device("cuda", 0))
+
+
+def test_pure_half_keeps_the_parameters_that_an_optimizer_has() -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1, momentum=0.9)
+    weight = inner[0].weight
+    model = Precision("O3", CPU).wrap(inner)
+    output = model(torch.ones(2, 4))
+    output.sum().backward()
+    optimizer.step()
+    assert inner[0].weight is weight
+    assert output.dtype == torch.float32
+    assert {each.dtype for each in inner.parameters()} == {torch.float16}
+    assert {each.grad.dtype for each in inner.parameters()} == {torch.float16}  # type: ignore[union-attr]
+    assert {state["momentum_buffer"].dtype for state in optimizer.state.values()} == {torch.float16}

@@ -1,0 +1,90 @@
+"""Half weights with float32 masters: what Apex called O2.
+
+The module keeps its parameters in float32. They are what the optimizer steps, what DDP averages the gradients of, and
+what checkpoints and the saved model hold. Each forward pass computes with float16 copies of them, made on the spot,
+through which the gradients reach the parameters. Norm layers keep their float32 parameters, and compute in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from smddp.distributed import cast
+from smddp.training.precision_models import PrecisionModel
+
+_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.GroupNorm, nn.LayerNorm, nn.RMSNorm),
+)
+
+
+class HalfWeightsModel(PrecisionModel):
+    """A model that computes with float16 copies of its float32 parameters.
+
+    An activation checkpoint computes a layer again in the backward pass, where the copies are gone: use autocast there.
+
+    Args:
+        module: The model. Its norm layers get hooks, which do nothing but in this forward pass.
+
+    Raises:
+        ValueError: It is the result of ``torch.compile``, which would not see the copies.
+
+    Example:
+        >>> model = HalfWeightsModel(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> {weight.dtype for weight in model.parameters()} | {weight.grad.dtype for weight in model.parameters()}
+        {torch.float32}
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        if hasattr(module, "_orig_mod"):
+            raise ValueError(
+                "precision='O2' computes with copies of the weights, which torch.compile does not see: give the model "
+                "that is not compiled, or use precision='O1'"
+            )
+        super().__init__(module)
+        self._computes = False
+        for norm in (part for part in module.modules() if isinstance(part, _NORMS)):
+            norm.register_forward_pre_hook(self._before_norm, with_kwargs=True)
+            norm.register_forward_hook(self._after_norm)
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output for the inputs as float16."""
+        weights, buffers = self._masters()
+        # Weights that are one tensor have one name here, and functional_call puts the copy in all their places.
+        copies = {name: value.half() for name, value in {**weights, **buffers}.items()}
+        self._computes = True
+        try:
+            outputs = functional_call(self.module, copies, cast(args, torch.float16), cast(kwargs, torch.float16))
+        finally:
+            self._computes = False
+        with torch.no_grad():
+            for name, buffer in buffers.items():  # take over what the forward pass changed in place, and no rounding
+                buffer.copy_(torch.where(copies[name] == buffer.half(), buffer, copies[name].float()))
+        return outputs
+
+    def _masters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The float32 parameters and buffers that are not of a norm layer, by name."""
+        own = {
+            id(value)
+            for part in self.module.modules()
+            if isinstance(part, _NORMS)
+            for value in [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        }
+        named = (self.module.named_parameters(), self.module.named_buffers())
+        weights, buffers = (
+            {name: value for name, value in each if value.dtype == torch.float32 and id(value) not in own}
+            for each in named
+        )
+        return weights, buffers
+
+    def _before_norm(self, _norm: nn.Module, args: Any, kwargs: Any) -> Any:
+        return (cast(args, torch.float32), cast(kwargs, torch.float32)) if self._computes else None
+
+    def _after_norm(self, _norm: nn.Module, _args: Any, outputs: Any) -> Any:
+        return cast(outputs, torch.float16) if self._computes else None
