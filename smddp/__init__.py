@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from smddp.data import fingerprint as fingerprint
     from smddp.data.pipes import PipeDataset as PipeDataset
     from smddp.data.shards import ShardedDataset as ShardedDataset
+    from smddp.distributed import DDPOptions as DDPOptions
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
@@ -32,6 +33,7 @@ _HOMES = {
     "CheckpointPolicy": "smddp.training",
     "Checkpointer": "smddp.checkpoint",
     "Cluster": "smddp.cluster",
+    "DDPOptions": "smddp.distributed",
     "ElasticSampler": "smddp.data",
     "Job": "smddp.job",
     "PipeDataset": "smddp.data.pipes",

@@ -2,6 +2,8 @@
 
 from smddp.distributed.agreement import Agreement, Decision, StopQuestion
 from smddp.distributed.collectives import PeerFailedError, from_rank, on_each_rank, share_outcome, sum_over_ranks
+from smddp.distributed.comm_hooks import PowerSGD
+from smddp.distributed.ddp_options import DDPOptions
 from smddp.distributed.device import cast, move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
@@ -9,10 +11,12 @@ from smddp.distributed.replica import Replica
 
 __all__ = [
     "Agreement",
+    "DDPOptions",
     "Decision",
     "FirstFailure",
     "Membership",
     "PeerFailedError",
+    "PowerSGD",
     "Replica",
     "StopQuestion",
     "cast",

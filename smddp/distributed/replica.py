@@ -13,6 +13,7 @@ rehearsed here, with gradients that are zero, in an order that is always the sam
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,12 +22,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from smddp.distributed.comm_hooks import PowerSGD, register_cast
+from smddp.distributed.ddp_options import DDPOptions
 from smddp.distributed.membership import Membership
 
 logger = logging.getLogger(__name__)
 
 _PIECE = 64 * 2**20
 """Bytes that are broadcast at a time: as much memory is taken for a copy."""
+
+_DEFAULTS = DDPOptions()
+_UNUSED = "Expected to have finished reduction in the prior iteration"
+_UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_SHOWN = 3
 
 
 class Replica(DistributedDataParallel):
@@ -40,14 +48,33 @@ class Replica(DistributedDataParallel):
         membership: The ranks.
         accumulates: Asked before each forward pass with gradients: whether the gradients that it leads to are only
             added up here, because another micro-batch of the same optimizer step follows. None: never.
+        options: How gradients are averaged.
+
+    Attributes:
+        powersgd: What PowerSGD keeps on this rank, for a checkpoint; None without it.
+
+    Raises:
+        ValueError: The options ask for what DDP can't do with this model.
     """
 
     def __init__(
-        self, module: nn.Module, membership: Membership, *, accumulates: Callable[[], bool] | None = None
+        self,
+        module: nn.Module,
+        membership: Membership,
+        *,
+        accumulates: Callable[[], bool] | None = None,
+        options: DDPOptions = _DEFAULTS,
     ) -> None:
-        self._connect(module, membership)
+        if options.static_graph and accumulates is not None:
+            raise ValueError("static_graph can't be combined with accumulate, which PyTorch fails at: leave one out")
+        if options.sync_batchnorm:
+            module = _with_sync_batchnorm(module)
+        powersgd = PowerSGD(options, membership) if options.comm_hook == "powersgd" else None
+        self._connect(module, membership, options, powersgd)
         self._membership = membership
         self._accumulates = accumulates
+        self._options = options
+        self.powersgd = powersgd
         self.averages = False
         """Whether the backward pass of the last forward pass averages the gradients over the ranks."""
 
@@ -60,7 +87,16 @@ class Replica(DistributedDataParallel):
                 return self.module(*inputs, **kwargs)
             self._reconnect()
         self.averages = self.require_backward_grad_sync = not (self._accumulates and self._accumulates())
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        try:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if _UNUSED not in str(error):
+                raise
+            raise ValueError(
+                f"the loss before did not depend on {self._unused(str(error))} of the model, whose gradients were not "
+                "averaged: use all that is trainable in each loss, freeze the rest by requires_grad_(False), or give "
+                "ddp=smddp.DDPOptions(find_unused_parameters=True)"
+            ) from error
 
     def share_buffers(self) -> None:
         """Gives all ranks the buffers of rank 0; all must call it."""
@@ -79,15 +115,29 @@ class Replica(DistributedDataParallel):
                 dist.all_reduce(weight.grad)
                 weight.grad /= self._membership.cluster.world_size
 
-    def _connect(self, module: nn.Module, membership: Membership) -> None:
+    def _connect(
+        self, module: nn.Module, membership: Membership, options: DDPOptions, powersgd: PowerSGD | None
+    ) -> None:
         device = membership.device
-        super().__init__(module, device_ids=[device.index] if _is_on(module, device) else None)
+        super().__init__(
+            module,
+            device_ids=[device.index] if _is_on(module, device) else None,
+            bucket_cap_mb=options.bucket_cap_mb,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            static_graph=options.static_graph,
+            find_unused_parameters=options.find_unused_parameters,
+        )
         # The forward pass shall wait for nobody but in its backward pass: buffers are shared at each optimizer step.
         self.broadcast_buffers = False
         self._weights = list(module.parameters())
         self._trainable = [weight.requires_grad for weight in self._weights]
         self._buffers_of_module = list(module.buffers())
-        self._settle_buckets()
+        if not options.find_unused_parameters:  # else DDP keeps the buckets that it began with
+            self._settle_buckets(options)
+        # After the rehearsal, whose gradients are none: what a hook counts and keeps begins with the first step.
+        register_cast(self, options)
+        if powersgd is not None:
+            powersgd.register(self, self._trainable)
 
     def _reconnect(self) -> None:
         """Follows a change of what is trainable; DDP itself knows only what was when it was made."""
@@ -97,16 +147,24 @@ class Replica(DistributedDataParallel):
         # Those of micro-batches before: what is frozen now would not be averaged later, and settling clears them.
         self.average_gradients()
         gradients = [weight.grad for weight in self._weights]
-        self._connect(self.module, self._membership)
+        self._connect(self.module, self._membership, self._options, self.powersgd)
         for weight, gradient in zip(self._weights, gradients, strict=True):
             weight.grad = gradient
 
-    def _settle_buckets(self) -> None:
+    def _unused(self, told: str) -> str:
+        """Name, for people, the parameters whose numbers DDP's error tells."""
+        names = [name for name, weight in self.module.named_parameters() if weight.requires_grad]
+        numbers = found[1].split() if (found := _UNUSED_INDICES.search(told)) else []
+        unused = [names[int(number)] for number in numbers]
+        more = f" and {len(unused) - _SHOWN} more parameters" if len(unused) > _SHOWN else ""
+        return ", ".join(unused[:_SHOWN]) + more if unused else "some parameters"
+
+    def _settle_buckets(self, options: DDPOptions) -> None:
         module = self.module
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if obstacle := _obstacle(module, parameters):
+        if obstacle := "static_graph" if options.static_graph else _obstacle(module, parameters):
             logger.info(
-                "the model has %s: DDP's first step is not rehearsed, and where three ranks or more add, the step "
+                "with %s DDP's first step is not rehearsed, and where three ranks or more add, the step "
                 "after a resume may differ in the last bits",
                 obstacle,
             )
@@ -119,6 +177,21 @@ class Replica(DistributedDataParallel):
             self.module = module
         for parameter in parameters:
             parameter.grad = None
+
+
+def _with_sync_batchnorm(module: nn.Module) -> nn.Module:
+    """The module, whose BatchNorm layers are SyncBatchNorm now, with the same parameters and buffers.
+
+    Raises:
+        ValueError: It is not on a GPU.
+    """
+    kinds = {weight.device.type for weight in module.parameters()}
+    if "cpu" in kinds:
+        raise ValueError(
+            "sync_batchnorm needs the model on GPUs, and it is on the CPU, for which PyTorch has no SyncBatchNorm: "
+            "leave it out here, such as DDPOptions(sync_batchnorm=torch.cuda.is_available())"
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _alike(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from smddp.checkpoint.restore.optimizers import NamedOptimizer, OnChange
 from smddp.checkpoint.restore.restoring import Stateful, check_parts
 
-_OWN = ("model", "optimizer", "scheduler", "scaler", "position", "progress", "loader")
+_OWN = ("model", "optimizer", "scheduler", "scaler", "position", "progress", "loader", "powersgd")
 
 
 def state_parts(

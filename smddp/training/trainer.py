@@ -36,7 +36,7 @@ from smddp.data.dataloader_options import DataLoaderOptions, StatefulLoader
 from smddp.data.loaders import Loaders
 from smddp.data.order.host_sharding import OnChange
 from smddp.data.order.partition import Tail
-from smddp.distributed import Replica, current_membership, join, share_outcome, sum_over_ranks
+from smddp.distributed import DDPOptions, PowerSGD, Replica, current_membership, join, share_outcome, sum_over_ranks
 from smddp.job import Job
 from smddp.job.saved_model import write_model
 from smddp.training.batches import BatchStreams, Loop, check_shares
@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
 _DEFAULT_POLICY = CheckpointPolicy()
+_DEFAULT_DDP = DDPOptions()
 _NOTHING_LEFT = "nothing is left to train; take another run directory or checkpoint_s3_uri to begin anew, or"
 
 
@@ -93,6 +94,7 @@ class Trainer:
         state: Mapping[str, Stateful | dict[str, Any]] | None = None,
         name: str | None = None,
         place: bool = True,
+        ddp: DDPOptions = _DEFAULT_DDP,
     ) -> None:
         """Prepares the model; joins the process group if that was not done yet.
 
@@ -116,6 +118,7 @@ class Trainer:
                 ``load_state_dict``, or a dict of numbers and tensors. The trainer neither moves nor steps it.
             name: Of this trainer, where a job has several: its checkpoints and its model get a directory of that name.
             place: False leaves the model where it is, on one device or on several.
+            ddp: How several ranks average their gradients; see `smddp.DDPOptions`.
 
         Raises:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
@@ -151,7 +154,7 @@ class Trainer:
         )
         if self._cluster.world_size > 1:
             accumulates = None if accumulate == 1 else lambda: step.accumulates
-            self.model = self._replica = Replica(self.model, self._membership, accumulates=accumulates)
+            self.model = self._replica = Replica(self.model, self._membership, accumulates=accumulates, options=ddp)
 
         self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
         self.ema: nn.Module | None = None if self._average is None else numbers.wrap(self._average.module).eval()
@@ -163,6 +166,9 @@ class Trainer:
             speaks=self._cluster.is_main,
         )
         self._per_rank: dict[str, Stateful] = {}
+        if ddp.comm_hook == "powersgd":  # on one rank too, from whose checkpoint several can go on
+            hook = None if self._replica is None else self._replica.powersgd
+            self._per_rank["powersgd"] = hook or PowerSGD(ddp, self._membership)
         self._loss = StepLoss(self._membership, self.module)
         self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._check_finite)
         self._progress = self._run_checkpoints.progress
