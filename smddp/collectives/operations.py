@@ -45,6 +45,13 @@ class Setting:
         return max(size // 4 // self.world_size, 1)
 
 
+def group_of_all(**options: Any) -> dist.ProcessGroup:
+    """A new process group of all ranks; ``options`` are those of ``torch.distributed.new_group``."""
+    group = dist.new_group(**options)
+    assert isinstance(group, dist.ProcessGroup), "every rank belongs to it"
+    return group
+
+
 @dataclass(slots=True, frozen=True)
 class Call:
     """One operation, ready to run."""

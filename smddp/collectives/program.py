@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from smddp.collectives.measure import Measurement, measure
-from smddp.collectives.operations import OPERATIONS, Setting
+from smddp.collectives.operations import OPERATIONS, Setting, group_of_all
 from smddp.distributed import Membership, join, leave
 
 logger = logging.getLogger(__name__)
@@ -76,17 +75,10 @@ def settings(membership: Membership) -> list[Setting]:
             world_size=cluster.world_size,
             backend=backend,
             device=device,
-            group=_group(backend),
+            group=group_of_all(backend=backend),
         )
         for device, backend in on.items()
     ]
-
-
-def _group(backend: str) -> dist.ProcessGroup:
-    """All ranks, as a group of one backend."""
-    group = dist.new_group(backend=backend)
-    assert isinstance(group, dist.ProcessGroup), "every rank belongs to it"
-    return group
 
 
 def _report(measurements: list[Measurement], options: Options) -> None:

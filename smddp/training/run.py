@@ -42,13 +42,15 @@ _has_trained = False
 """Whether an optimizer of this process has taken a step since ``run`` began."""
 
 
-def run(main: Callable[..., None]) -> NoReturn:
+def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> NoReturn:
     """Runs the training function as a rank of its job, and ends the process.
 
     Args:
         main: ``main(config, job)``, ``main(job)``, ``main(config)`` or ``main()``. ``job`` is the parameter of that
             name or of type `smddp.Job`; the other one is annotated with a dataclass, which is filled with the job's
             hyperparameters, or outside of a job from the command line.
+        preflight_collectives: Whether to check first what the hosts and ranks tell each other, which takes a second or
+            two: one that is cut off or garbles data ends the job by name, one that is slow is told of.
 
     Raises:
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
@@ -59,7 +61,7 @@ def run(main: Callable[..., None]) -> NoReturn:
     with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.on_unheeded = _end_unheeded
         try:
-            code = _run(main)
+            code = _run(main, preflight_collectives)
         except Stopped:  # before the ranks had joined
             code = RESUMABLE
             _tell(code)
@@ -69,7 +71,7 @@ def run(main: Callable[..., None]) -> NoReturn:
     raise SystemExit(code)
 
 
-def _run(main: Callable[..., None]) -> int:
+def _run(main: Callable[..., None], preflight_collectives: bool) -> int:
     cluster: Cluster | None = None
     job: Job | None = None
     with ExitStack() as watching:
@@ -93,7 +95,8 @@ def _run(main: Callable[..., None]) -> int:
         question = StopQuestion(membership, stop_signal)
         answer_stop_question(question)
         watching.callback(answer_stop_question, None)
-        code = _train(partial(main, **arguments), job, membership)
+        work = partial(main, **arguments)
+        code = _train(partial(_check_and, work, membership) if preflight_collectives else work, job, membership)
     if code == 0 and question.answer and cluster.is_main:
         logger.warning("the script ended with 0 after it was told to stop: it counts as done; else raise smddp.Stopped")
     if code in (0, RESUMABLE):
@@ -137,6 +140,13 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
     return code
+
+
+def _check_and(work: Callable[[], None], membership: Membership) -> None:
+    from smddp.collectives.preflight import check_ranks
+
+    check_ranks(membership)
+    work()
 
 
 def _end_fork(process: int, code: int) -> None:
