@@ -39,4 +39,4 @@ class DataError(SmddpError, ValueError):
 
 
 class TrainingDivergedError(SmddpError, ArithmeticError):
-    """The model's weights are not finite any more: no further step can mend that."""
+    """The model's weights are not finite any more, which no further step can mend; or gradients would make them so."""

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
+
+from smddp.training.nonfinite import NonfiniteGuard
 
 
 class Steppable(Protocol):
@@ -33,6 +35,7 @@ class OptimizerStep:
         accumulate: Micro-batches a step.
         clip_norm: The largest norm of all gradients together, or None.
         clip_value: The largest absolute value of an element of a gradient, or None.
+        guard: Says whether a step is to be taken with the gradients that there are, or dropped.
         tells_applied: Whether ``applied`` is asked for, which may cost a wait for the GPU where there is a scaler.
     """
 
@@ -45,17 +48,19 @@ class OptimizerStep:
         accumulate: int = 1,
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        guard: NonfiniteGuard | None = None,
         tells_applied: bool = False,
     ) -> None:
         self.applied = False
-        """Whether the last step was really taken; the scaler skips one whose gradients overflowed."""
+        """Whether the last step was really taken, and neither skipped by the scaler nor dropped by the guard."""
         self._optimizers = tuple(optimizers)
         self._schedulers = tuple(schedulers)
         self._scaler = scaler
         self._accumulate = accumulate
         self._clip_norm = clip_norm
         self._clip_value = clip_value
-        self._clips = clip_norm is not None or clip_value is not None
+        self._guard = guard
+        self._looks_at_gradients = guard is not None or clip_norm is not None or clip_value is not None
         self._micro_batch = 0
         self._stepped = False
         # Optimizers that read the scaler's verdict themselves always "step": only the scale tells whether they did.
@@ -86,6 +91,8 @@ class OptimizerStep:
         """Forgets micro-batches of a step that was never finished."""
         self._micro_batch = 0
         self._clear_gradients()
+        if self._guard is not None:
+            self._guard.restart()
 
     def backward_and_step(self, loss: Tensor, weight: float = 1.0) -> bool:
         """Adds the gradients of one micro-batch's mean loss; after the last one, takes the step.
@@ -97,6 +104,8 @@ class OptimizerStep:
         Returns:
             Whether the optimizer step is done.
         """
+        if self._guard is not None:
+            self._guard.add(loss)
         if self._accumulate > 1:
             loss = loss / self._accumulate
         if weight != 1.0:
@@ -119,27 +128,38 @@ class OptimizerStep:
 
     def _step(self) -> None:
         self._micro_batch = 0
-        if self._clips:
-            self._clip_gradients()
-        if self._scaler is None:
-            for optimizer in self._optimizers:
-                optimizer.step()
-            self.applied = True
-        else:
-            self.applied = self._scaled_step(self._scaler)
+        self.applied = (not self._looks_at_gradients or self._prepare_gradients()) and self._take()
         if self.applied:
             for scheduler in self._schedulers:
                 scheduler.step()
         self._clear_gradients()
 
-    def _clip_gradients(self) -> None:
-        if self._scaler is not None:
+    def _prepare_gradients(self) -> bool:
+        """Unscales and clips the gradients; False if the guard drops them."""
+        scaler, weights = self._scaler, self._parameters()
+        if scaler is not None:
             for optimizer in self._optimizers:
-                self._scaler.unscale_(optimizer)
-        if self._clip_norm is not None:
-            clip_grad_norm_(self._parameters(), self._clip_norm)
+                scaler.unscale_(optimizer)
+        if self._guard is not None:
+            norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+            if not self._guard.accepts(norm):
+                if scaler is not None:
+                    scaler.update(scaler.get_scale())  # as it was: nothing overflowed
+                return False
+            if self._clip_norm is not None:
+                nn.utils.clip_grads_with_norm_(weights, self._clip_norm, norm)
+        elif self._clip_norm is not None:
+            clip_grad_norm_(weights, self._clip_norm)
         if self._clip_value is not None:
-            clip_grad_value_(self._parameters(), self._clip_value)
+            clip_grad_value_(weights, self._clip_value)
+        return True
+
+    def _take(self) -> bool:
+        if self._scaler is not None:
+            return self._scaled_step(self._scaler)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        return True
 
     def _parameters(self) -> list[Tensor]:
         """Those of all groups as they are now: a group may be added while training goes on."""

@@ -45,6 +45,7 @@ from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
 from smddp.training.metrics import StepRate, report
 from smddp.training.model_checks import check_clipping, check_optimizers, check_schedulers, underlying_module
+from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
@@ -88,6 +89,7 @@ class Trainer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         ema: float | None = None,
+        on_nonfinite: OnNonfinite | None = None,
         checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
         log_every: int = 50,
@@ -110,6 +112,9 @@ class Trainer:
             clip_value: The largest absolute value of an element of a gradient, or None.
             ema: The decay of an exponential moving average of the weights, such as 0.999, kept as ``trainer.ema``; or
                 None for no average.
+            on_nonfinite: What becomes of a step whose gradients are NaN or inf: ``"skip"`` it, ``"raise"`` an error, or
+                ``"stop"``: raise it after a checkpoint of the state before the step. To look waits for the GPU once a
+                step. None looks at metric lines and saves only, whether the weights are finite.
             checkpoints: When to save, and what becomes of it; see `smddp.CheckpointPolicy`.
             seed: Decides the order of the data.
             log_every: Optimizer steps from one metric line to the next.
@@ -150,6 +155,7 @@ class Trainer:
             accumulate=accumulate,
             clip_norm=clip_norm,
             clip_value=clip_value,
+            guard=None if on_nonfinite is None else self._guard(on_nonfinite, has_scaler=scaler is not None),
             tells_applied=ema is not None,
         )
         if self._cluster.world_size > 1:
@@ -301,7 +307,9 @@ class Trainer:
             CheckpointError: On every rank: checkpoints cannot be saved there, none of those there are is valid, or the
                 newest that is does not fit the model.
         """
-        return self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
+        is_resumed = self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
+        self._optimizer_step.restart()
+        return is_resumed
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
@@ -401,7 +409,8 @@ class Trainer:
         Raises:
             ValueError: The loss does not come from ``trainer.model`` (with several ranks), or batches and steps do not
                 pair up (with ``accumulate``).
-            TrainingDivergedError: At a metric line or a save: neither the loss nor the weights are finite.
+            TrainingDivergedError: At a metric line or a save: neither the loss nor the weights are finite. At any step:
+                the gradients are not, and ``on_nonfinite`` is to stop or to raise.
             Stopped, CheckpointError: As ``epochs`` does.
         """
         order, optimizer_step, replica = self._loaders.order, self._optimizer_step, self._replica
@@ -471,6 +480,16 @@ class Trainer:
         self._check_finite()
         module = self.module if model is None else without_precision(model)
         share_outcome(lambda: write_model(module, self._job.model_dir), self._membership)
+
+    def _guard(self, action: OnNonfinite, *, has_scaler: bool) -> NonfiniteGuard:
+        def save() -> None:
+            self._run_checkpoints.save()
+            self._run_checkpoints.finish()
+            self._run_checkpoints.leave()
+
+        return NonfiniteGuard(
+            self.module, self._membership, action, steps=lambda: self.steps, save=save, has_scaler=has_scaler
+        )
 
     def _begin(self) -> None:
         if not self._run_checkpoints.has_started:

@@ -1,0 +1,228 @@
+"""Gradients that are NaN or inf: what each action does, what it says, and what is no event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from smddp import CheckpointPolicy, Retention, Trainer
+from smddp.checkpoint import list_checkpoints
+from smddp.distributed import leave
+from smddp.errors import TrainingDivergedError
+from smddp.job import Job
+
+
+@pytest.fixture(autouse=True)
+def _end() -> Iterator[None]:
+    yield
+    leave()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+class Run:
+    """Six steps an epoch; the batch of each step in ``bad`` is full of ``value``."""
+
+    def __init__(self, job: Job, bad: set[int], value: float = float("nan"), **options: Any) -> None:
+        inputs = torch.randn(24, 2, generator=torch.Generator().manual_seed(2))
+        for step in bad:
+            inputs[4 * step - 4 : 4 * step] = value
+        self.model = network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, gamma=0.5)
+        self.trainer = Trainer(job, self.model, self.optimizer, scheduler=self.scheduler, **options)
+        self.loader = self.trainer.loader(TensorDataset(inputs), batch_size=4, shuffle=False)
+
+    def train(self, loss: Callable[[Tensor], Tensor] = lambda output: output.square().mean()) -> None:
+        for _ in self.trainer.epochs(1):
+            for (batch,) in self.trainer.batches(self.loader):
+                self.trainer.step(loss(self.trainer.model(batch)))
+
+
+def state(run: Run) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"accumulate": 2}, {"precision": "fp16", "ema": 0.9}])
+def test_skip_goes_on_as_if_the_batch_had_never_been(tmp_path: Path, options: dict[str, Any]) -> None:
+    run = Run(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")}), {3}, on_nonfinite="skip", **options)
+    run.train()
+    leave()
+
+    without = Run(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "without")}), set(), **options)
+    batches = iter(without.loader)
+    for _ in without.trainer.epochs(1):
+        for number, (batch,) in enumerate(batches):
+            if number // options.get("accumulate", 1) != 2:
+                without.trainer.step(without.trainer.model(batch).square().mean())
+    for name, value in state(run).items():
+        assert torch.equal(value, state(without)[name]), name
+    assert run.trainer.steps == 6
+    overflowed = 1 if "precision" in options else 0  # at fp16's first scale
+    assert run.scheduler.last_epoch == without.scheduler.last_epoch == 5 - overflowed
+    if run.trainer._average is not None:
+        assert run.trainer._average.n_averaged == run.scheduler.last_epoch
+
+
+def test_each_skipped_step_is_told_and_many_are_counted(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), on_nonfinite="skip")
+    for _ in trainer.epochs(1):
+        for _ in range(40):
+            trainer.step(trainer.model(torch.ones(2, 2)).sum() * float("nan"))
+    lines = [record.getMessage() for record in caplog.records if record.name == "smddp.training.nonfinite"]
+    assert lines[0] == (
+        "the gradients of step 1 are not finite: the loss is not, and the first of them is that of 0.weight: the step "
+        "is skipped"
+    )
+    assert lines[9].endswith("the step is skipped; the next ones are only counted")
+    assert [line.split()[0] for line in lines[10:]] == ["16", "32"]
+
+
+@pytest.mark.parametrize("clip", [{}, {"clip_norm": 1.0}])
+def test_raise_names_the_step_and_the_first_parameter(job: Job, clip: dict[str, float]) -> None:
+    run = Run(job, set(), on_nonfinite="raise", **clip)
+    run.model[0].requires_grad_(False)
+
+    def root(output: Tensor) -> Tensor:
+        return (output * 0).sqrt().sum()  # its value is 0, and its gradient at 0 is 0 times inf
+
+    with pytest.raises(
+        TrainingDivergedError,
+        match=r"gradients of step 1 are not finite: the losses of all ranks are finite, and the first .* of 1.weight",
+    ):
+        run.train(root)
+
+
+def test_an_infinite_loss_is_an_event_too(job: Job) -> None:
+    run = Run(job, {2}, float("inf"), on_nonfinite="raise")
+    with pytest.raises(TrainingDivergedError, match="gradients of step 2 are not finite: the loss is not"):
+        run.train()
+
+
+def test_stop_leaves_a_durable_checkpoint_from_which_a_rerun_goes_on(tmp_path: Path) -> None:
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
+    policy = CheckpointPolicy(keep=Retention(last=10))
+    run = Run(job, {4}, on_nonfinite="stop", checkpoints=policy)
+    with pytest.raises(TrainingDivergedError, match=r"step 4 .*; the checkpoint of step 3 has the state before it"):
+        run.train()
+    assert [(info.step, info.valid) for info in list_checkpoints(job.checkpoint_dir)] == [(3, True)]
+
+    undisturbed = Run(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), set())
+    undisturbed.train()
+    mended = Run(job, set(), on_nonfinite="stop")
+    mended.train()
+    for name, value in state(mended).items():
+        assert torch.equal(value, state(undisturbed)[name]), name
+
+
+def test_a_step_that_only_fp16_cannot_hold_is_the_scalers_business(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(job, set(), precision="fp16", on_nonfinite="raise")
+    scales = []
+
+    def large(output: Tensor) -> Tensor:
+        scales.append(run.trainer._state["scaler"].state_dict()["scale"])
+        return output.sum() * 100
+
+    run.train(large)
+    assert scales[-1] < scales[0]
+    assert run.trainer.steps == 6
+    assert "smddp.training.nonfinite" not in {record.name for record in caplog.records}
+
+
+def test_a_skipped_step_leaves_the_loss_scale_as_it_was(job: Job) -> None:
+    run = Run(job, {1}, precision="fp16", on_nonfinite="skip")
+    scales = []
+
+    def small(output: Tensor) -> Tensor:
+        scales.append(run.trainer._state["scaler"].state_dict()["scale"])
+        return output.sum() * 1e-4
+
+    run.train(small)
+    assert len(set(scales)) == 1
+
+
+def test_after_a_resume_a_skipped_step_puts_the_buffers_of_the_checkpoint_back(job: Job) -> None:
+    first = Run(job, set())
+    first.train()
+    kept = state(first)
+    del first
+    again = Run(job, set(), on_nonfinite="skip")
+    again.trainer.resume()
+    again.trainer.step(again.trainer.model(torch.full((4, 2), float("nan"))).sum())
+    for name, value in state(again).items():
+        assert torch.equal(value, kept[name]), name
+
+
+def test_an_action_that_is_none_is_refused(job: Job) -> None:
+    model = network()
+    with pytest.raises(ValueError, match=r'on_nonfinite=\'ignore\': give "skip", "stop", "raise", or None'):
+        Trainer(job, model, torch.optim.SGD(model.parameters()), on_nonfinite="ignore")  # type: ignore[arg-type]
+
+
+PROGRAM = """
+import os
+import sys
+import torch
+from torch import nn
+import smddp
+from smddp.errors import TrainingDivergedError
+
+def main(job):
+    for number, action in enumerate(["skip", "raise", "stop"]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        trainer = smddp.Trainer(
+            job, model, torch.optim.SGD(model.parameters(), lr=0.1), on_nonfinite=action, accumulate=2, name=action
+        )
+        try:
+            for _ in trainer.epochs(1):
+                for micro_batch in range(6):
+                    value = float("nan") if (job.cluster.rank, micro_batch) == (1, 3) else 1.0
+                    trainer.step(trainer.model(torch.randn(4, 2) * value).square().mean())
+        except TrainingDivergedError as error:
+            print(action, error)
+        sums = [value.double().sum().item() for value in model.state_dict().values()]
+        assert all(value == value for value in sums), sums
+        print(action, trainer.steps, *sums)
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_all_ranks_do_the_same_and_name_the_one_whose_loss_it_was(
+    run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    ranks = run_ranks(PROGRAM, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    event = (
+        "the gradients of step 2 are not finite: the loss of rank 1 is not, and the first of them is that of 0.weight"
+    )
+    one, other = ([line for line in rank.printed.splitlines() if "not finite" in line] for rank in ranks)
+    assert one == other
+    assert [line.startswith(f"{action} {event}") for action, line in zip(["raise", "stop"], one, strict=True)] == [
+        True
+    ] * 2
+    assert f"{event}: the step is skipped" in ranks[0].logged
+    assert event not in ranks[1].logged
+    ends = [[line.split() for line in rank.printed.splitlines() if "not finite" not in line] for rank in ranks]
+    assert ends[0] == ends[1]
+    assert [line[:2] for line in ends[0]] == [["skip", "3"], ["raise", "1"], ["stop", "1"]]
+    assert [path.name for path in (tmp_path / "run").rglob("step-*") if "stop" in str(path)][:1] == [
+        "step-000000000001"
+    ]
