@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from smddp.job import Job as Job
     from smddp.process.preemption import Stopped as Stopped
     from smddp.training import CheckpointPolicy as CheckpointPolicy
+    from smddp.training import EarlyStopping as EarlyStopping
     from smddp.training import Precision as Precision
     from smddp.training import Trainer as Trainer
     from smddp.training import run as run
@@ -34,6 +35,7 @@ _HOMES = {
     "Checkpointer": "smddp.checkpoint",
     "Cluster": "smddp.cluster",
     "DDPOptions": "smddp.distributed",
+    "EarlyStopping": "smddp.training",
     "ElasticSampler": "smddp.data",
     "Job": "smddp.job",
     "PipeDataset": "smddp.data.pipes",

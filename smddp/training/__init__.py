@@ -1,8 +1,9 @@
 """What stands around a training loop: ``run`` around the script, the ``Trainer`` around model, data and checkpoints."""
 
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.early_stopping import EarlyStopping
 from smddp.training.precision import Precision
 from smddp.training.run import run
 from smddp.training.trainer import Trainer
 
-__all__ = ["CheckpointPolicy", "Precision", "Trainer", "run"]
+__all__ = ["CheckpointPolicy", "EarlyStopping", "Precision", "Trainer", "run"]

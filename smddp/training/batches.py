@@ -64,6 +64,10 @@ class BatchStreams:
     def __init__(self, loaders: Loaders, loop: Loop, *, device: torch.device, accumulate: int, world_size: int) -> None:
         self.in_step = False
         """Whether the loop is at work on a training batch: what it does after ``step`` belongs to the batch, too."""
+        self.is_over = False
+        """Whether no further training batch is to be given, once the optimizer step under way is done."""
+        self.is_cut = False
+        """Whether an epoch's batches ended before its end for that reason."""
         self._loaders = loaders
         self._loop = loop
         self._device = device
@@ -91,19 +95,19 @@ class BatchStreams:
             is_own = keeps_place and self._loaders.order is not None
             if not keeps_place:
                 self._check_foreign(loader)
-            while True:
+            while not self._cuts():
                 given = 0
                 for batch in self._ordered(loader) if is_own else self._foreign(loader):
                     given += 1
                     yield batch
-                if not self._loop.next_epoch():
+                if self.is_cut or not self._loop.next_epoch():
                     break
                 if not given:
                     raise ValueError("the loader gave no batch in a whole epoch: trainer.steps_to() would never end")
 
     def start_epoch(self) -> None:
         """Forgets what was under way."""
-        self.in_step = False
+        self.in_step = self.is_cut = False
         self._given, self._is_settled = None, True
 
     def count_step(self) -> None:
@@ -146,11 +150,21 @@ class BatchStreams:
                 yield batch
                 self.settle()
                 self._loop.look()
+                if self.is_over and self._has_more() and self._cuts():
+                    break
         finally:
             if self._has_stepped and self._loop.micro_batches() == 0:
                 self.settle()  # after a `break`
             self.in_step = False
             self._given = None
+
+    def _cuts(self) -> bool:
+        """Whether the batches end here, between two optimizer steps."""
+        self.is_cut = self.is_over and self._loop.micro_batches() == 0
+        return self.is_cut
+
+    def _has_more(self) -> bool:
+        return self._loaders.order is None or len(self._loaders.order) > 0
 
     def _check_taken(self, expected: int) -> None:
         taken = self._loop.micro_batches()
@@ -168,6 +182,8 @@ class BatchStreams:
                 self.in_step = True
                 yield batch
                 self._loop.look()
+                if self.is_over and self._cuts():
+                    break
         finally:
             self.in_step = False
         if self._loop.micro_batches() and self._given is None:  # else the training loader's window goes on

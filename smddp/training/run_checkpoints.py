@@ -69,6 +69,9 @@ class Progress:
     epoch: int = 0
     """The epoch under way, from 0."""
 
+    finished: bool = False
+    """Whether the script has said that no further step is wanted."""
+
     def state_dict(self) -> dict[str, int]:
         """The counters."""
         return asdict(self)
@@ -76,6 +79,7 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes to where the counters were."""
         self.steps, self.epoch = state["steps"], state["epoch"]
+        self.finished = bool(state.get("finished", False))  # older checkpoints have none
 
 
 class RunCheckpoints:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -200,7 +201,8 @@ class Trainer:
 
         self._rate = StepRate()
         self._log_every = log_every
-        self._next_look = 1
+        self._next_look: float = 1
+        self._last_step = math.inf
 
     @property
     def steps(self) -> int:
@@ -309,15 +311,28 @@ class Trainer:
         """
         is_resumed = self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
         self._optimizer_step.restart()
+        self._limit(None)
+        if self._progress.finished and self.is_main:
+            logger.info(
+                "finished at step %d by trainer.finish_if(): nothing is left to train; take another run directory or "
+                "checkpoint_s3_uri to begin anew",
+                self.steps,
+            )
         return is_resumed
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
         """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
 
         An epoch that was interrupted comes again, and ``batches`` gives what is left of it. After each epoch a
         checkpoint is saved, and the last one is waited for.
 
+        Args:
+            count: Epochs from the very first start, those before a resume included.
+            max_steps: Optimizer steps at which the batches end, in mid-epoch too, and this epoch is the last one. A
+                rerun that asks for more goes on in it.
+
         Raises:
+            ValueError: ``max_steps`` is not positive.
             Stopped: If the job was told to stop, after a checkpoint that is durable.
             CheckpointError: If more saves in a row failed than the policy tolerates, or the one before a stop.
         """
@@ -326,14 +341,22 @@ class Trainer:
         self._counts_steps = False
         self._start_epoch()
         self._between_steps()
-        if progress.epoch >= count and self.is_main:
-            logger.warning("all %d epochs are in the checkpoint: %s ask for more epochs to go on", count, _NOTHING_LEFT)
-        while progress.epoch < count:
+        self._limit(max_steps)
+        if not progress.finished and self.is_main:
+            if progress.epoch >= count:
+                logger.warning(
+                    "all %d epochs are in the checkpoint: %s ask for more epochs to go on", count, _NOTHING_LEFT
+                )
+            elif self._streams.is_over:
+                logger.warning("all %s steps are in the checkpoint: %s ask for more to go on", max_steps, _NOTHING_LEFT)
+        while progress.epoch < count and not self._streams.is_over:
             self._rate.restart(progress.steps)
             yield progress.epoch
-            self._end_epoch()
-            self._run_checkpoints.save()
+            if not self._streams.is_cut:
+                self._end_epoch()
+            self._run_checkpoints.save(again=progress.finished)
             self._between_steps()
+        self._limit(None)
         self._run_checkpoints.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
@@ -355,16 +378,39 @@ class Trainer:
         self._counts_steps = True
         self._start_epoch()
         self._between_steps()
-        if self.steps >= count and self.is_main:
+        if self.steps >= count and not self._progress.finished and self.is_main:
             logger.warning("all %d steps are in the checkpoint: %s ask for more steps to go on", count, _NOTHING_LEFT)
         self._rate.restart(self.steps)
-        while self.steps < count:
+        was_finished = self._progress.finished
+        while self.steps < count and not (self._streams.is_over and self._optimizer_step.micro_batch == 0):
             yield self.steps
             self._streams.settle()
             self._look()
-        self._run_checkpoints.save()
+        self._run_checkpoints.save(again=self._progress.finished and not was_finished)
         self._between_steps()
         self._run_checkpoints.finish()
+
+    def finish_if(self, condition: bool) -> bool:
+        """Ends the training on all ranks if the condition holds on any of them; all must call it.
+
+        ``batches`` end with the optimizer step under way, ``epochs`` with the epoch, ``steps_to`` with the step. The
+        checkpoint that follows (in a loop of one's own: by ``save``) says that the training is finished, so that a
+        rerun has nothing left to train, and says so::
+
+            stopping = smddp.EarlyStopping(patience=3)
+            trainer = smddp.Trainer(job, model, optimizer, state={"early_stopping": stopping})
+            for epoch in trainer.epochs(100):
+                ...
+                trainer.finish_if(stopping.update(validation_loss))
+
+        Returns:
+            Whether the training is finished; once True it stays so.
+        """
+        self._begin()
+        anywhere = sum_over_ranks(torch.tensor(int(condition)), self._membership).item() > 0
+        self._progress.finished = self._progress.finished or anywhere
+        self._streams.is_over = self._streams.is_over or self._progress.finished
+        return self._progress.finished
 
     def save(self, *, wait: bool = False) -> None:
         """Saves a checkpoint of this moment, between two steps, in place of one of the same step; all ranks call it.
@@ -530,6 +576,11 @@ class Trainer:
         self._run_checkpoints.between_steps()
         self._next_look = self._progress.steps + 1  # what was agreed may have moved
 
+    def _limit(self, max_steps: int | None) -> None:
+        _check_positive(max_steps=max_steps)
+        self._last_step = math.inf if max_steps is None else max_steps
+        self._streams.is_over = self._progress.finished or self.steps >= self._last_step
+
     def _check_finite(self) -> None:
         self._loss.check_weights(self._progress.steps)
 
@@ -550,7 +601,8 @@ class Trainer:
         if not checkpoints.has_started:
             checkpoints.begin_anew(self._state, self._per_rank, self._loaders.order)
         checkpoints.after_step()
-        self._next_look = checkpoints.next_step
+        self._streams.is_over = self._streams.is_over or self._progress.steps >= self._last_step
+        self._next_look = min(checkpoints.next_step, self._last_step)
 
 
 def _listed(parts: Any) -> list[Any]:

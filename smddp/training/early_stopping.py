@@ -1,0 +1,68 @@
+"""When a metric no longer gets better: the rule of early stopping, and nothing of how a training ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+Mode = Literal["min", "max"]
+
+
+class EarlyStopping:
+    """Counts evaluations without a better value; keep it in the checkpoint by ``Trainer(state=...)``.
+
+    Args:
+        patience: How many evaluations in a row without a better value say to stop, from 1.
+        mode: Whether a better value is a smaller (``"min"``) or a larger one (``"max"``).
+        min_delta: By more than how much it must be better, from 0.
+
+    Attributes:
+        best: The best value so far, or None.
+
+    Raises:
+        ValueError: One of these is not possible.
+
+    Example:
+        >>> stopping = EarlyStopping(patience=2)
+        >>> [stopping.update(loss) for loss in (0.9, 0.7, 0.8, 0.75)]
+        [False, False, False, True]
+        >>> stopping.best
+        0.7
+    """
+
+    def __init__(self, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> None:
+        if type(patience) is not int or patience < 1:
+            raise ValueError(f"patience={patience!r}: give a number of evaluations, 1 or more")
+        if mode not in get_args(Mode):
+            raise ValueError(f'mode={mode!r}: give "min" if smaller values are better, or "max"')
+        if not 0 <= min_delta < math.inf:
+            raise ValueError(f"min_delta={min_delta}: give a number from 0")
+        self._patience = patience
+        self._sign = 1 if mode == "min" else -1
+        self._min_delta = min_delta
+        self._no_better = 0
+        self.best: float | None = None
+
+    def update(self, value: float | Tensor) -> bool:
+        """Take the value of one evaluation, the same on all ranks.
+
+        Returns:
+            Whether to stop: the last ``patience`` values were no better than the best before. NaN never is.
+        """
+        number = float(value)
+        if not math.isnan(number) and (self.best is None or self._sign * (self.best - number) > self._min_delta):
+            self.best, self._no_better = number, 0
+        else:
+            self._no_better += 1
+        return self._no_better >= self._patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and how many were no better since."""
+        return {"best": self.best, "no_better": self._no_better}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; patience, mode and min_delta are the script's."""
+        self.best, self._no_better = state["best"], state["no_better"]
