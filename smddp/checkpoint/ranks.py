@@ -74,11 +74,12 @@ class Ranks:
                 raise CheckpointError(text) from self._cause(cause, of=rank)
         return [result for result, _ in outcomes]
 
-    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Fill tensors with what rank 0 has in them.
+    def broadcast(self, tensors: Iterable[torch.Tensor], *, source: int = 0) -> None:
+        """Fill tensors with what one rank has in them.
 
         Args:
             tensors: contiguous, on the CPU; in the same order and of the same shapes and dtypes on every rank.
+            source: the rank.
         """
         if self.world_size == 1:
             return
@@ -87,27 +88,27 @@ class Ranks:
         for tensor in tensors:
             content = tensor.detach().reshape(-1).view(torch.uint8)
             if size + len(content) > _PIECE:
-                self._broadcast_together(small)
+                self._broadcast_together(small, source)
                 small, size = [], 0
             if len(content) <= _PIECE:
                 small.append(content)
                 size += len(content)
             else:
                 for start in range(0, len(content), _PIECE):
-                    self._broadcast_together([content[start : start + _PIECE]])
-        self._broadcast_together(small)
+                    self._broadcast_together([content[start : start + _PIECE]], source)
+        self._broadcast_together(small, source)
 
-    def _broadcast_together(self, contents: list[torch.Tensor]) -> None:
+    def _broadcast_together(self, contents: list[torch.Tensor], source: int) -> None:
         """Fill flat tensors of bytes by one broadcast."""
         size = sum(map(len, contents))
         if size == 0:
             return
-        if self.is_main:
+        if self.rank == source:
             piece = torch.cat(contents).to(self.device)
         else:
             piece = torch.empty(size, dtype=torch.uint8, device=self.device)
-        dist.broadcast(piece, src=0)
-        if not self.is_main:
+        dist.broadcast(piece, src=source)
+        if self.rank != source:
             for content, received in zip(
                 contents, torch.split(piece.cpu(), [len(each) for each in contents]), strict=True
             ):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from smddp.checkpoint.restore.sharded_optimizer import is_sharded
 from smddp.training.epoch_schedules import ScheduleEach
 
 
@@ -55,6 +57,39 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
             raise ValueError(
                 f"{kind} has {strangers} of {len(weights)} parameters that are not the model's: the ranks would train "
                 "them apart; make them a part of the model, as of one nn.Module that holds both"
+            )
+
+
+def check_sharded_optimizers(
+    optimizers: Sequence[Optimizer], module: nn.Module, *, device: torch.device | None, world_size: int
+) -> None:
+    """See that each ZeroRedundancyOptimizer can be stepped and saved.
+
+    Args:
+        optimizers: Of any kind.
+        module: The model, before it is moved.
+        device: Where it will be moved to; None leaves it where it is.
+        world_size: How many ranks there are.
+
+    Raises:
+        ValueError: One steps by itself, is divided among other ranks, or will lose the model when that is moved.
+    """
+    moves = device is not None and any(weight.device != device for weight in module.parameters())
+    for optimizer in filter(is_sharded, optimizers):
+        if not hasattr(optimizer, "optim"):  # there is none until DDP's hook made it
+            raise ValueError(
+                "ZeroRedundancyOptimizer(overlap_with_ddp=True) steps within DDP's backward pass, where nothing can "
+                "be clipped, skipped or scheduled: leave overlap_with_ddp out"
+            )
+        if optimizer.world_size != world_size:
+            raise ValueError(
+                f"the ZeroRedundancyOptimizer is divided among {optimizer.world_size} ranks, and the job has "
+                f"{world_size}: leave its process_group out"
+            )
+        if moves and optimizer.parameters_as_bucket_view:
+            raise ValueError(
+                f"the model will be moved to {device}, and parameters_as_bucket_view=True would keep updating it where "
+                "it is: move the model before the ZeroRedundancyOptimizer is made, or leave that option out"
             )
 
 

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from smddp.checkpoint.restore.optimizers import NamedOptimizer, OnChange
 from smddp.checkpoint.restore.restoring import Stateful, check_parts
+from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer, is_sharded
 
 _OWN = ("model", "optimizer", "scheduler", "scaler", "position", "progress", "loader", "powersgd")
 
@@ -46,7 +47,7 @@ def state_parts(
         ValueError: A name of ``extra`` is taken or not possible.
         TypeError: A part of ``extra`` has no state.
     """
-    named = [NamedOptimizer(each, model, on_change=on_change, speaks=speaks) for each in optimizers]
+    named = [_named(each, model, on_change=on_change, speaks=speaks) for each in optimizers]
     trained: dict[str, Stateful] = {"model": model, **_numbered("optimizer", named)}
     trained |= _numbered("scheduler", [Schedule(each) for each in schedulers] if on_change == "take" else schedulers)
     if scaler is not None:
@@ -127,6 +128,12 @@ class LoaderState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the place."""
         self._loader.load_state_dict(state["state"])
+
+
+def _named(optimizer: Optimizer, model: nn.Module, *, on_change: OnChange, speaks: bool) -> NamedOptimizer:
+    if is_sharded(optimizer):
+        return ShardedOptimizer(optimizer, model, on_change=on_change, speaks=speaks)
+    return NamedOptimizer(optimizer, model, on_change=on_change, speaks=speaks)
 
 
 def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Stateful]:

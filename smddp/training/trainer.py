@@ -45,7 +45,13 @@ from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
 from smddp.training.metrics import StepRate, report
-from smddp.training.model_checks import check_clipping, check_optimizers, check_schedulers, underlying_module
+from smddp.training.model_checks import (
+    check_clipping,
+    check_optimizers,
+    check_schedulers,
+    check_sharded_optimizers,
+    underlying_module,
+)
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName, without_precision
@@ -139,9 +145,12 @@ class Trainer:
 
         self.module = underlying_module(model)
         self.device = self._membership.device if place else next(self.module.parameters()).device
+        optimizers, schedulers = _listed(optimizer), _listed(scheduler)
+        check_sharded_optimizers(
+            *(optimizers, self.module), device=self.device if place else None, world_size=self._cluster.world_size
+        )
         if place:
             self.module.to(self.device)
-        optimizers, schedulers = _listed(optimizer), _listed(scheduler)
         check_optimizers(optimizers, self.module, world_size=self._cluster.world_size)
         check_schedulers(schedulers, schedule_each)
         numbers = Precision(precision, self.device)

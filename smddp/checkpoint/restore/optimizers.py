@@ -20,8 +20,9 @@ OnChange = Literal["keep", "take", "refuse"]
 """What a resume does where this script's optimizer has other options, its learning rate for instance, than the one that
 was saved: keep the saved ones, take this script's, or refuse."""
 
-_NAMES = "param_names"
-_IMPLEMENTATION = {"foreach", "maximize", "capturable", "differentiable", "fused", "params", _NAMES, "initial_lr"}
+NAMES = "param_names"
+"""The key of a group's parameter names in a saved state."""
+_IMPLEMENTATION = {"foreach", "maximize", "capturable", "differentiable", "fused", "params", NAMES, "initial_lr"}
 """Options of a group that do not tell one kind of optimizer from another."""
 _NEW = {"decoupled_weight_decay"}
 """Options that an older PyTorch did not have."""
@@ -50,9 +51,9 @@ class NamedOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, with ``param_names`` in each group."""
-        state = self._optimizer.state_dict()
+        state = self._taken()
         for group, names in zip(state["param_groups"], self._group_names(), strict=True):
-            group[_NAMES] = names
+            group[NAMES] = names
         return state
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -77,15 +78,21 @@ class NamedOptimizer:
         optimizer = self._optimizer
         changes = self._changes(state)
         own = [{**group, "params": None} for group in optimizer.param_groups]
-        optimizer.load_state_dict(self._in_own_order(state))
+        self._give(self._in_own_order(state))
         for group, before in zip(optimizer.param_groups, own, strict=True):
-            if _NAMES not in before:
-                group.pop(_NAMES, None)
+            if NAMES not in before:
+                group.pop(NAMES, None)
             if self._on_change == "take":
                 _take(group, before)
         if changes and self._speaks:
             holds = "this script's" if self._on_change == "take" else "the checkpoint's"
             logger.warning("the optimizer goes on with %s options: %s", holds, "; ".join(changes))
+
+    def _taken(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def _give(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(dict(state))
 
     def _group_names(self) -> list[list[str]]:
         return [
@@ -108,7 +115,7 @@ class NamedOptimizer:
                     moments[number] = state["state"][number_of[name]]
                 own_numbers.append(number)
                 number += 1
-            groups.append({**group, "params": own_numbers, _NAMES: names})
+            groups.append({**group, "params": own_numbers, NAMES: names})
         return {**state, "state": moments, "param_groups": groups}
 
     def _changes(self, state: Mapping[str, Any]) -> list[str]:
@@ -163,7 +170,7 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 def _saved_names(state: Mapping[str, Any]) -> list[str] | None:
     """The names of all parameters, or None if they were not saved."""
-    names = [name for group in state["param_groups"] for name in group.get(_NAMES, [None])]
+    names = [name for group in state["param_groups"] for name in group.get(NAMES, [None])]
     return None if None in names or len(set(names)) != len(names) else names
 
 

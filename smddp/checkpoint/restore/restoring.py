@@ -51,6 +51,18 @@ class Checking(Stateful, Protocol):
         """
 
 
+@runtime_checkable
+class Sharded(Stateful, Protocol):
+    """One whose state the ranks have between them, and that gives all of it once it was gathered."""
+
+    def gather_state_dict(self, *, keep: bool) -> None:
+        """Bring the state together, for the next `state_dict`; all ranks call it.
+
+        Args:
+            keep: whether this rank will ask for it.
+        """
+
+
 def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
     """See that parts can be saved under their names.
 

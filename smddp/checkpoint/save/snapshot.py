@@ -10,7 +10,7 @@ import torch
 
 from smddp.checkpoint.format.state_tree import flatten
 from smddp.checkpoint.restore import rng
-from smddp.checkpoint.restore.restoring import RANKS, RNG, Stateful
+from smddp.checkpoint.restore.restoring import RANKS, RNG, Sharded, Stateful
 from smddp.checkpoint.save.sharing import share
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
@@ -102,10 +102,14 @@ class Snapshotter:
         )
 
     def _flatten(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
-        """Take the replicated state apart, on a rank that writes some of it."""
+        """Take the replicated state apart, on a rank that writes some of it; collective where the ranks share some."""
         skeletons: dict[str, Any] = {}
         tensors: dict[str, Tensors] = {}
-        if self._rank in self._writers:
+        writes = self._rank in self._writers
+        for part in self._state.values():  # before anything may fail on one rank alone: the others would wait for it
+            if isinstance(part, Sharded):
+                part.gather_state_dict(keep=writes)
+        if writes:
             for name, part in self._state.items():
                 skeletons[name], tensors[name] = flatten(part.state_dict(), path=name)
         return skeletons, tensors
