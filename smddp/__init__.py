@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
+    from smddp.metrics import RunningMean as RunningMean
     from smddp.process.preemption import Stopped as Stopped
     from smddp.training import CheckpointPolicy as CheckpointPolicy
     from smddp.training import EarlyStopping as EarlyStopping
@@ -41,6 +42,7 @@ _HOMES = {
     "PipeDataset": "smddp.data.pipes",
     "Precision": "smddp.training",
     "Retention": "smddp.checkpoint",
+    "RunningMean": "smddp.metrics",
     "ShardedDataset": "smddp.data.shards",
     "Stopped": "smddp.process.preemption",
     "Trainer": "smddp.training",

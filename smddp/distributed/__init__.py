@@ -1,7 +1,14 @@
 """The ranks of a job as one: joining and leaving the process group, and what they tell each other."""
 
 from smddp.distributed.agreement import Agreement, Decision, StopQuestion
-from smddp.distributed.collectives import PeerFailedError, from_rank, on_each_rank, share_outcome, sum_over_ranks
+from smddp.distributed.collectives import (
+    PeerFailedError,
+    from_rank,
+    gather_over_ranks,
+    on_each_rank,
+    share_outcome,
+    sum_over_ranks,
+)
 from smddp.distributed.comm_hooks import PowerSGD
 from smddp.distributed.ddp_options import DDPOptions
 from smddp.distributed.device import cast, move
@@ -22,6 +29,7 @@ __all__ = [
     "cast",
     "current_membership",
     "from_rank",
+    "gather_over_ranks",
     "is_communication_error",
     "join",
     "leave",

@@ -1,10 +1,12 @@
-"""The few collectives that training needs beside DDP's own: a sum, and the ranks' outcomes told to all."""
+"""The few collectives that training needs beside DDP's own: a sum, a gathering, and the outcomes told to all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -26,6 +28,45 @@ def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     total = value.to(membership.control_device) if on_cpu_only else value.clone()
     dist.all_reduce(total)
     return total.to(value.device)
+
+
+def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
+    """Returns the tensors of all ranks, one after the other along the first dimension; all ranks must call it.
+
+    Args:
+        value: Of any length along its first dimension, which may be 0; a scalar counts as one element. All other
+            dimensions and the type are the same on all ranks.
+        membership: The ranks.
+
+    Returns:
+        A new tensor on the same device, in the order of the ranks, without gradients.
+
+    Raises:
+        ValueError: On every rank, if the ranks' tensors do not fit together.
+        PeerFailedError: On every other rank, if a rank gave no tensor.
+    """
+    kinds = on_each_rank(lambda: _kind(value), membership)
+    if any(kind[1:] != kinds[0][1:] for kind in kinds):
+        found = ", ".join(f"rank {rank} {list(kind.shape)} {kind.dtype}" for rank, kind in enumerate(kinds))
+        raise ValueError(
+            f"the ranks' tensors can't be put together ({found}): only their lengths along the first dimension may "
+            "differ; pad or convert them"
+        )
+    own = value.detach().reshape(kinds[membership.cluster.rank].shape)
+    if membership.store is None:
+        return own.clone()
+    # As bytes: every backend can carry them, whatever the type. All ranks send as many.
+    device = membership.control_device if own.device.type != "cuda" else own.device
+    sizes = [math.prod(kind.shape) * own.element_size() for kind in kinds]
+    sent = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+    sent[: sizes[membership.cluster.rank]] = own.to(device).contiguous().flatten().view(torch.uint8)
+    received = [torch.empty_like(sent) for _ in kinds]
+    dist.all_gather(received, sent)
+    parts = [
+        data[:size].clone().view(own.dtype).reshape(kind.shape)
+        for data, size, kind in zip(received, sizes, kinds, strict=True)
+    ]
+    return torch.cat(parts).to(own.device)
 
 
 def share_outcome(action: Callable[[], None], membership: Membership) -> None:
@@ -73,3 +114,20 @@ def from_rank(source: int, value: T | None, membership: Membership) -> T:
     if membership.store is not None:
         dist.broadcast_object_list(shared, src=source, device=membership.control_device)
     return shared[0]  # type: ignore[no-any-return]
+
+
+class _Kind(NamedTuple):
+    length: int
+    trailing: tuple[int, ...]
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.length, *self.trailing)
+
+
+def _kind(value: Tensor) -> _Kind:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{type(value).__name__} is no tensor: gather takes a tensor, torch.tensor(...) makes one")
+    length, *trailing = value.shape or (1,)
+    return _Kind(length, tuple(trailing), str(value.dtype))

@@ -62,6 +62,7 @@ class OptimizerStep:
         self._guard = guard
         self._looks_at_gradients = guard is not None or clip_norm is not None or clip_value is not None
         self._micro_batch = 0
+        self._norm: Tensor | None = None
         self._stepped = False
         # Optimizers that read the scaler's verdict themselves always "step": only the scale tells whether they did.
         must_tell = tells_applied or bool(self._schedulers)
@@ -76,6 +77,13 @@ class OptimizerStep:
     def learning_rate(self) -> float:
         """That of the first group of parameters."""
         return float(self._optimizers[0].param_groups[0]["lr"])
+
+    def gradient_norm(self) -> float | None:
+        """The norm of all gradients of the last step before it was clipped, or None without ``clip_norm``.
+
+        It waits for the GPU.
+        """
+        return None if self._norm is None else float(self._norm)
 
     @property
     def micro_batch(self) -> int:
@@ -148,8 +156,9 @@ class OptimizerStep:
                 return False
             if self._clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(weights, self._clip_norm, norm)
+                self._norm = norm
         elif self._clip_norm is not None:
-            clip_grad_norm_(weights, self._clip_norm)
+            self._norm = clip_grad_norm_(weights, self._clip_norm)
         if self._clip_value is not None:
             clip_grad_value_(weights, self._clip_value)
         return True

@@ -37,14 +37,25 @@ from smddp.data.dataloader_options import DataLoaderOptions, StatefulLoader
 from smddp.data.loaders import Loaders
 from smddp.data.order.host_sharding import OnChange
 from smddp.data.order.partition import Tail
-from smddp.distributed import DDPOptions, PowerSGD, Replica, current_membership, join, share_outcome, sum_over_ranks
+from smddp.distributed import (
+    DDPOptions,
+    PowerSGD,
+    Replica,
+    current_membership,
+    gather_over_ranks,
+    join,
+    share_outcome,
+    sum_over_ranks,
+)
 from smddp.job import Job
 from smddp.job.saved_model import write_model
+from smddp.metrics import RunningMean
+from smddp.metrics.lines import StepRate, report
+from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
-from smddp.training.metrics import StepRate, report
 from smddp.training.model_checks import (
     check_clipping,
     check_optimizers,
@@ -181,12 +192,13 @@ class Trainer:
             on_change=checkpoints.on_change,
             speaks=self._cluster.is_main,
         )
+        self._running_means = [part for part in (state or {}).values() if isinstance(part, RunningMean)]
         self._per_rank: dict[str, Stateful] = {}
         if ddp.comm_hook == "powersgd":  # on one rank too, from whose checkpoint several can go on
             hook = None if self._replica is None else self._replica.powersgd
             self._per_rank["powersgd"] = hook or PowerSGD(ddp, self._membership)
         self._loss = StepLoss(self._membership, self.module)
-        self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._check_finite)
+        self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._before_save)
         self._progress = self._run_checkpoints.progress
         self._counts_steps = False
 
@@ -516,12 +528,46 @@ class Trainer:
             self._between_steps()
         return total
 
-    def log(self, **metrics: float | Tensor) -> None:
-        """Reports metrics in one line, on rank 0, and keeps them for the manifest of a checkpoint of this very step."""
-        numbers = as_numbers(metrics)
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, one after the other along the first dimension, such as the scores of a test set.
+
+        Args:
+            tensor: Of any length along its first dimension; a scalar counts as one element.
+
+        Returns:
+            A new tensor on the tensor's device, in the order of the ranks, without gradients.
+
+        Raises:
+            ValueError: On every rank, if other dimensions or the types differ.
+            Stopped, CheckpointError: As ``epochs`` does, where no batch is under way.
+        """
+        gathered = gather_over_ranks(tensor, self._membership)
+        if not self._streams.in_step:
+            self._between_steps()
+        return gathered
+
+    def log(self, *, reduce: Reduce | None = None, **metrics: float | Tensor) -> dict[str, float]:
+        """Reports metrics in one line, on rank 0, and keeps them for the manifest of a checkpoint of this very step.
+
+        Args:
+            reduce: None shows those of rank 0, and any rank may call it alone. ``"mean"``, ``"sum"`` and ``"max"`` show
+                each metric over all ranks, and all must call it.
+            **metrics: Numbers, or tensors of one element.
+
+        Returns:
+            The numbers; with ``reduce`` the same on all ranks.
+
+        Raises:
+            ValueError: One is no number, the ranks log different metrics, or there is no such ``reduce``.
+        """
+        check_reduce(reduce)
+        numbers = (
+            as_numbers(metrics) if reduce is None else over_ranks(lambda: as_numbers(metrics), reduce, self._membership)
+        )
         self._run_checkpoints.note(numbers)
         if self.is_main:
             report(self._progress.steps, self._progress.epoch, numbers)
+        return numbers
 
     def save_model(self, model: nn.Module | None = None) -> None:
         """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
@@ -590,6 +636,11 @@ class Trainer:
         self._last_step = math.inf if max_steps is None else max_steps
         self._streams.is_over = self._progress.finished or self.steps >= self._last_step
 
+    def _before_save(self) -> None:
+        self._check_finite()
+        for mean in self._running_means:
+            mean.share()
+
     def _check_finite(self) -> None:
         self._loss.check_weights(self._progress.steps)
 
@@ -597,6 +648,8 @@ class Trainer:
         step, loss = self._progress.steps, self._loss.mean()
         if self.is_main:
             metrics = {"loss": loss, "lr": self._optimizer_step.learning_rate}
+            if (norm := self._optimizer_step.gradient_norm()) is not None:
+                metrics["grad_norm"] = norm
             if (order := self._loaders.order) is not None:
                 metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
             report(step, self._progress.epoch, metrics)

@@ -11,6 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
+        "smddp.metrics.running_mean",
         "smddp.training.auto_interval",
         "smddp.training.checkpoint_policy",
         "smddp.training.precision",

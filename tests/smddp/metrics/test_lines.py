@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import smddp.training.metrics
-from smddp.training.metrics import StepRate, metrics_line, report
+import smddp.metrics.lines
+from smddp.metrics.lines import StepRate, metrics_line, report
 
 
 def test_a_line_reads_as_documented() -> None:
@@ -36,14 +36,14 @@ def test_each_number_is_found_by_one_regular_expression(value: float, text: str)
 
 
 def test_reports_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="smddp.training.metrics"):
+    with caplog.at_level("INFO", logger="smddp.metrics.lines"):
         report(7, 1, {"accuracy": 0.5})
     assert caplog.messages == ["step=7 epoch=1 accuracy=0.5"]
 
 
 def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 10.0, 12.0, 15.0])
-    monkeypatch.setattr(smddp.training.metrics, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(smddp.metrics.lines, "time", SimpleNamespace(monotonic=lambda: next(times)))
     rate = StepRate()
     rate.restart(100)
     assert rate.lap(110) == 5.0

@@ -1,0 +1,93 @@
+"""A mean over many steps and all ranks, that goes on across a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smddp.distributed import current_membership, sum_over_ranks
+
+
+class RunningMean:
+    """The mean of what all ranks added; ``Trainer(state={"train_loss": mean})`` keeps it in the checkpoints.
+
+    Example:
+        >>> mean = RunningMean()
+        >>> mean.add(torch.tensor(2.0), count=3)
+        >>> mean.add(6.0)
+        >>> mean.mean()
+        3.0
+    """
+
+    def __init__(self) -> None:
+        self._own: Tensor | None = None  # this rank's sum, where its values are: nothing waits for a GPU
+        self._own_count = 0.0
+        self._shared: Tensor = torch.zeros(2, dtype=torch.float64)  # sum and count of all ranks
+
+    def add(self, value: Tensor | float, count: float = 1) -> None:
+        """Adds a value of this rank, without waiting for a GPU.
+
+        Args:
+            value: A number, or a tensor of one element: the mean of ``count`` samples.
+            count: How much it weighs.
+
+        Raises:
+            ValueError: The value has several elements, or the count is negative.
+        """
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"a tensor of shape {tuple(value.shape)} is no single value: add value.mean(), or each")
+        if not count >= 0:
+            raise ValueError(f"count={count} must be 0 or greater: it is how many samples the value is the mean of")
+        value = torch.as_tensor(value, dtype=torch.float64).detach().reshape(())
+        if self._own is None:
+            self._own = value * count
+        else:
+            device = self._own.device if self._own.is_cuda else value.device  # never from a GPU to the CPU
+            self._own = self._own.to(device).add_(value.to(device), alpha=count)
+        self._own_count += count
+
+    def mean(self) -> float:
+        """Returns the mean over all ranks, NaN where nothing was added; all ranks must call it."""
+        self.share()
+        total, count = self._shared.tolist()
+        return total / count if count else float("nan")
+
+    def share(self) -> None:
+        """Adds up what the ranks have added since the last time; all must call it. It does not wait for a GPU.
+
+        The Trainer calls it before each save. In a loop of your own, call it before ``state_dict``.
+        """
+        membership = current_membership()
+        if membership is None or membership.store is None:
+            if self._own is not None:
+                self._shared = self._shared.to(self._own.device) + self._vector()
+        else:
+            own = torch.zeros(2, dtype=torch.float64) if self._own is None else self._vector()
+            # On the same device on all ranks, those that have added nothing included.
+            self._shared = self._shared.to(membership.device) + sum_over_ranks(own.to(membership.device), membership)
+        self._own, self._own_count = None, 0.0
+
+    def reset(self) -> None:
+        """Begins anew, such as at the start of an epoch."""
+        self._own, self._own_count = None, 0.0
+        self._shared = torch.zeros(2, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return sum and count of all ranks: those of the last `share`, or of now where there is one rank."""
+        membership = current_membership()
+        if membership is None or membership.store is None:
+            self.share()
+        return {"sum_and_count": self._shared.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, on any number of ranks."""
+        self.reset()
+        self._shared = state["sum_and_count"].clone()
+
+    def _vector(self) -> Tensor:
+        assert self._own is not None
+        count = torch.full((), self._own_count, dtype=torch.float64, device=self._own.device)
+        return torch.stack([self._own, count])
