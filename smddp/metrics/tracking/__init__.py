@@ -1,0 +1,11 @@
+"""Trackers: where a run's configuration, metrics, checkpoints and model are told to, beside the log."""
+
+from smddp.metrics.tracking.csv_file import CsvFile
+from smddp.metrics.tracking.json_lines import JsonLines
+from smddp.metrics.tracking.mlflow import MLflow
+from smddp.metrics.tracking.tensorboard import TensorBoard
+from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+from smddp.metrics.tracking.tracker_group import TrackerGroup
+from smddp.metrics.tracking.wandb import WandB
+
+__all__ = ["CsvFile", "JsonLines", "MLflow", "Status", "TensorBoard", "TrackedRun", "Tracker", "TrackerGroup", "WandB"]

@@ -1,0 +1,73 @@
+"""Metrics for MLflow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from smddp.metrics.tracking.packages import require
+from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+
+_TAG = "smddp.run"
+_STATES: dict[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class MLflow(Tracker):
+    """A run of an MLflow experiment; a resume goes on with it, found by its tag ``smddp.run``.
+
+    Hyperparameters are params, and where checkpoint and model are is in the tags ``smddp.checkpoint`` and
+    ``smddp.model``. How the server is reached is MLflow's own (``MLFLOW_TRACKING_URI`` and its kin).
+
+    Args:
+        experiment: Its name; the job's name if None.
+        tracking_uri: The server, or a directory's URI, instead of MLflow's own setting.
+
+    Raises:
+        ModuleNotFoundError: The package ``mlflow`` (``mlflow-skinny`` suffices) is not installed.
+    """
+
+    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
+        require("mlflow", "MLflow")
+        self._experiment = experiment
+        self._tracking_uri = tracking_uri
+
+    def start(self, run: TrackedRun) -> None:
+        """Makes the run, or goes on with the one of this id."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client: Any = MlflowClient(self._tracking_uri)
+        name = self._experiment or run.job.name
+        known = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if known is None else known.experiment_id
+        found = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{run.id}'")
+        if found:
+            self._run = found[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            self._run = self._client.create_run(experiment, run_name=run.job.name, tags={_TAG: run.id}).info.run_id
+        given = {name: str(value)[:6000] for name, value in run.job.hyperparameters.items()}
+        kept = found[0].data.params if found else {}
+        # A param cannot be changed: what a resume was given anew is a tag.
+        self._client.log_batch(self._run, params=[Param(*each) for each in given.items() if each[0] not in kept])
+        for name, value in given.items():
+            if kept.get(name, value) != value:
+                self._client.set_tag(self._run, f"smddp.changed.{name}", value)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs the numbers, in one request."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
+
+    def checkpoint(self, step: int, place: str) -> None:
+        """Tags the run with it."""
+        self._client.set_tag(self._run, "smddp.checkpoint", f"step {step}: {place}")
+
+    def finish(self, status: Status, model: str | None) -> None:
+        """Ends the run."""
+        if model is not None:
+            self._client.set_tag(self._run, "smddp.model", model)
+        self._client.set_terminated(self._run, _STATES[status])

@@ -1,0 +1,65 @@
+"""All trackers of a run, as one that never fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+class TrackerGroup:
+    """Tells each of its trackers what it is told; one that raises is left out from then on.
+
+    Args:
+        trackers: They are told in this order.
+
+    Raises:
+        TypeError: One is no tracker.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        for tracker in trackers:
+            if not isinstance(tracker, Tracker):
+                raise TypeError(
+                    f"trackers has {tracker!r}, which is no tracker: give objects with start, log, checkpoint and "
+                    "finish, such as smddp.metrics.TensorBoard(); a subclass of smddp.metrics.Tracker has all four"
+                )
+        self._working = list(trackers)
+
+    def start(self, run: TrackedRun) -> None:
+        """The run begins or goes on."""
+        self._tell(lambda tracker: tracker.start(run))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Passes on the numbers of a metric line."""
+        self._tell(lambda tracker: tracker.log(step, metrics))
+
+    def checkpoint(self, step: int, place: str) -> None:
+        """Passes on that a checkpoint is durable."""
+        self._tell(lambda tracker: tracker.checkpoint(step, place))
+
+    def finish(self, status: Status, model: str | None) -> None:
+        """The run ends."""
+        self._tell(lambda tracker: tracker.finish(status, model))
+
+    def _tell(self, what: Callable[[Tracker], None]) -> None:
+        self._working = [tracker for tracker in self._working if _works(tracker, what)]
+
+
+def _works(tracker: Tracker, what: Callable[[Tracker], None]) -> bool:
+    try:
+        what(tracker)
+    except Exception as error:
+        # Hours of training are worth more than a tracker, and to ask a dead server again costs time each time.
+        logger.warning(
+            "the tracker %s failed, and gets nothing more; training goes on: %s: %s",
+            type(tracker).__name__,
+            type(error).__name__,
+            error,
+            exc_info=logger.isEnabledFor(logging.DEBUG),
+        )
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""Metrics for Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from smddp.metrics.tracking.json_lines import as_json
+from smddp.metrics.tracking.packages import require
+from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases; a resume goes on with the run of the same id.
+
+    Its files are in ``wandb`` in the job's output directory. Offline, each resume has a directory of its own there, and
+    ``wandb sync`` puts them together. Where checkpoint and model are is in the run's summary.
+
+    Args:
+        project: Its name; wandb's own setting if None (``WANDB_PROJECT``).
+        mode: ``"offline"`` needs no network; None is wandb's own setting (``WANDB_MODE``).
+
+    Raises:
+        ModuleNotFoundError: The package ``wandb`` is not installed.
+    """
+
+    def __init__(self, project: str | None = None, mode: Literal["online", "offline"] | None = None) -> None:
+        require("wandb", "WandB")
+        self._project = project
+        self._mode = mode
+
+    def start(self, run: TrackedRun) -> None:
+        """Makes the run, or goes on with the one of this id."""
+        import wandb
+
+        directory = run.within(run.job.output_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=self._project,
+            mode=self._mode,
+            id=run.id,
+            name=run.job.name,
+            resume="allow",
+            dir=directory,
+            config=as_json(dict(run.job.hyperparameters)),
+            # The log is the platform's to keep, and the live line writes to the terminal itself.
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        # wandb's own step must grow with each call: ours is an axis, and may be logged several times.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs the numbers."""
+        self._run.log({"step": step, **metrics})
+
+    def checkpoint(self, step: int, place: str) -> None:
+        """Notes it in the summary."""
+        self._run.summary.update({"checkpoint": place, "checkpoint_step": step})
+
+    def finish(self, status: Status, model: str | None) -> None:
+        """Ends the run, once its data is on disk or sent."""
+        self._run.summary.update({"status": status, "model": model})
+        self._run.finish(exit_code=1 if status == "failed" else 0)

@@ -1,0 +1,119 @@
+import gc
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from smddp import CheckpointPolicy, Trainer
+from smddp.distributed import agreement, leave
+from smddp.job import Job
+from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
+from smddp.process.preemption import Stopped, stop_signal
+from smddp.training.run_saves import saves_end_with
+
+
+@pytest.fixture(autouse=True)
+def _end() -> Iterator[None]:
+    yield
+    leave()
+    stop_signal.requested = False
+
+
+@pytest.fixture(autouse=True)
+def _slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks look up after each step where steps are slow."""
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run"), "SM_HPS": '{"lr": 0.1}'})
+
+
+class Told(Tracker):
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def start(self, run: TrackedRun) -> None:
+        self.calls.append(("start", run.step, run.id, dict(run.job.hyperparameters)))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.calls.append(("log", step, sorted(metrics)))
+
+    def checkpoint(self, step: int, place: str) -> None:
+        self.calls.append(("checkpoint", step, place))
+
+    def finish(self, status: Status, model: str | None) -> None:
+        self.calls.append(("finish", status, model))
+
+
+def train(job: Job, epochs: int, tracker: Tracker, *, stop_at: int | None = None, **options: Any) -> None:
+    """What main() under smddp.run does; the trainer is garbage at its end."""
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    policy = CheckpointPolicy(every=10**6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = Trainer(job, model, optimizer, trackers=[tracker], checkpoints=policy, log_every=2, **options)
+    loader = trainer.loader(TensorDataset(torch.ones(8, 1)), batch_size=2)
+    for _ in trainer.epochs(epochs):
+        for (x,) in trainer.batches(loader):
+            trainer.step(trainer.model(x).square().mean())
+            stop_signal.requested = trainer.steps == stop_at
+        trainer.log(accuracy=0.5)
+    trainer.save_model()
+
+
+def test_a_tracker_is_told_of_a_run_and_of_the_same_one_after_a_resume(job: Job) -> None:
+    first, second = Told(), Told()
+    with ExitStack() as ending, saves_end_with(ending), pytest.raises(Stopped):
+        train(job, 2, first, stop_at=5)
+    stop_signal.requested = False
+    with ExitStack() as ending, saves_end_with(ending):
+        train(job, 2, second)
+
+    own = ["epoch", "loss", "lr", "samples_per_second"]
+    (_, step, run, hyperparameters), *calls = first.calls
+    assert (step, hyperparameters) == (0, {"lr": 0.1})
+    assert calls == [
+        ("log", 2, own),
+        ("log", 4, own),
+        ("log", 4, ["accuracy", "epoch"]),
+        ("checkpoint", 5, str(job.checkpoint_dir / "step-000000000005")),
+        ("finish", "stopped", None),
+    ]
+    assert second.calls[0] == ("start", 5, run, {"lr": 0.1})
+    assert second.calls[-1] == ("finish", "finished", str(job.model_dir))
+    lines = [json.loads(line) for line in (job.output_data_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
+    assert [line["status"] for line in lines if line.get("event") == "end"] == ["stopped", "finished"]
+
+
+def test_a_failure_is_told_and_a_script_without_smddp_run_ends_its_trackers_too(job: Job) -> None:
+    failed, alone = Told(), Told()
+    with pytest.raises(ZeroDivisionError), ExitStack() as ending, saves_end_with(ending):
+        train(job, 1, failed)
+        raise ZeroDivisionError
+    train(job, 2, alone)
+    gc.collect()
+    assert failed.calls[-1][:2] == ("finish", "failed")
+    assert alone.calls[-1] == ("finish", "finished", str(job.model_dir))
+
+
+def test_trainers_of_other_names_have_files_of_their_own(job: Job) -> None:
+    for name in ("generator", "critic"):
+        train(job, 1, CsvFile(), name=name)
+        assert (job.output_data_dir / name / "metrics.jsonl").exists()
+        assert (job.output_data_dir / name / "metrics.csv").exists()
+
+
+def test_what_is_no_tracker_is_refused_before_training(job: Job) -> None:
+    with pytest.raises(TypeError, match="which is no tracker"):
+        train(job, 1, print)  # type: ignore[arg-type]
