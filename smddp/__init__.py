@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from smddp.training import Precision as Precision
     from smddp.training import Trainer as Trainer
     from smddp.training import run as run
+    from smddp.training import seed_everything as seed_everything
+    from smddp.training import warmup_cosine as warmup_cosine
 
 _HOMES = {
     "CheckpointPolicy": "smddp.training",
@@ -51,6 +53,8 @@ _HOMES = {
     "leave": "smddp.distributed",
     "load_weights": "smddp.checkpoint.convert.weights",
     "run": "smddp.training",
+    "seed_everything": "smddp.training",
+    "warmup_cosine": "smddp.training",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

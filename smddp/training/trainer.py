@@ -84,7 +84,7 @@ _NOTHING_LEFT = "nothing is left to train; take another run directory or checkpo
 class Trainer:
     """Trains one model with one optimizer on all ranks of a job.
 
-    Nothing random is seeded here but the order of the data: seed the model's weights yourself. With several ranks
+    Nothing random is seeded here but the order of the data: `smddp.seed_everything` seeds the rest. With several ranks
     all start from the weights of rank 0.
 
     Attributes:
