@@ -136,7 +136,14 @@ class OptimizerStep:
 
     def _step(self) -> None:
         self._micro_batch = 0
-        self.applied = (not self._looks_at_gradients or self._prepare_gradients()) and self._take()
+        if self._looks_at_gradients and not self._prepare_gradients():
+            self.applied = False
+        elif self._scaler is None:
+            for optimizer in self._optimizers:
+                optimizer.step()
+            self.applied = True
+        else:
+            self.applied = self._scaled_step(self._scaler)
         if self.applied:
             for scheduler in self._schedulers:
                 scheduler.step()
@@ -161,13 +168,6 @@ class OptimizerStep:
             self._norm = clip_grad_norm_(weights, self._clip_norm)
         if self._clip_value is not None:
             clip_grad_value_(weights, self._clip_value)
-        return True
-
-    def _take(self) -> bool:
-        if self._scaler is not None:
-            return self._scaled_step(self._scaler)
-        for optimizer in self._optimizers:
-            optimizer.step()
         return True
 
     def _parameters(self) -> list[Tensor]:

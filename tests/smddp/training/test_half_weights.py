@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,11 @@ from smddp.training.half_weights import HalfWeightsModel
 def _end() -> Iterator[None]:
     yield
     leave()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
 
 
 class Network(nn.Module):
@@ -132,3 +139,103 @@ def test_a_training_in_it_learns_and_resumes_exactly(tmp_path: Path, precision: 
             return nn.functional.mse_loss(network.float()(images()), torch.ones(8, 2)).item()
 
     assert loss(undisturbed) < 0.8 * loss(begun)
+
+
+class InFloat32(nn.Module):
+    """A norm layer between layers of half weights, as one writes it by hand."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden.float()).half()
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def batches() -> list[Tensor]:
+    return [0.1 * torch.randn(4, 4, generator=torch.Generator().manual_seed(number)) for number in range(6)]
+
+
+def trained(job: Job, precision: str) -> list[Tensor]:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    trainer = Trainer(job, model, optimizer, precision=precision, clip_norm=0.1)  # type: ignore[arg-type]
+    for _ in trainer.epochs(1):
+        for batch in trainer.batches(batches()):
+            trainer.step(trainer.model(batch).square().mean())
+    assert trainer.steps == len(batches())
+    return list(model.parameters())
+
+
+def test_o2_has_the_bits_of_half_weights_with_masters_by_hand(job: Job) -> None:
+    masters = list(small().parameters())
+    optimizer = torch.optim.SGD(masters, lr=0.5, momentum=0.9)
+    half = copy.deepcopy(small()).half()
+    half[1] = InFloat32(half[1].float())
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in batches():
+        half.zero_grad()
+        scaler.scale(half(batch.half()).float().square().mean()).backward()
+        for master, weight in zip(masters, half.parameters(), strict=True):
+            assert weight.grad is not None
+            master.grad = weight.grad.float()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(masters, 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            for master, weight in zip(masters, half.parameters(), strict=True):
+                weight.copy_(master)
+    assert not torch.equal(masters[0], small()[0].weight)
+    for ours, master in zip(trained(job, "O2"), masters, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, master)
+
+
+def test_o3_has_the_bits_of_a_half_model_by_hand(job: Job) -> None:
+    half = small().half()
+    optimizer = torch.optim.SGD(half.parameters(), lr=0.5, momentum=0.9)
+    for batch in batches():
+        optimizer.zero_grad()
+        half(batch.half()).float().square().mean().backward()
+        nn.utils.clip_grad_norm_(half.parameters(), 0.1)
+        optimizer.step()
+    assert not torch.equal(half[0].weight, small().half()[0].weight)
+    for ours, weight in zip(trained(job, "O3"), half.parameters(), strict=True):
+        assert ours.dtype == torch.float16
+        assert torch.equal(ours, weight)
+
+
+PROGRAM = """
+import torch
+from torch import nn
+import smddp
+
+def main(job):
+    for precision in ["O2", "O3"]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        trainer = smddp.Trainer(job, model, optimizer, precision=precision, accumulate=2, name=precision)
+        torch.manual_seed(job.cluster.rank)
+        for epoch in trainer.epochs(2):
+            for _ in range(4):
+                trainer.step(trainer.model(torch.randn(4, 4)).square().mean())
+        print(precision, *(value.double().sum().item() for value in model.state_dict().values()))
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_keep_the_same_weights(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    one, other = run_ranks(PROGRAM, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
+    assert (one.code, other.code) == (0, 0), (one, other)
+    assert [line.split()[0] for line in one.printed.splitlines()] == ["O2", "O3"]
+    assert one.printed == other.printed
+    assert "nan" not in one.printed
