@@ -118,6 +118,17 @@ def test_a_condition_ends_it_and_a_rerun_knows_that(
     assert lines[0].startswith(f"finished at step {finish_at} by trainer.finish_if()")
 
 
+def test_a_checkpoint_of_the_same_step_that_did_not_know_it_yet_is_replaced(job: Job) -> None:
+    first = Run(job)
+    for _ in first.trainer.epochs(3):
+        for (batch,) in first.trainer.batches(first.loader):
+            first.step(batch)
+            first.trainer.save(wait=True)
+            first.trainer.finish_if(first.trainer.steps == 3)
+    del first
+    assert Run(job).train(3).seen == []
+
+
 def test_a_window_under_way_is_finished_first(job: Job) -> None:
     run = Run(job, accumulate=2)
     for _ in run.trainer.epochs(1):
@@ -144,6 +155,7 @@ def test_a_loop_that_counts_steps_ends_with_the_step(job: Job) -> None:
             (batch,) = next(batches)
             run.step(batch)
             run.seen.append((0, batch.flatten().tolist()))
+            run.trainer.save()
             run.trainer.finish_if(run.trainer.steps == 5)
         return len(run.seen)
 
