@@ -301,6 +301,10 @@ class RunCheckpoints:
         if self._saves is not None:
             self._saves.is_open = False
 
+    def leave_to_another(self) -> None:
+        """Lets another run save what this one would have: nothing here is to be saved any more."""
+        _runs.discard(self)
+
     def finish(self) -> None:
         """Waits until the last checkpoint is durable, or says that it is not."""
         if self._saves is not None:

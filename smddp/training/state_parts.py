@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.amp import GradScaler
@@ -14,6 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from smddp.checkpoint.restore.optimizers import NamedOptimizer, OnChange
 from smddp.checkpoint.restore.restoring import Stateful, check_parts
 from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer, is_sharded
+
+_Trainer = TypeVar("_Trainer")
 
 _OWN = ("model", "optimizer", "scheduler", "scaler", "position", "progress", "loader", "powersgd")
 
@@ -57,6 +59,33 @@ def state_parts(
     parts = {name: DictState(part) if isinstance(part, dict) else part for name, part in extra.items()}
     check_parts(parts, {})
     return {**trained, **own, **parts}
+
+
+def with_parts_of_kept(
+    extra: Mapping[str, Any],
+    kind: type[_Trainer],
+    parts_of: Callable[[_Trainer], tuple[Mapping[str, Stateful], Mapping[str, Stateful]]],
+) -> tuple[dict[str, Stateful | dict[str, Any]], dict[str, Stateful]]:
+    """Return the user's state with the parts of each trainer in it, such as ``generator-model``, in its place.
+
+    Args:
+        extra: The user's state by name.
+        kind: The trainers'.
+        parts_of: Gives a trainer's parts: those that are the same on all ranks, and those of each rank.
+
+    Returns:
+        The state, and what each rank has its own of.
+    """
+    state: dict[str, Stateful | dict[str, Any]] = {}
+    per_rank: dict[str, Stateful] = {}
+    for name, part in extra.items():
+        if isinstance(part, kind):
+            shared, own = parts_of(part)
+            state |= {f"{name}-{key}": each for key, each in shared.items()}
+            per_rank |= {f"{name}-{key}": each for key, each in own.items()}
+        else:
+            state[name] = part
+    return state, per_rank
 
 
 class Schedule:

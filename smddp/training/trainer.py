@@ -68,8 +68,9 @@ from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
+from smddp.training.run_saves import RunSaves
 from smddp.training.run_view import RunView
-from smddp.training.state_parts import LoaderState, state_parts
+from smddp.training.state_parts import LoaderState, state_parts, with_parts_of_kept
 from smddp.training.step_loss import StepLoss
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Trainer:
         checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
         log_every: int = 50,
-        state: Mapping[str, Stateful | dict[str, Any]] | None = None,
+        state: Mapping[str, Stateful | dict[str, Any] | Trainer] | None = None,
         name: str | None = None,
         place: bool = True,
         ddp: DDPOptions = _DEFAULT_DDP,
@@ -141,7 +142,8 @@ class Trainer:
             log_every: Optimizer steps from one metric line to the next.
             state: By name, what else a checkpoint keeps and a resume brings back, the same on all ranks: an average of
                 the weights, another model or optimizer, a schedule by epoch; anything with ``state_dict`` and
-                ``load_state_dict``, or a dict of numbers and tensors. The trainer neither moves nor steps it.
+                ``load_state_dict``, or a dict of numbers and tensors. The trainer neither moves nor steps it. Another
+                Trainer that steps in this one's loop, such as a GAN's generator, has no checkpoints of its own then.
             name: Of this trainer, where a job has several: its checkpoints and its model get a directory of that name.
             place: False leaves the model where it is, on one device or on several.
             ddp: How several ranks average their gradients; see `smddp.DDPOptions`.
@@ -192,14 +194,15 @@ class Trainer:
         self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
         self.ema: nn.Module | None = None if self._average is None else numbers.wrap(self._average.module).eval()
         own: dict[str, Stateful | None] = {"ema": self._average, "epoch_schedules": self._epoch_schedules}
+        self._kept = [part for part in (state or {}).values() if isinstance(part, Trainer)]
+        extra, self._per_rank = with_parts_of_kept(state or {}, Trainer, Trainer._leave_to_another)
         self._state = state_parts(
-            *(self.module, optimizers, schedulers, scaler, state or {}),
+            *(self.module, optimizers, schedulers, scaler, extra),
             own={name: part for name, part in own.items() if part is not None},
             on_change=checkpoints.on_change,
             speaks=self._cluster.is_main,
         )
         self._running_means = [part for part in (state or {}).values() if isinstance(part, RunningMean)]
-        self._per_rank: dict[str, Stateful] = {}
         if ddp.comm_hook == "powersgd":  # on one rank too, from whose checkpoint several can go on
             hook = None if self._replica is None else self._replica.powersgd
             self._per_rank["powersgd"] = hook or PowerSGD(ddp, self._membership)
@@ -208,7 +211,8 @@ class Trainer:
         self._progress = self._run_checkpoints.progress
         self._view = RunView(self._job, self._progress, trackers, name=name)
         if self.is_main:
-            self._run_checkpoints.on_begin = self._view.begin
+            self._run_checkpoints.on_begin = self._begin_views
+        self._is_kept = False
         self._counts_steps = False
 
         self._accumulate = accumulate
@@ -284,6 +288,7 @@ class Trainer:
                 training has begun.
             PeerFailedError: If another rank's dataset has no length.
         """
+        self._check_not_kept()
         if self._loaders.loader is not None or self._run_checkpoints.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
         if isinstance(dataset, StatefulLoader) and batch_size is None:
@@ -339,6 +344,7 @@ class Trainer:
             CheckpointError: On every rank: checkpoints cannot be saved there, none of those there are is valid, or the
                 newest that is does not fit the model.
         """
+        self._check_not_kept()
         is_resumed = self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
         self._optimizer_step.restart()
         self._limit(None)
@@ -606,6 +612,26 @@ class Trainer:
         if not self._run_checkpoints.has_started:
             self.resume()
 
+    def _leave_to_another(self) -> tuple[Mapping[str, Stateful], Mapping[str, Stateful]]:
+        """Leaves checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""
+        if self._is_kept or self._run_checkpoints.has_started:
+            raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
+        self._is_kept = True
+        self._run_checkpoints.leave_to_another()
+        return {**self._state, "progress": self._progress}, self._per_rank
+
+    def _begin_views(self, saves: RunSaves) -> None:
+        self._view.begin(saves)
+        for each in self._kept:
+            Trainer._begin_views(each, saves)
+
+    def _check_not_kept(self) -> None:
+        if self._is_kept:
+            raise ValueError(
+                "this Trainer is kept in state= of another one, whose loop it steps in: call the loader, resume, save, "
+                "epochs, steps_to and batches of that one"
+            )
+
     def _begin_evaluation(self) -> Callable[[], None]:
         """What the evaluation draws at random changes nothing that comes after it, whether it is repeated or not."""
         before, steps, taken = rng.capture(), self.steps, self._optimizer_step.micro_batch
@@ -638,6 +664,8 @@ class Trainer:
         self._loaders.start_epoch(self._progress.epoch)
 
     def _between_steps(self) -> None:
+        if self._is_kept:
+            return
         self._run_checkpoints.between_steps()
         self._next_look = self._progress.steps + 1  # what was agreed may have moved
 
@@ -650,6 +678,8 @@ class Trainer:
         self._check_finite()
         for mean in self._running_means:
             mean.share()
+        for each in self._kept:
+            Trainer._before_save(each)
 
     def _check_finite(self) -> None:
         self._loss.check_weights(self._progress.steps)
@@ -667,7 +697,7 @@ class Trainer:
 
     def _look(self) -> None:
         """Sees to what is due of checkpoint and stop, between two steps; sets the next step after which it may be."""
-        if self._progress.steps < self._next_look:
+        if self._progress.steps < self._next_look or self._is_kept:
             return
         checkpoints = self._run_checkpoints
         if not checkpoints.has_started:
