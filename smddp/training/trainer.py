@@ -55,6 +55,7 @@ from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
 from smddp.metrics.tracking import Tracker
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.compile_time import log_compile_time
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
 from smddp.training.model_checks import (
@@ -172,6 +173,8 @@ class Trainer:
             self.module.to(self.device)
         check_optimizers(optimizers, self.module, world_size=self._cluster.world_size)
         check_schedulers(schedulers, schedule_each)
+        if model is not self.module and self._cluster.is_main:
+            log_compile_time(model, optimizers[0])
         numbers = Precision(precision, self.device)
         self.model: nn.Module = numbers.wrap(model)
         self._replica: Replica | None = None

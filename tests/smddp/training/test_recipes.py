@@ -60,6 +60,7 @@ def test_a_resume_changes_no_bit(tmp_path: Path, world_size: int, fork_python: F
     for rank, (printed, logged) in zip(ranks, outputs, strict=True):
         assert rank.returncode == 0, logged
         assert printed.split() == RECIPES
+    assert outputs[0][1].count("compiled in ") == 3  # once a trainer, and only for the one recipe
 
 
 class Pair:
