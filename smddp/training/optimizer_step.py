@@ -6,7 +6,7 @@ own loop would not do. It knows neither data nor ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,8 @@ class OptimizerStep:
         self._clip_value = clip_value
         self._guard = guard
         self._looks_at_gradients = guard is not None or clip_norm is not None or clip_value is not None
+        self.correction: Callable[[int], Tensor | None] | None = None
+        """By the number of micro-batches of a step: what its gradients are multiplied by, or None for nothing."""
         self._micro_batch = 0
         self._norm: Tensor | None = None
         self._stepped = False
@@ -102,7 +104,7 @@ class OptimizerStep:
         if self._guard is not None:
             self._guard.restart()
 
-    def backward_and_step(self, loss: Tensor, weight: float = 1.0) -> bool:
+    def backward_and_step(self, loss: Tensor, weight: Tensor | float = 1.0) -> bool:
         """Adds the gradients of one micro-batch's mean loss; after the last one, takes the step.
 
         Args:
@@ -116,7 +118,7 @@ class OptimizerStep:
             self._guard.add(loss)
         if self._accumulate > 1:
             loss = loss / self._accumulate
-        if weight != 1.0:
+        if isinstance(weight, Tensor) or weight != 1.0:
             loss = loss * weight
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
@@ -130,12 +132,12 @@ class OptimizerStep:
     def finish_window(self) -> None:
         """Takes the step with the micro-batches there are: the gradient is that of the mean over these alone."""
         assert self._micro_batch > 0, "there is no gradient"
-        gradients = [weight.grad for weight in self._parameters() if weight.grad is not None]
-        torch._foreach_mul_(gradients, self._accumulate / self._micro_batch)
         self._step()
 
     def _step(self) -> None:
-        self._micro_batch = 0
+        micro_batches, self._micro_batch = self._micro_batch, 0
+        if self.correction is not None or micro_batches < self._accumulate:
+            self._correct_gradients(micro_batches)
         if self._looks_at_gradients and not self._prepare_gradients():
             self.applied = False
         elif self._scaler is None:
@@ -148,6 +150,15 @@ class OptimizerStep:
             for scheduler in self._schedulers:
                 scheduler.step()
         self._clear_gradients()
+
+    def _correct_gradients(self, micro_batches: int) -> None:
+        """Makes the gradient that of the mean over all items of the step, or over the micro-batches that it has."""
+        factor: Tensor | float | None = None if self.correction is None else self.correction(micro_batches)
+        if factor is None and micro_batches < self._accumulate:
+            factor = self._accumulate / micro_batches
+        if factor is not None:
+            gradients = [weight.grad for weight in self._parameters() if weight.grad is not None]
+            torch._foreach_mul_(gradients, factor)
 
     def _prepare_gradients(self) -> bool:
         """Unscales and clips the gradients; False if the guard drops them."""

@@ -34,7 +34,7 @@ class StepLoss:
         """Forgets micro-batches of a step that was never finished."""
         self._collected.clear()
 
-    def add(self, loss: Tensor, weight: float, *, collect: bool) -> None:
+    def add(self, loss: Tensor, weight: Tensor | float, *, collect: bool) -> None:
         """Takes the loss of a micro-batch.
 
         Args:
@@ -45,11 +45,16 @@ class StepLoss:
         if collect:
             self._collected.append(loss.detach() * weight)
 
-    def mean(self) -> float:
-        """Returns the mean over the samples of the step, those of all ranks; collective."""
+    def mean(self, factor: Tensor | None = None) -> float:
+        """Returns the mean over the samples of the step, those of all ranks; collective.
+
+        Args:
+            factor: What the sum of this rank's weighted losses is to be multiplied by, so that the mean over the ranks
+                is that of the items; None where the weights have a mean of 1.
+        """
         losses = torch.stack([loss.double() for loss in self._collected])
         self._collected.clear()
-        return self._over_ranks(losses.mean())
+        return self._over_ranks(losses.mean() if factor is None else losses.sum() * factor)
 
     def check_finite(self, step: int, loss: float) -> None:
         """Sees, where the loss of a step is not finite, whether the model can still learn.

@@ -58,6 +58,7 @@ from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.compile_time import log_compile_time
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
+from smddp.training.item_weights import ItemWeights
 from smddp.training.model_checks import (
     check_clipping,
     check_optimizers,
@@ -210,6 +211,7 @@ class Trainer:
             hook = None if self._replica is None else self._replica.powersgd
             self._per_rank["powersgd"] = hook or PowerSGD(ddp, self._membership)
         self._loss = StepLoss(self._membership, self.module)
+        self._items = ItemWeights(self._membership, self.device, accumulate)
         self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._before_save)
         self._progress = self._run_checkpoints.progress
         self._view = RunView(self._job, self._progress, trackers, name=name)
@@ -479,21 +481,24 @@ class Trainer:
         """
         return self._streams.of(loader)
 
-    def step(self, loss: Tensor) -> bool:
+    def step(self, loss: Tensor, *, weight: Tensor | float | None = None) -> bool:
         """Takes the loss of one micro-batch; with the last one of an optimizer step, takes that step.
 
         That is: backward, then unscale, clip, optimizer, schedule, and what is due of metric line, checkpoint and stop.
 
         Args:
             loss: A scalar, the mean over this rank's micro-batch.
+            weight: How many items that is the mean of, where micro-batches have unequal numbers of them, such as
+                tokens: the gradient is that of the mean over all items of the step, on all ranks. Give it with each
+                micro-batch of a step; it costs a sum over the ranks each step.
 
         Returns:
             Whether that was the last micro-batch of an optimizer step, and ``steps`` has gone up; one that fp16's loss
             scaler skipped counts too.
 
         Raises:
-            ValueError: The loss does not come from ``trainer.model`` (with several ranks), or batches and steps do not
-                pair up (with ``accumulate``).
+            ValueError: The loss does not come from ``trainer.model`` (with several ranks), batches and steps do not
+                pair up (with ``accumulate``), or a weight is not possible.
             TrainingDivergedError: At a metric line or a save: neither the loss nor the weights are finite. At any step:
                 the gradients are not, and ``on_nonfinite`` is to stop or to raise.
             Stopped, CheckpointError: As ``epochs`` does.
@@ -505,9 +510,12 @@ class Trainer:
                 "the ranks' gradients would not be averaged: compute each loss by trainer.model(...), after the "
                 "trainer.step() of the loss before it"
             )
-        weight = 1.0 if order is None else order.loss_weight(optimizer_step.micro_batch)
-        self._loss.add(loss, weight, collect=(self._progress.steps + 1) % self._log_every == 0)
-        is_done = optimizer_step.backward_and_step(loss, weight)
+        share: Tensor | float = 1.0 if order is None else order.loss_weight(optimizer_step.micro_batch)
+        if weight is not None:
+            optimizer_step.correction = self._items.correction
+            share = self._items.weigh(weight if share else 0)  # 0: this rank only repeats a sample, to take part
+        self._loss.add(loss, share, collect=(self._progress.steps + 1) % self._log_every == 0)
+        is_done = optimizer_step.backward_and_step(loss, share)
         if is_done:
             self._after_step()
         return is_done
@@ -664,6 +672,7 @@ class Trainer:
         self._streams.start_epoch()
         self._optimizer_step.restart()
         self._loss.restart()
+        self._items.restart()
         self._loaders.start_epoch(self._progress.epoch)
 
     def _between_steps(self) -> None:
@@ -688,7 +697,7 @@ class Trainer:
         self._loss.check_weights(self._progress.steps)
 
     def _report(self) -> None:
-        step, loss = self._progress.steps, self._loss.mean()
+        step, loss = self._progress.steps, self._loss.mean(self._items.loss_factor)
         if self.is_main:
             metrics = {"loss": loss, "lr": self._optimizer_step.learning_rate}
             if (norm := self._optimizer_step.gradient_norm()) is not None:
