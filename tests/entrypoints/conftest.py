@@ -1,6 +1,8 @@
 """Small channels in the true formats, and the entry point as a module."""
 
+import hashlib
 import importlib.util
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -59,3 +61,26 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _fork_python(fork_python: ForkPython) -> None:
     """All processes here begin with torch imported."""
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's Python version with few images; torchvision is told the MD5 sums of these files."""
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / "channel" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+
+    def write(name: str, content: object) -> list[str]:
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+        return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]
+
+    def batch(labels: list[int]) -> dict[str, object]:
+        return {"data": generator.integers(0, 256, (len(labels), 3072), dtype=np.uint8), "labels": labels}
+
+    monkeypatch.setattr(CIFAR10, "train_list", [write(f"data_batch_{n}", batch([n, n + 1])) for n in range(1, 6)])
+    monkeypatch.setattr(CIFAR10, "test_list", [write("test_batch", batch([7, 8, 9]))])
+    _, md5 = write("batches.meta", {"label_names": [f"class {n}" for n in range(10)]})
+    monkeypatch.setattr(CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": md5})
+    return tmp_path / "channel"

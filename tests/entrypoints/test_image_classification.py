@@ -1,5 +1,4 @@
 import gzip
-import hashlib
 import pickle
 import struct
 import subprocess
@@ -86,29 +85,6 @@ def test_packed_or_cut_off_fashion_mnist_is_told(entry_point: ModuleType, fashio
     labels.unlink()
     with pytest.raises(ValueError, match="does not hold the four unpacked idx files"):
         entry_point.datasets(config(entry_point), fashion_mnist)
-
-
-@pytest.fixture
-def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's Python version with few images; torchvision is told the MD5 sums of these files."""
-    from torchvision.datasets import CIFAR10
-
-    folder = tmp_path / "channel" / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    generator = np.random.default_rng(0)
-
-    def write(name: str, content: object) -> list[str]:
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-        return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]
-
-    def batch(labels: list[int]) -> dict[str, object]:
-        return {"data": generator.integers(0, 256, (len(labels), 3072), dtype=np.uint8), "labels": labels}
-
-    monkeypatch.setattr(CIFAR10, "train_list", [write(f"data_batch_{n}", batch([n, n + 1])) for n in range(1, 6)])
-    monkeypatch.setattr(CIFAR10, "test_list", [write("test_batch", batch([7, 8, 9]))])
-    _, md5 = write("batches.meta", {"label_names": [f"class {n}" for n in range(10)]})
-    monkeypatch.setattr(CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": md5})
-    return tmp_path / "channel"
 
 
 def test_cifar10_is_read_in_colour(entry_point: ModuleType, cifar10: Path) -> None:

@@ -1,0 +1,113 @@
+"""The article's CIFAR-10: trained in every precision a CPU has, and its command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from smddp.distributed import leave
+from smddp.job import Job
+
+SCRIPT = Path(__file__).parents[2] / "entrypoints" / "cifar10.py"
+
+PATCHED = """
+import runpy, sys
+from torchvision.datasets import CIFAR10
+CIFAR10.train_list, CIFAR10.test_list, CIFAR10.meta = {lists!r}
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def article() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cifar10", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "O1", "O2", "O3"])
+def test_trains_in_each_precision(precision, article, cifar10, tmp_path):
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run"), "SM_CHANNEL_TRAINING": str(cifar10)})
+    try:
+        article.main(article.Config(epochs=1, batch_size=5, precision=precision), job)
+    finally:
+        leave()
+    weights = torch.load(job.model_dir / "model.pt", weights_only=True)
+    assert {weight.dtype for weight in weights.values()} == {torch.float16 if precision == "O3" else torch.float32}
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_two_ranks_leave_the_articles_options_to_their_launcher(cifar10, tmp_path):
+    from torchvision.datasets import CIFAR10
+
+    (tmp_path / "data").symlink_to(cifar10)
+    lists = (CIFAR10.train_list, CIFAR10.test_list, CIFAR10.meta)
+    (tmp_path / "patched.py").write_text(PATCHED.format(lists=lists, script=str(SCRIPT)))
+    command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run", "patched.py"]
+    done = subprocess.run(
+        [*command, "--nodes", "1", "--gpus", "2", "--epochs", "1", "--batch-size", "4"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy=" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (
+            ["--nodes", "1", "--gpus", "2"],
+            {"nodes": 1, "processes_per_node": 2, "node_rank": None, "master_port": None},
+        ),
+        (
+            ["-n", "2", "-g", "4", "-nr", "1"],
+            {"nodes": 2, "processes_per_node": 4, "node_rank": 1, "master_port": 29501},
+        ),
+    ],
+)
+def test_the_articles_command_line_starts_the_ranks(arguments, options, article, monkeypatch):
+    asked = {}
+
+    def run_local(script, rest, **given):
+        asked.update(given, script=script, rest=rest)
+        return 3
+
+    monkeypatch.setattr("smddp.launch.local.run_local", run_local)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    monkeypatch.setattr(sys, "argv", ["cifar10.py"])
+    assert article.start_ranks([*arguments, "--epochs", "5"]) == 3
+    assert options.items() <= asked.items()
+    assert asked["rest"] == ["--epochs", "5"]
+
+
+def test_without_options_this_process_trains(article, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cifar10.py"])
+    assert article.start_ranks(["--epochs", "5"]) is None
+    assert sys.argv[1:] == ["--epochs", "5"]
+
+
+def test_missing_data_is_told_by_both_ranks_that_this_file_starts(tmp_path):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--nodes", "1", "--gpus", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 1
+    assert "data does not hold cifar-10-batches-py/, whole: unpack cifar-10-python.tar.gz there" in done.stderr
