@@ -131,16 +131,14 @@ class NonfiniteGuard:
             losses = "the loss is not"
         else:
             losses = f"the loss of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} is not"
-        return (
-            f"the gradients of step {self._steps() + 1} are not finite: {losses}, and the first of them is that of "
-            f"{self._first()}"
-        )
+        return f"the gradients of step {self._steps() + 1} are not finite: {losses}, and {self._first()}"
 
     def _first(self) -> str:
+        """Which parameter's gradient it is, for people."""
         for name, weight in self._module.named_parameters():
             if weight.grad is not None and not torch.isfinite(weight.grad).all():
-                return name
-        return "a parameter that is not the model's"
+                return f"the first of them is that of {name}"
+        return "each of them is, but not their norm"
 
     @torch.no_grad()
     def _keep_buffers(self) -> None:

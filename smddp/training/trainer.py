@@ -129,7 +129,8 @@ class Trainer:
             model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device.
             optimizer: The optimizer of its parameters, or several that step together.
             scheduler: A schedule, or several, stepped once each optimizer step that was really taken.
-            schedule_each: ``"epoch"`` steps them at each epoch's end instead, before its checkpoint.
+            schedule_each: ``"epoch"`` steps them at the end of each epoch of ``epochs`` or ``steps_to`` instead, before
+                its checkpoint.
             precision: What the forward pass computes in; see `smddp.Precision`.
             accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
             clip_norm: The largest norm of all gradients together, or None.
@@ -143,7 +144,7 @@ class Trainer:
             seed: Decides the order of the data.
             log_every: Optimizer steps from one metric line to the next.
             state: By name, what else a checkpoint keeps and a resume brings back, the same on all ranks: an average of
-                the weights, another model or optimizer, a schedule by epoch; anything with ``state_dict`` and
+                the weights, another model or optimizer, a schedule by a metric; anything with ``state_dict`` and
                 ``load_state_dict``, or a dict of numbers and tensors. The trainer neither moves nor steps it. Another
                 Trainer that steps in this one's loop, such as a GAN's generator, has no checkpoints of its own then.
             name: Of this trainer, where a job has several: its checkpoints and its model get a directory of that name.

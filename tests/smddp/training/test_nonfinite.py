@@ -108,6 +108,14 @@ def test_raise_names_the_step_and_the_first_parameter(job: Job, clip: dict[str, 
         run.train(root)
 
 
+def test_finite_gradients_whose_norm_is_not_are_an_event_too(job: Job) -> None:
+    run = Run(job, set(), on_nonfinite="raise")
+    with pytest.raises(
+        TrainingDivergedError, match="losses of all ranks are finite, and each of them is, but not their"
+    ):
+        run.train(lambda output: output.sum() * 1e35)
+
+
 def test_an_infinite_loss_is_an_event_too(job: Job) -> None:
     run = Run(job, {2}, float("inf"), on_nonfinite="raise")
     with pytest.raises(TrainingDivergedError, match="gradients of step 2 are not finite: the loss is not"):
