@@ -182,6 +182,7 @@ class Trainer:
         self._replica: Replica | None = None
         scaler = numbers.scaler()
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
+        self._stops_on_nonfinite = on_nonfinite == "stop"
         self._optimizer_step = step = OptimizerStep(
             optimizers,
             schedulers=schedulers if self._epoch_schedules is None else [self._epoch_schedules],
@@ -352,7 +353,7 @@ class Trainer:
         """
         self._check_not_kept()
         is_resumed = self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
-        self._optimizer_step.restart()
+        self._restart()
         self._limit(None)
         if self._progress.finished and self.is_main:
             logger.info(
@@ -628,6 +629,10 @@ class Trainer:
         """Leaves checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""
         if self._is_kept or self._run_checkpoints.has_started:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
+        if self._stops_on_nonfinite:
+            raise ValueError(
+                "on_nonfinite='stop' saves, and a Trainer in state= has no checkpoints: use 'raise' or 'skip'"
+            )
         self._is_kept = True
         self._run_checkpoints.leave_to_another()
         return {**self._state, "progress": self._progress}, self._per_rank
@@ -664,10 +669,20 @@ class Trainer:
         return self._counts_steps
 
     def _end_epoch(self) -> None:
-        if self._epoch_schedules is not None:
-            self._epoch_schedules.end_epoch()
+        self._step_schedules()
         self._progress.epoch += 1
         self._start_epoch()
+
+    def _step_schedules(self) -> None:
+        if self._epoch_schedules is not None:
+            self._epoch_schedules.end_epoch()
+        for each in self._kept:
+            Trainer._step_schedules(each)
+
+    def _restart(self) -> None:
+        self._optimizer_step.restart()
+        for each in self._kept:
+            Trainer._restart(each)
 
     def _start_epoch(self) -> None:
         self._streams.start_epoch()

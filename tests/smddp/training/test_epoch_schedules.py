@@ -96,6 +96,19 @@ def test_a_loop_that_counts_steps_has_epochs_too(job: Job) -> None:
     assert rates == [1.0] * 4 + [0.5] * 4 + [0.25]
 
 
+def test_a_trainer_in_the_state_of_another_follows_the_epochs_of_that_one(job: Job) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = ExponentialLR(optimizer, gamma=0.5)
+    kept = Trainer(job, model, optimizer, scheduler=scheduler, schedule_each="epoch")
+    run = Run(job, state={"kept": kept})
+    rates = []
+    for _ in run.trainer.epochs(2):
+        rates.append(optimizer.param_groups[0]["lr"])
+        kept.step(kept.model(torch.ones(1, 1)).mean())
+    assert rates == [1.0, 0.5]
+
+
 def test_a_word_that_is_neither_step_nor_epoch_is_refused(job: Job) -> None:
     model = nn.Linear(1, 1)
     with pytest.raises(ValueError, match=r"schedule_each='batch': give \"step\" \(an optimizer step\) or \"epoch\""):

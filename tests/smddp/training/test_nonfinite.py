@@ -176,6 +176,26 @@ def test_after_a_resume_a_skipped_step_puts_the_buffers_of_the_checkpoint_back(j
         assert torch.equal(value, kept[name]), name
 
 
+def test_a_trainer_in_the_state_of_another_skips_too_and_cannot_stop(job: Job) -> None:
+    def kept(action: Any) -> tuple[nn.Module, Trainer]:
+        model = network()
+        return model, Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), on_nonfinite=action)
+
+    for part in Run(job, set(), state={"kept": kept("skip")[1]}).trainer.epochs(1):
+        assert part == 0
+    model, trainer = kept("skip")
+    for value in model.buffers():
+        value.fill_(9)  # as another beginning would have them
+    run = Run(job, set(), state={"kept": trainer})
+    run.trainer.resume()
+    resumed = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer.step(trainer.model(torch.full((4, 2), float("nan"))).sum())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, resumed[name]), name
+    with pytest.raises(ValueError, match=r"on_nonfinite='stop' saves, and a Trainer in state= has no checkpoints: use"):
+        Run(job, set(), state={"kept": kept("stop")[1]})
+
+
 def test_an_action_that_is_none_is_refused(job: Job) -> None:
     model = network()
     with pytest.raises(ValueError, match=r'on_nonfinite=\'ignore\': give "skip", "stop", "raise", or None'):
