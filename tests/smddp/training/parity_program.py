@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import random
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -141,8 +142,8 @@ def by_hand(case: Case, rank: int, world_size: int) -> tuple[dict[str, Tensor], 
     return case.result(ema, scaler, with_buffers=rank == 0), skipped
 
 
-def by_trainer(case: Case, job: smddp.Job, stop_at: int | None = None) -> dict[str, Tensor]:
-    """Trains until the end, or until a stop that comes with a micro-batch of this number."""
+def by_trainer(case: Case, job: smddp.Job, stop_at: float = math.inf) -> dict[str, Tensor]:
+    """Trains until the end, or until a stop that comes with the micro-batch of this number."""
     clip = {} if case.clip is None else {"clip_norm": 1.0} if case.clip == "norm" else {"clip_value": 0.1}
     trainer = smddp.Trainer(
         job,
@@ -162,7 +163,7 @@ def by_trainer(case: Case, job: smddp.Job, stop_at: int | None = None) -> dict[s
     given = itertools.count(trainer.steps * case.accumulate)
     for _ in trainer.epochs(EPOCHS):
         for inputs, targets in trainer.batches(loader):
-            stop_signal.requested = stop_signal.requested or next(given) == stop_at
+            stop_signal.requested = next(given) >= stop_at
             trainer.step(nn.functional.mse_loss(trainer.model(inputs), targets))
     ema = None if trainer.ema is None else without_precision(trainer.ema)
     scaler = trainer._state.get("scaler")
