@@ -36,7 +36,7 @@ class Config:
     batch_size: int = 64  # over all processes: the same training on one as on many
     lr: float = 0.02
     weight_decay: float = 5e-4
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"] = "auto"
     accumulate: int = 1
     clip_norm: float | None = None
     checkpoint_every: int | Literal["auto"] | None = None  # steps; each epoch ends with a checkpoint anyway

@@ -81,7 +81,7 @@ class OptimizerStep:
         return float(self._optimizers[0].param_groups[0]["lr"])
 
     def gradient_norm(self) -> float | None:
-        """The norm of all gradients of the last step before it was clipped, or None without ``clip_norm``.
+        """The norm of all gradients of the last step before it was clipped, or None without ``clip_norm`` or a guard.
 
         It waits for the GPU.
         """
@@ -167,14 +167,13 @@ class OptimizerStep:
             for optimizer in self._optimizers:
                 scaler.unscale_(optimizer)
         if self._guard is not None:
-            norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+            norm = self._norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
             if not self._guard.accepts(norm):
                 if scaler is not None:
                     scaler.update(scaler.get_scale())  # as it was: nothing overflowed
                 return False
             if self._clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(weights, self._clip_norm, norm)
-                self._norm = norm
         elif self._clip_norm is not None:
             self._norm = clip_grad_norm_(weights, self._clip_norm)
         if self._clip_value is not None:

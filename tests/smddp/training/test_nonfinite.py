@@ -116,6 +116,14 @@ def test_finite_gradients_whose_norm_is_not_are_an_event_too(job: Job) -> None:
         run.train(lambda output: output.sum() * 1e35)
 
 
+def test_the_norm_that_was_looked_at_is_in_the_metric_line(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    Run(job, {2}, on_nonfinite="skip", log_every=1).train()
+    lines = [line for line in caplog.messages if line.startswith("step=")]
+    assert ["grad_norm=nan" in line for line in lines] == [False, True, False, False, False, False]
+    assert all("grad_norm=" in line for line in lines)
+
+
 def test_an_infinite_loss_is_an_event_too(job: Job) -> None:
     run = Run(job, {2}, float("inf"), on_nonfinite="raise")
     with pytest.raises(TrainingDivergedError, match="gradients of step 2 are not finite: the loss is not"):
