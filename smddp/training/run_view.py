@@ -1,4 +1,4 @@
-"""What a run lets others see of it, on rank 0: metric lines in the log, and what its trackers are told.
+"""What a run lets others see of it, on rank 0: metric lines in the log, a live line, and what its trackers are told.
 
 The trainer says what was measured; when a tracker hears of it, and of checkpoints and the end, is decided here.
 """
@@ -9,10 +9,16 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
+
+import torch
 
 from smddp.job import Job
 from smddp.metrics.lines import report
+from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
+from smddp.metrics.memory import memory_in_use
+from smddp.metrics.terminal_line import TerminalLine
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.training.run_checkpoints import Progress
 from smddp.training.run_saves import RunSaves, end_with_run
@@ -27,13 +33,24 @@ class RunView:
         job: The trainer's part of it.
         progress: The run's.
         trackers: The user's; ``metrics.jsonl`` is always written.
+        device: The rank's.
         name: The trainer's, where the job has several.
+        live: Whether there is a live line, where a person watches.
 
     Raises:
         TypeError: One of the trackers is none.
     """
 
-    def __init__(self, job: Job, progress: Progress, trackers: Sequence[Tracker], *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        progress: Progress,
+        trackers: Sequence[Tracker],
+        *,
+        device: torch.device,
+        name: str | None = None,
+        live: bool = True,
+    ) -> None:
         self._job = job
         self._name = name
         self._progress = progress
@@ -42,6 +59,14 @@ class RunView:
         self._saves: RunSaves | None = None
         self._waiting: list[tuple[int, dict[str, float]]] = []
         self._told_checkpoint: tuple[int, str] | None = None
+        self._live: LiveRun | None = None
+        if live:
+            self._live = LiveRun(
+                steps=lambda: progress.steps,
+                epoch=lambda: progress.epoch,
+                newest_checkpoint=self._newest_checkpoint,
+                memory=partial(memory_in_use, device),
+            )
 
     def begin(self, saves: RunSaves) -> None:
         """Starts the trackers, now that it is known where the run goes on."""
@@ -51,11 +76,29 @@ class RunView:
         self._tell_trackers()
         if not end_with_run(self):
             weakref.finalize(self, self._ending.end, "finished")
+        self._show_line()
+
+    def aim(self, total: int | None, samples_a_step: int | None) -> None:
+        """Begins a loop.
+
+        Args:
+            total: The step at which it ends, if that is known.
+            samples_a_step: Over all ranks, if that is known.
+        """
+        if self._live is not None and self._saves is not None:
+            self._live.total, self._live.samples_a_step = total, samples_a_step
+            self._show_line()
+
+    def rest(self) -> None:
+        """Ends a loop: no live line is shown until the next one."""
+        self._ending.hide_line()
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Shows what was measured at this step."""
         progress = self._progress
         report(progress.steps, progress.epoch, metrics)
+        if self._live is not None:
+            self._live.metrics = {**self._live.metrics, **metrics}
         self._waiting.append((progress.steps, {"epoch": progress.epoch, **metrics}))
         if self._saves is not None:
             self._tell_trackers()
@@ -74,6 +117,14 @@ class RunView:
         assert self._saves is not None
         self._tell_trackers()
         self._ending.end("stopped" if self._saves.was_stopped else "finished" if error is None else "failed")
+
+    def _show_line(self) -> None:
+        if self._live is not None and self._ending.line is None:
+            self._ending.line = shown_on_terminal(LiveLine(self._live))
+
+    def _newest_checkpoint(self) -> int | None:
+        newest = None if self._saves is None else self._saves.newest
+        return None if newest is None else newest[0]
 
     def _tell_trackers(self) -> None:
         assert self._saves is not None
@@ -94,9 +145,17 @@ class _Ending:
     process: int
     model: str | None = None
     is_over: bool = False
+    line: TerminalLine | None = None
+
+    def hide_line(self) -> None:
+        """Leaves the terminal to others."""
+        if self.line is not None:
+            self.line.stop()
+            self.line = None
 
     def end(self, status: Status) -> None:
         """Tells the trackers, once."""
         if not self.is_over and os.getpid() == self.process:  # a process that the script forked ends for itself
             self.is_over = True
+            self.hide_line()
             self.trackers.finish(status, self.model)

@@ -121,6 +121,7 @@ class Trainer:
         place: bool = True,
         ddp: DDPOptions = _DEFAULT_DDP,
         trackers: Sequence[Tracker] = (),
+        progress: bool = True,
     ) -> None:
         """Prepares the model; joins the process group if that was not done yet.
 
@@ -153,6 +154,8 @@ class Trainer:
             trackers: What is told of hyperparameters, metrics, checkpoints and model, on rank 0, such as
                 ``smddp.metrics.TensorBoard()``; see `smddp.metrics.Tracker`. JSON lines are always written, to
                 ``metrics.jsonl`` in the job's output data directory.
+            progress: Whether rank 0 shows a live line where stderr is a terminal: how far, how fast, until when.
+                ``SMDDP_PROGRESS=0`` turns it off, too.
 
         Raises:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
@@ -216,7 +219,7 @@ class Trainer:
         self._items = ItemWeights(self._membership, self.device, accumulate)
         self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._before_save)
         self._progress = self._run_checkpoints.progress
-        self._view = RunView(self._job, self._progress, trackers, name=name)
+        self._view = RunView(self._job, self._progress, trackers, device=self.device, name=name, live=progress)
         if self.is_main:
             self._run_checkpoints.on_begin = self._begin_views
         self._is_kept = False
@@ -392,6 +395,7 @@ class Trainer:
                 )
             elif self._streams.is_over:
                 logger.warning("all %s steps are in the checkpoint: %s ask for more to go on", max_steps, _NOTHING_LEFT)
+        self._aim(epochs=count)
         while progress.epoch < count and not self._streams.is_over:
             self._rate.restart(progress.steps)
             yield progress.epoch
@@ -400,6 +404,7 @@ class Trainer:
             self._run_checkpoints.save(again=progress.finished)
             self._between_steps()
         self._limit(None)
+        self._view.rest()
         self._run_checkpoints.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
@@ -425,12 +430,14 @@ class Trainer:
             logger.warning("all %d steps are in the checkpoint: %s ask for more steps to go on", count, _NOTHING_LEFT)
         self._rate.restart(self.steps)
         was_finished = self._progress.finished
+        self._aim(steps=count)
         while self.steps < count and not (self._streams.is_over and self._optimizer_step.micro_batch == 0):
             yield self.steps
             self._streams.settle()
             self._look()
         self._run_checkpoints.save(again=self._progress.finished and not was_finished)
         self._between_steps()
+        self._view.rest()
         self._run_checkpoints.finish()
 
     def finish_if(self, condition: bool) -> bool:
@@ -662,6 +669,14 @@ class Trainer:
                 rng.restore([before], rank=0)
 
         return end
+
+    def _aim(self, *, epochs: int = 0, steps: int | None = None) -> None:
+        """Tells the view how many steps this loop will have taken, as far as that is known."""
+        order = self._loaders.order
+        if order is not None and steps is None:
+            left = (epochs - self._progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
+            steps = int(min(self._progress.steps + max(left, 0), self._last_step))
+        self._view.aim(steps, None if order is None else order.global_batch)
 
     def _next_epoch(self) -> bool:
         if self._counts_steps:

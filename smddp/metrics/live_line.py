@@ -1,0 +1,125 @@
+"""What the live line says: how far a run is, how fast, and when it will be done."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from smddp.metrics.terminal_line import TerminalLine
+
+PROGRESS_VARIABLE = "SMDDP_PROGRESS"
+"""0 turns the live line off."""
+
+_SPAN_SECONDS = 30.0
+_GAP = "  "
+
+
+@dataclass(kw_only=True, slots=True)
+class LiveRun:
+    """What the live line reads, in a thread; the run writes it."""
+
+    steps: Callable[[], int]
+    """Optimizer steps taken."""
+    epoch: Callable[[], int]
+    """The epoch under way."""
+    newest_checkpoint: Callable[[], int | None]
+    """The step of the newest durable checkpoint of this process."""
+    memory: Callable[[], int]
+    """Bytes in use."""
+    total: int | None = None
+    """The step at which the run ends, if it is known."""
+    samples_a_step: int | None = None
+    """Over all ranks, if it is known."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The newest of each name."""
+
+
+class LiveLine:
+    """The live line of a run; it costs a step nothing.
+
+    Args:
+        run: What to show.
+        clock: Seconds.
+    """
+
+    def __init__(self, run: LiveRun, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()
+        self._checkpoint: int | None = None
+        self._checkpoint_time = 0.0
+
+    def text(self, columns: int) -> str:
+        """Returns the line: the most important parts that fit."""
+        run, now = self._run, self._clock()
+        steps = run.steps()
+        rate = self._rate(now, steps)
+        parts = [
+            (2, f"epoch {run.epoch()}"),
+            (0, f"step {steps}" + ("" if run.total is None else f"/{run.total}")),
+        ]
+        if "loss" in run.metrics:
+            parts.append((1, f"loss {run.metrics['loss']:.4g}"))
+        if rate:
+            speed = f"{rate:.3g} steps/s" if run.samples_a_step is None else _speed(rate * run.samples_a_step)
+            parts.append((4, speed))
+            if run.total is not None:
+                parts.append((3, f"ETA {_duration((run.total - steps) / rate)}"))
+        parts.append((5, f"{run.memory() / 2**30:.1f} GiB"))
+        if age := self._checkpoint_age(now):
+            parts.append((6, age))
+        shares = [(name[5:], value) for name, value in run.metrics.items() if name.startswith("time_")]
+        parts += [(7 + rank, f"{name} {value:.0%}") for rank, (name, value) in enumerate(shares)]
+        return _fitting(parts, columns)
+
+    def _rate(self, now: float, steps: int) -> float:
+        """Steps a second over the last half minute, or less."""
+        self._seen.append((now, steps))
+        while now - self._seen[0][0] > _SPAN_SECONDS:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        return (steps - before) / (now - began) if now > began else 0.0
+
+    def _checkpoint_age(self, now: float) -> str:
+        newest = self._run.newest_checkpoint()
+        if newest != self._checkpoint:
+            self._checkpoint, self._checkpoint_time = newest, now
+        return "" if newest is None else f"checkpoint {_duration(now - self._checkpoint_time)} ago"
+
+
+def shown_on_terminal(line: LiveLine) -> TerminalLine | None:
+    """Shows the line where a person watches stderr; None elsewhere, where the plain lines of the log suffice."""
+    stream = sys.stderr
+    watched = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    if not watched or os.environ.get(PROGRESS_VARIABLE) == "0":
+        return None
+    shown = TerminalLine(line.text, stream)
+    return shown if shown.start() else None
+
+
+def _fitting(parts: list[tuple[int, str]], columns: int) -> str:
+    """The parts in their order, without the least important ones (those of the highest numbers) that do not fit."""
+    kept: set[int] = set()
+    used = 0
+    for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
+        used += len(parts[index][1]) + (len(_GAP) if kept else 0)
+        if used > columns:
+            break
+        kept.add(index)
+    return _GAP.join(text for index, (_, text) in enumerate(parts) if index in kept)[:columns]
+
+
+def _speed(samples_a_second: float) -> str:
+    return f"{samples_a_second:.0f} samples/s" if samples_a_second >= 10 else f"{samples_a_second:.2g} samples/s"
+
+
+def _duration(seconds: float) -> str:
+    """Such as ``12 s``, ``3:07 min``, ``2:15 h``."""
+    whole = int(max(seconds, 0.0))
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02} h"

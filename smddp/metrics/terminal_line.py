@@ -1,0 +1,147 @@
+"""One line at the foot of a terminal that is written anew a few times a second, below all that is printed.
+
+The cursor stays visible, and at the line's start: whatever ends the process leaves a terminal that can be used, and
+what another process prints there covers the line. (rich's Live hides the cursor, wraps long log lines at the screen's
+width, and its lock can be held in a forked worker.) What the script prints, and what it logs, goes above the line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TextIO
+
+_REFRESH_SECONDS = 0.25
+_ERASE = "\r\x1b[K"
+_LEAST_COLUMNS = 20
+
+_lock = threading.RLock()
+"""Held while anything is written to the terminal, and while the process forks: no child inherits it locked."""
+
+_shown: TerminalLine | None = None
+
+
+class TerminalLine:
+    """The line of this process; there is one at a time.
+
+    Args:
+        text: Gives the line for a number of columns; called in a thread.
+        stream: The terminal.
+    """
+
+    def __init__(self, text: Callable[[int], str], stream: TextIO) -> None:
+        self._text = text
+        self._terminal = stream
+        self._at_line_start = True  # whether what others have written so far ends with a line's end
+        self._ended = threading.Event()
+        self._restore: list[Callable[[], None]] = []
+
+    def start(self) -> bool:
+        """Begins to show the line; False where another one is shown already."""
+        global _shown
+        with _lock:
+            if _shown is not None:
+                return False
+            _shown = self
+            self._ended.clear()
+            self._redirect()
+        threading.Thread(target=self._refresh, name="live line", daemon=True).start()
+        return True
+
+    def stop(self) -> None:
+        """Erases the line, and leaves everything as it was before; does nothing if it is not shown."""
+        global _shown
+        with _lock:
+            if _shown is not self:
+                return
+            self._ended.set()
+            if self._at_line_start:
+                self._put(_ERASE)
+            for undo in self._restore:
+                undo()
+            self._restore.clear()
+            _shown = None
+
+    def write_above(self, stream: TextIO, text: str) -> int:
+        """Writes what the script has for one of the terminal's streams, and the line again below it."""
+        with _lock:
+            if _shown is not self:
+                return stream.write(text)
+            if self._at_line_start and text:
+                self._put(_ERASE)
+            written = stream.write(text)
+            stream.flush()
+            if text:
+                self._at_line_start = text.endswith("\n")
+            self._draw()
+            return written
+
+    def _refresh(self) -> None:
+        while not self._ended.is_set():
+            with _lock:
+                if _shown is self:
+                    self._draw()
+            self._ended.wait(_REFRESH_SECONDS)
+
+    def _draw(self) -> None:
+        """Writes the line, unless the script is in the middle of one of its own."""
+        if self._at_line_start and not self._ended.is_set():
+            self._put(None)
+
+    def _put(self, text: str | None) -> None:
+        """Writes to the terminal: a text, or the line."""
+        try:
+            if text is None:
+                columns = os.get_terminal_size(self._terminal.fileno()).columns or 80  # 0: it does not know its width
+                text = f"{_ERASE}{self._text(max(columns - 1, _LEAST_COLUMNS))}\r"
+            self._terminal.write(text)
+            self._terminal.flush()
+        except (OSError, ValueError):  # the terminal is gone: a line that nobody sees is no reason to stop training
+            self._ended.set()
+
+    def _redirect(self) -> None:
+        """Lets the script's own lines come above this one."""
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if _is_terminal(stream):
+                setattr(sys, name, _Above(self, stream))
+                self._restore.append(partial(setattr, sys, name, stream))
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and _is_terminal(handler.stream):
+                self._restore.append(partial(handler.setStream, handler.stream))
+                handler.setStream(_Above(self, handler.stream))
+
+
+class _Above:
+    """A stream of the terminal, for those who need not know of the line."""
+
+    def __init__(self, line: TerminalLine, stream: TextIO) -> None:
+        self._line = line
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._line.write_above(self._stream, text)
+
+    def writelines(self, lines: list[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _is_terminal(stream: Any) -> bool:
+    return not isinstance(stream, _Above) and stream is not None and stream.isatty()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the line is its parent's, and so is the thread that writes it."""
+    global _shown
+    _shown = None
+    _lock.release()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_leave_to_parent)

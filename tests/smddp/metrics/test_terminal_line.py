@@ -1,0 +1,137 @@
+"""The live line in a real terminal: a script runs on one side of a pty, a small screen reads the other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.fork_python import ForkPython
+
+SCRIPT = """
+import logging, os, signal, sys, time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import smddp
+
+def main(job):
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.01), log_every=4, **OPTIONS)
+    loader = trainer.loader(TensorDataset(torch.ones(64, 1)), batch_size=4, num_workers=WORKERS)
+    for epoch in trainer.epochs(2):
+        for (x,) in trainer.batches(loader):
+            trainer.step(trainer.model(x).square().mean())
+            time.sleep(0.02)
+            if trainer.steps == 10:
+                print("the script's own line")
+                print("half", end="")
+                time.sleep(0.4)
+                print(" and half")
+            AT_EACH_STEP
+    print("the end")
+
+smddp.run(main)
+"""
+
+
+def screen(output: bytes) -> tuple[list[str], list[str]]:
+    """The lines that stay, and all that was ever at the foot, as a terminal without wrapping shows them."""
+    lines, live = [""], []
+    for part in output.decode().replace("\x1b[K", "").replace("\r\n", "\n"):
+        if part == "\n":
+            lines.append("")
+        elif part == "\r":  # each line here is erased before another one is written over it
+            live.append(lines[-1])
+            lines[-1] = ""
+        else:
+            lines[-1] += part
+    return lines, live
+
+
+def run_in_terminal(
+    tmp_path: Path,
+    *,
+    columns: int = 100,
+    at_each_step: str = "pass",
+    options: str = "{}",
+    workers: int = 0,
+    **environ: str,
+) -> tuple[int, list[str], list[str], bytes]:
+    script = tmp_path / "script.py"
+    text = SCRIPT.replace("OPTIONS", options).replace("AT_EACH_STEP", at_each_step).replace("WORKERS", str(workers))
+    script.write_text(text)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run"), "TERM": "xterm", "OMP_NUM_THREADS": "1", **environ},
+    )
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            output += chunk
+    except OSError:  # EIO: the other side is closed
+        pass
+    finally:
+        os.close(ours)
+    return process.wait(timeout=30), *screen(output), output
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_printed_and_logged_lines_come_whole_above_the_live_line(
+    columns: int, tmp_path: Path, fork_python: ForkPython
+) -> None:
+    code, lines, live, output = run_in_terminal(tmp_path, columns=columns, workers=1)
+    assert code == 0, lines
+    shown = [line for line in live if line.startswith("epoch ")]
+    assert any("step 7/32" in line or "step 10/32" in line or "step 20/32" in line for line in shown), shown
+    assert max(map(len, shown)) < columns
+    assert [line for line in lines if "own line" in line or "half" in line or "the end" in line] == [
+        "the script's own line",
+        "half and half",
+        "the end",
+    ]
+    metric_lines = [line for line in lines if "smddp.metrics.lines: step=" in line]
+    assert len(metric_lines) == 8
+    assert all(" samples_per_second=" in line for line in metric_lines)
+    assert not any("epoch " in line and "step " in line for line in lines), "a live line was left"
+    assert b"\x1b[?25l" not in output  # the cursor is never hidden
+
+
+@pytest.mark.parametrize(
+    ("at_each_step", "code", "last"),
+    [
+        ("if trainer.steps == 12: raise ZeroDivisionError('as wanted')", 1, "ZeroDivisionError: as wanted"),
+        ("if trainer.steps == 12: os.kill(os.getpid(), signal.SIGTERM)", 75, "exit code 75"),
+        ("if trainer.steps == 12: os.kill(os.getpid(), signal.SIGINT)", 130, ""),
+    ],
+)
+def test_the_terminal_is_left_clean_however_the_run_ends(
+    at_each_step: str, code: int, last: str, tmp_path: Path, fork_python: ForkPython
+) -> None:
+    ended, lines, live, _ = run_in_terminal(tmp_path, at_each_step=at_each_step)
+    assert ended == code, lines
+    assert any("step " in line for line in live)
+    assert not any(line.startswith("epoch ") for line in lines)
+    assert any(last in line for line in lines)
+
+
+@pytest.mark.parametrize("how", [{"options": "dict(progress=False)"}, {"SMDDP_PROGRESS": "0"}, {"TERM": "dumb"}])
+def test_it_can_be_turned_off(how: dict[str, str], tmp_path: Path, fork_python: ForkPython) -> None:
+    code, lines, live, _ = run_in_terminal(tmp_path, **how)  # type: ignore[arg-type]
+    assert code == 0
+    assert not any("step " in line for line in live)
+    assert "the end" in lines
