@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
     from smddp.metrics import RunningMean as RunningMean
+    from smddp.metrics import StepTimer as StepTimer
     from smddp.process.preemption import Stopped as Stopped
     from smddp.training import CheckpointPolicy as CheckpointPolicy
     from smddp.training import EarlyStopping as EarlyStopping
@@ -46,6 +47,7 @@ _HOMES = {
     "Retention": "smddp.checkpoint",
     "RunningMean": "smddp.metrics",
     "ShardedDataset": "smddp.data.shards",
+    "StepTimer": "smddp.metrics",
     "Stopped": "smddp.process.preemption",
     "Trainer": "smddp.training",
     "fingerprint": "smddp.data.fingerprint",

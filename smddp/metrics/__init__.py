@@ -1,6 +1,18 @@
 """What a run tells of itself: metric lines, running means, where a step's time goes, trackers, and a live line."""
 
 from smddp.metrics.running_mean import RunningMean
+from smddp.metrics.step_timer import StepTimer
 from smddp.metrics.tracking import CsvFile, JsonLines, MLflow, Status, TensorBoard, TrackedRun, Tracker, WandB
 
-__all__ = ["CsvFile", "JsonLines", "MLflow", "RunningMean", "Status", "TensorBoard", "TrackedRun", "Tracker", "WandB"]
+__all__ = [
+    "CsvFile",
+    "JsonLines",
+    "MLflow",
+    "RunningMean",
+    "Status",
+    "StepTimer",
+    "TensorBoard",
+    "TrackedRun",
+    "Tracker",
+    "WandB",
+]

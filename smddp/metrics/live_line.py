@@ -29,7 +29,7 @@ class LiveRun:
     newest_checkpoint: Callable[[], int | None]
     """The step of the newest durable checkpoint of this process."""
     memory: Callable[[], int]
-    """Bytes in use."""
+    """The most bytes that were in use."""
     total: int | None = None
     """The step at which the run ends, if it is known."""
     samples_a_step: int | None = None

@@ -1,16 +1,19 @@
-"""How much memory a rank uses."""
+"""How much memory a rank has used."""
 
 from __future__ import annotations
 
-import os
+import re
 from pathlib import Path
 
 import torch
 
+_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
-def memory_in_use(device: torch.device) -> int:
-    """Returns bytes: the most that tensors took of a GPU at once so far, or what the process has in memory on a CPU."""
+
+def peak_memory(device: torch.device) -> int:
+    """Returns bytes: the most that tensors took of a GPU at once so far, or that the process had in memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return resident_pages * os.sysconf("SC_PAGE_SIZE")
+    found = _PEAK.search(Path("/proc/self/status").read_text(encoding="ascii"))
+    assert found is not None
+    return int(found[1]) * 1024

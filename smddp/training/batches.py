@@ -48,6 +48,8 @@ class Loop:
     """Whether the loop counts steps; then the data's next epoch has begun."""
     begin_evaluation: Callable[[], Callable[[], None]]
     """Saves if an evaluation may last long; what it returns is to be called at the evaluation's end."""
+    timed: Callable[[Iterable[Any]], Iterable[Any]] = iter
+    """Gives the batches to train on, and may measure how long they are waited for."""
 
 
 class BatchStreams:
@@ -143,7 +145,7 @@ class BatchStreams:
         """The batches of the training loader, whose place is kept."""
         self._given = 0
         try:
-            for batch in self._moved(loader):
+            for batch in self._loop.timed(self._moved(loader)):
                 self._given += 1
                 self._is_settled = self._has_stepped = False
                 self.in_step = True
@@ -178,7 +180,7 @@ class BatchStreams:
     def _foreign(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of a loader that the user made. Its last optimizer step may have fewer micro-batches."""
         try:
-            for batch in self._moved(loader):
+            for batch in self._loop.timed(self._moved(loader)):
                 self.in_step = True
                 yield batch
                 self._loop.look()

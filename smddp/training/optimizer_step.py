@@ -25,6 +25,9 @@ class Steppable(Protocol):
         """Go on by one."""
 
 
+from smddp.metrics import StepTimer
+
+
 class OptimizerStep:
     """The optimizers with what belongs around their step.
 
@@ -37,6 +40,7 @@ class OptimizerStep:
         clip_value: The largest absolute value of an element of a gradient, or None.
         guard: Says whether a step is to be taken with the gradients that there are, or dropped.
         tells_applied: Whether ``applied`` is asked for, which may cost a wait for the GPU where there is a scaler.
+        timer: Is told where backward and step end.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class OptimizerStep:
         clip_value: float | None = None,
         guard: NonfiniteGuard | None = None,
         tells_applied: bool = False,
+        timer: StepTimer | None = None,
     ) -> None:
+        self._timer = timer
         self.applied = False
         """Whether the last step was really taken, and neither skipped by the scaler nor dropped by the guard."""
         self._optimizers = tuple(optimizers)
@@ -123,6 +129,8 @@ class OptimizerStep:
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._timer is not None:
+            self._timer.mark("backward")
         self._micro_batch += 1
         if self._micro_batch < self._accumulate:
             return False
@@ -150,6 +158,8 @@ class OptimizerStep:
             for scheduler in self._schedulers:
                 scheduler.step()
         self._clear_gradients()
+        if self._timer is not None:
+            self._timer.mark("optimizer")
 
     def _correct_gradients(self, micro_batches: int) -> None:
         """Makes the gradient that of the mean over all items of the step, or over the micro-batches that it has."""

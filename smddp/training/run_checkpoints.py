@@ -13,6 +13,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -96,10 +97,17 @@ class RunCheckpoints:
         membership: The ranks.
         policy: When to save.
         before_save: Called on all ranks before each save; it raises if nothing should be saved.
+        stall: Entered for as long as a save holds training up.
     """
 
     def __init__(
-        self, job: Job, membership: Membership, policy: CheckpointPolicy, *, before_save: Callable[[], None]
+        self,
+        job: Job,
+        membership: Membership,
+        policy: CheckpointPolicy,
+        *,
+        before_save: Callable[[], None],
+        stall: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.progress = Progress()
         self._job = job
@@ -119,6 +127,7 @@ class RunCheckpoints:
         self._told_of_metrics = False
         self._last_due = 0  # how many checkpoints ``every`` has asked for
         self._before_save = before_save
+        self._stall = stall
         self._evaluation_began: float | None = None
         self._evaluation_seconds = math.inf  # of the last one; the first may take any time
         self.on_begin: Callable[[RunSaves], None] | None = None
@@ -267,8 +276,9 @@ class RunCheckpoints:
         saves = self._saves
         if saves is None or (saves.has(self._moment) and not again):
             return
-        self._check()
-        saves.save(self._moment, position=self._position, metrics=self._metrics_now)
+        with self._stall():
+            self._check()
+            saves.save(self._moment, position=self._position, metrics=self._metrics_now)
         self._is_cold = False
         self._agreement.saved()
 

@@ -17,7 +17,7 @@ import torch
 from smddp.job import Job
 from smddp.metrics.lines import report
 from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
-from smddp.metrics.memory import memory_in_use
+from smddp.metrics.memory import peak_memory
 from smddp.metrics.terminal_line import TerminalLine
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.training.run_checkpoints import Progress
@@ -65,7 +65,7 @@ class RunView:
                 steps=lambda: progress.steps,
                 epoch=lambda: progress.epoch,
                 newest_checkpoint=self._newest_checkpoint,
-                memory=partial(memory_in_use, device),
+                memory=partial(peak_memory, device),
             )
 
     def begin(self, saves: RunSaves) -> None:

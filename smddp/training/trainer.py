@@ -21,6 +21,8 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -49,9 +51,11 @@ from smddp.distributed import (
 )
 from smddp.job import Job
 from smddp.job.saved_model import write_model
-from smddp.metrics import RunningMean
+from smddp.metrics import RunningMean, StepTimer
 from smddp.metrics.lines import StepRate
+from smddp.metrics.memory import peak_memory
 from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
+from smddp.metrics.step_flops import StepFlops
 from smddp.metrics.tracking import Tracker
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
@@ -122,6 +126,7 @@ class Trainer:
         ddp: DDPOptions = _DEFAULT_DDP,
         trackers: Sequence[Tracker] = (),
         progress: bool = True,
+        timing: bool = False,
     ) -> None:
         """Prepares the model; joins the process group if that was not done yet.
 
@@ -156,6 +161,9 @@ class Trainer:
                 ``metrics.jsonl`` in the job's output data directory.
             progress: Whether rank 0 shows a live line where stderr is a terminal: how far, how fast, until when.
                 ``SMDDP_PROGRESS=0`` turns it off, too.
+            timing: Whether metric lines tell where the time went since the last one (``time_data``, ``time_forward``,
+                ``time_backward``, ``time_optimizer``, ``time_checkpoint``, ``time_other``: shares of rank 0's time),
+                the peak memory, and the operations a second; see `smddp.StepTimer`.
 
         Raises:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
@@ -184,6 +192,10 @@ class Trainer:
         self.model: nn.Module = numbers.wrap(model)
         self._replica: Replica | None = None
         scaler = numbers.scaler()
+        self._timer: StepTimer | None = None
+        if timing:
+            flops = StepFlops(model, self.device, numbers.dtype, speaks=self._cluster.is_main)
+            self._timer = StepTimer(self.device, flops=flops)
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
         self._stops_on_nonfinite = on_nonfinite == "stop"
         self._optimizer_step = step = OptimizerStep(
@@ -195,6 +207,7 @@ class Trainer:
             clip_value=clip_value,
             guard=None if on_nonfinite is None else self._guard(on_nonfinite, has_scaler=scaler is not None),
             tells_applied=ema is not None,
+            timer=self._timer,
         )
         if self._cluster.world_size > 1:
             accumulates = None if accumulate == 1 else lambda: step.accumulates
@@ -217,7 +230,10 @@ class Trainer:
             self._per_rank["powersgd"] = hook or PowerSGD(ddp, self._membership)
         self._loss = StepLoss(self._membership, self.module)
         self._items = ItemWeights(self._membership, self.device, accumulate)
-        self._run_checkpoints = RunCheckpoints(self._job, self._membership, checkpoints, before_save=self._before_save)
+        stall = nullcontext if self._timer is None else partial(self._timer.phase, "checkpoint")
+        self._run_checkpoints = RunCheckpoints(
+            self._job, self._membership, checkpoints, before_save=self._before_save, stall=stall
+        )
         self._progress = self._run_checkpoints.progress
         self._view = RunView(self._job, self._progress, trackers, device=self.device, name=name, live=progress)
         if self.is_main:
@@ -237,6 +253,7 @@ class Trainer:
                 look=self._look,
                 next_epoch=self._next_epoch,
                 begin_evaluation=self._begin_evaluation,
+                timed=iter if self._timer is None else self._timer.batches,
             ),
             device=self.device,
             accumulate=accumulate,
@@ -512,6 +529,8 @@ class Trainer:
                 the gradients are not, and ``on_nonfinite`` is to stop or to raise.
             Stopped, CheckpointError: As ``epochs`` does.
         """
+        if self._timer is not None:
+            self._timer.mark("forward")
         order, optimizer_step, replica = self._loaders.order, self._optimizer_step, self._replica
         self._streams.check_step()
         if replica is not None and not replica.averages and not optimizer_step.accumulates:
@@ -729,13 +748,16 @@ class Trainer:
 
     def _report(self) -> None:
         step, loss = self._progress.steps, self._loss.mean(self._items.loss_factor)
+        timing = (
+            {} if self._timer is None else self._timer.lap() | {"peak_memory_gib": peak_memory(self.device) / 2**30}
+        )
         if self.is_main:
             metrics = {"loss": loss, "lr": self._optimizer_step.learning_rate}
             if (norm := self._optimizer_step.gradient_norm()) is not None:
                 metrics["grad_norm"] = norm
             if (order := self._loaders.order) is not None:
                 metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
-            self._view.show(metrics)
+            self._view.show(metrics | timing)
         self._loss.check_finite(step, loss)
 
     def _look(self) -> None:

@@ -11,7 +11,9 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
+        "smddp.metrics.peak_flops",
         "smddp.metrics.running_mean",
+        "smddp.metrics.tracking.tracker",
         "smddp.training.auto_interval",
         "smddp.training.checkpoint_policy",
         "smddp.training.precision",

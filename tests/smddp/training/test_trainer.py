@@ -260,6 +260,37 @@ def test_a_metric_line_has_the_norm_that_clipping_measured(job: Job, caplog: pyt
     assert "grad_norm=30" in caplog.text
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_timing_tells_where_the_time_went_and_changes_no_bit(
+    accumulate: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="smddp.metrics.lines")
+    policy = CheckpointPolicy(every=2)
+    runs = []
+    for timing in (False, True):
+        job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / str(timing))})
+        run = Run(job, log_every=5, accumulate=accumulate, timing=timing, checkpoints=policy)
+        run.train(epochs=2)
+        runs.append(run)
+    assert torch.equal(runs[0].weights(), runs[1].weights())
+    lines = [
+        dict(pair.split("=") for pair in record.getMessage().split())
+        for record in caplog.records
+        if record.name == "smddp.metrics.lines"
+    ]
+    assert not any(name.startswith("time_") for line in lines[:2] for name in line)
+    for line in lines[2:]:
+        shares = {name: float(value) for name, value in line.items() if name.startswith("time_")}
+        assert shares.keys() == {
+            f"time_{phase}" for phase in ("data", "forward", "backward", "optimizer", "checkpoint", "other")
+        }
+        assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+        assert min(shares.values()) > 0
+        assert float(line["tflops"]) > 0
+        assert "mfu" not in line  # no CPU's peak is known
+        assert 0.01 < float(line["peak_memory_gib"]) < 100
+
+
 def manifests(job: Job) -> dict[int, Manifest]:
     """All checkpoints, each of which must be whole."""
     found = list_checkpoints(job.checkpoint_dir)
