@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from estimators import source_code
-from estimators.checks import parameters
+from estimators import metric_lines, source_code
+from estimators.checks import aws_limits, parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
@@ -84,7 +84,9 @@ class Estimator:
             max_wait: Seconds that a spot job may take, waiting included; at least `max_run`.
             checkpoint_s3_uri: The S3 prefix where /opt/ml/checkpoints is kept, during the job and for the next.
             sagemaker_session: Where to send the job; by default to AWS, as boto3 is configured.
-            **others: Every other parameter of ``sagemaker.pytorch.PyTorch``, with the same name and meaning.
+            **others: Every other parameter of ``sagemaker.pytorch.PyTorch``, with the same name and meaning. Without
+                ``metric_definitions``, a script that imports smddp gets those of the lines that it prints; ``[]`` is
+                none.
 
         Raises:
             EstimatorError: A parameter is unknown, or can't be put into a request at all.
@@ -204,12 +206,22 @@ class Estimator:
     def _build(self, arguments: Mapping[str, Any], session: Session) -> PyTorch:
         from estimators.sdk import v2
 
+        if "metric_definitions" not in arguments and not parameters.is_local_mode(arguments):
+            arguments = {**arguments, **self._metric_definitions()}
         if chooses_image_by_version(arguments):
             framework, _refusal = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
             arguments = {**arguments, **framework.arguments}
             if not {"framework_version", "py_version"} <= self.arguments.keys():
                 logger.info("using PyTorch %s on %s, the newest that fits", framework.version, framework.py_version)
         return v2.pytorch(arguments, session)
+
+    def _metric_definitions(self) -> dict[str, Any]:
+        """Those of the lines that smddp prints, for a script that uses it."""
+        source = source_code.SourceCode.of(self.arguments)
+        if not source.is_local or not source_code.imports_package(source):
+            return {}
+        most = aws_limits.most("metric_definitions")
+        return {"metric_definitions": metric_lines.definitions(source.script, most=most)}
 
 
 def _check_names(names: Mapping[str, Any]) -> None:

@@ -87,6 +87,11 @@ def _problems(parameter: str, shape: Any, value: Any) -> Iterator[Problem]:
         yield (error if violation.certain else warning)(parameter, found, violation.allowed)
 
 
+def most(parameter: str) -> int:
+    """How many items the API takes in a parameter that is a list."""
+    return int(_field(FIELDS[parameter]).metadata["max"])
+
+
 def compile_pattern(pattern: str) -> re.Pattern[str] | None:
     r"""A pattern for AWS's (Java's) regular expressions in Python; None if it uses what Python lacks, as ``\p{L}``.
 

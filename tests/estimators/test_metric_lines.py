@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimators import Estimator
+from estimators.checks import aws_limits
+from estimators.metric_lines import definitions
+from smddp.metrics.lines import metrics_line
+from tests.estimators.conftest import ROLE
+
+SCRIPT = """
+import smddp
+def main(job):
+    trainer = smddp.Trainer(job, model, optimizer)
+    trainer.log(reduce="mean", accuracy=0.5, val_loss=1e-7, **others)
+    math.log(2)
+smddp.run(main)
+"""
+OF_EVERY_TRAINER = ["loss", "lr", "samples_per_second", "step", "epoch", "grad_norm"]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def to(text: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return path
+
+    return to
+
+
+def names(found: list[dict[str, str]]) -> list[str]:
+    return [definition["Name"] for definition in found]
+
+
+def test_the_names_are_the_trainers_and_those_that_the_script_logs(write: Callable[[str], Path]) -> None:
+    assert names(definitions(write(SCRIPT), most=40)) == [*OF_EVERY_TRAINER, "accuracy", "val_loss"]
+
+
+def test_timing_has_its_own(write: Callable[[str], Path]) -> None:
+    found = names(definitions(write(SCRIPT.replace("optimizer)", "optimizer, timing=True)")), most=40))
+    assert {"time_data", "time_other", "mfu", "peak_memory_gib"} <= set(found)
+
+
+@pytest.mark.parametrize("value", [0.1234, -3.5, 1e-7, 3.2e38, 12345.6, 7])
+def test_each_finds_its_number_in_a_line_and_no_other(value: float, write: Callable[[str], Path]) -> None:
+    line = "2026-01-01 [rank 0] INFO smddp.metrics.lines: " + metrics_line(
+        12, 3, {"val_loss": -1, "loss": value, "accuracy": 9.5}
+    )
+    found = {
+        each["Name"]: [float(number) for number in re.findall(each["Regex"], line)]
+        for each in definitions(write(SCRIPT), most=40)
+    }
+    assert {name: numbers for name, numbers in found.items() if numbers} == {
+        "step": [12],
+        "epoch": [3],
+        "loss": [pytest.approx(value, rel=1e-3)],
+        "val_loss": [-1],
+        "accuracy": [9.5],
+    }
+
+
+def test_they_are_within_the_limits_of_aws(write: Callable[[str], Path]) -> None:
+    many = ", ".join(f"{'m' * 200}{number}=1" for number in range(60))
+    found = definitions(write(f"import smddp\ntrainer.log({many})"), most=aws_limits.most("metric_definitions"))
+    assert len(found) == 40
+    assert list(aws_limits.check("metric_definitions", found)) == []
+
+
+@pytest.mark.usefixtures("telemetry")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, [*OF_EVERY_TRAINER, "accuracy", "val_loss"]),
+        ({"metric_definitions": []}, []),
+        ({"metric_definitions": [{"Name": "mine", "Regex": "mine=(.*)"}]}, ["mine"]),
+    ],
+)
+def test_the_request_has_them_unless_the_user_gives_others(
+    given: dict[str, Any],
+    expected: list[str],
+    write: Callable[[str], Path],
+    sagemaker_session: Any,
+    requests: list[dict[str, Any]],
+) -> None:
+    Estimator(
+        entry_point=str(write(SCRIPT)),
+        role=ROLE,
+        instance_type="ml.g5.xlarge",
+        framework_version="2.8.0",
+        py_version="py312",
+        sagemaker_session=sagemaker_session,
+        **given,
+    ).fit(wait=False)
+    assert names(requests[-1]["AlgorithmSpecification"].get("MetricDefinitions", [])) == expected
