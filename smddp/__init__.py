@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
+    from smddp.metrics import Profile as Profile
     from smddp.metrics import RunningMean as RunningMean
     from smddp.metrics import StepTimer as StepTimer
     from smddp.process.preemption import Stopped as Stopped
@@ -44,6 +45,7 @@ _HOMES = {
     "Job": "smddp.job",
     "PipeDataset": "smddp.data.pipes",
     "Precision": "smddp.training",
+    "Profile": "smddp.metrics",
     "Retention": "smddp.checkpoint",
     "RunningMean": "smddp.metrics",
     "ShardedDataset": "smddp.data.shards",

@@ -1,5 +1,6 @@
 """What a run tells of itself: metric lines, running means, where a step's time goes, trackers, and a live line."""
 
+from smddp.metrics.profile import Profile
 from smddp.metrics.running_mean import RunningMean
 from smddp.metrics.step_timer import StepTimer
 from smddp.metrics.tracking import CsvFile, JsonLines, MLflow, Status, TensorBoard, TrackedRun, Tracker, WandB
@@ -8,6 +9,7 @@ __all__ = [
     "CsvFile",
     "JsonLines",
     "MLflow",
+    "Profile",
     "RunningMean",
     "Status",
     "StepTimer",

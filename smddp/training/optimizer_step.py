@@ -15,6 +15,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
+from smddp.metrics import StepTimer
 from smddp.training.nonfinite import NonfiniteGuard
 
 
@@ -23,9 +24,6 @@ class Steppable(Protocol):
 
     def step(self) -> None:
         """Go on by one."""
-
-
-from smddp.metrics import StepTimer
 
 
 class OptimizerStep:

@@ -51,9 +51,10 @@ from smddp.distributed import (
 )
 from smddp.job import Job
 from smddp.job.saved_model import write_model
-from smddp.metrics import RunningMean, StepTimer
+from smddp.metrics import Profile, RunningMean, StepTimer
 from smddp.metrics.lines import StepRate
 from smddp.metrics.memory import peak_memory
+from smddp.metrics.profile import StepProfiler
 from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
 from smddp.metrics.step_flops import StepFlops
 from smddp.metrics.tracking import Tracker
@@ -127,6 +128,7 @@ class Trainer:
         trackers: Sequence[Tracker] = (),
         progress: bool = True,
         timing: bool = False,
+        profile: Profile | None = None,
     ) -> None:
         """Prepares the model; joins the process group if that was not done yet.
 
@@ -164,6 +166,7 @@ class Trainer:
             timing: Whether metric lines tell where the time went since the last one (``time_data``, ``time_forward``,
                 ``time_backward``, ``time_optimizer``, ``time_checkpoint``, ``time_other``: shares of rank 0's time),
                 the peak memory, and the operations a second; see `smddp.StepTimer`.
+            profile: Which steps to record by torch.profiler, for Perfetto; see `smddp.Profile`.
 
         Raises:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
@@ -260,6 +263,10 @@ class Trainer:
             world_size=self._cluster.world_size,
         )
 
+        self._profiler: StepProfiler | None = None
+        if profile is not None and (self.is_main or profile.every_rank):
+            directory = self._job.output_data_dir / (name or "") / "profile"
+            self._profiler = StepProfiler(profile, directory, rank=self._cluster.rank)
         self._rate = StepRate()
         self._log_every = log_every
         self._next_look: float = 1
@@ -421,7 +428,7 @@ class Trainer:
             self._run_checkpoints.save(again=progress.finished)
             self._between_steps()
         self._limit(None)
-        self._view.rest()
+        self._rest()
         self._run_checkpoints.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
@@ -454,7 +461,7 @@ class Trainer:
             self._look()
         self._run_checkpoints.save(again=self._progress.finished and not was_finished)
         self._between_steps()
-        self._view.rest()
+        self._rest()
         self._run_checkpoints.finish()
 
     def finish_if(self, condition: bool) -> bool:
@@ -564,6 +571,8 @@ class Trainer:
         self._streams.count_step()
         progress = self._progress
         progress.steps += 1
+        if self._profiler is not None:
+            self._profiler.after_step(progress.steps)
         if progress.steps % self._log_every == 0:
             self._report()
         if not self._streams.in_step:  # else once the loop is done with the batch
@@ -650,6 +659,8 @@ class Trainer:
     def _begin(self) -> None:
         if not self._run_checkpoints.has_started:
             self.resume()
+            if self._profiler is not None:
+                self._profiler.after_step(self.steps)
 
     def _leave_to_another(self) -> tuple[Mapping[str, Stateful], Mapping[str, Stateful]]:
         """Leaves checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""
@@ -696,6 +707,11 @@ class Trainer:
             left = (epochs - self._progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
             steps = int(min(self._progress.steps + max(left, 0), self._last_step))
         self._view.aim(steps, None if order is None else order.global_batch)
+
+    def _rest(self) -> None:
+        self._view.rest()
+        if self._profiler is not None:
+            self._profiler.stop()
 
     def _next_epoch(self) -> bool:
         if self._counts_steps:

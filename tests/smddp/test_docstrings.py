@@ -12,6 +12,7 @@ import pytest
     "module",
     [
         "smddp.metrics.peak_flops",
+        "smddp.metrics.profile",
         "smddp.metrics.running_mean",
         "smddp.metrics.tracking.tracker",
         "smddp.training.auto_interval",
