@@ -93,12 +93,16 @@ class LiveLine:
 
 def shown_on_terminal(line: LiveLine) -> TerminalLine | None:
     """Shows the line where a person watches stderr; None elsewhere, where the plain lines of the log suffice."""
-    stream = sys.stderr
-    watched = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-    if not watched or os.environ.get(PROGRESS_VARIABLE) == "0":
+    if not is_watched():
         return None
-    shown = TerminalLine(line.text, stream)
+    shown = TerminalLine(line.text, sys.stderr)
     return shown if shown.start() else None
+
+
+def is_watched() -> bool:
+    """Whether stderr is a terminal that can show a live line, and nobody has turned it off."""
+    on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return on_terminal and os.environ.get(PROGRESS_VARIABLE) != "0"
 
 
 def _fitting(parts: list[tuple[int, str]], columns: int) -> str:

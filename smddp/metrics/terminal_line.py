@@ -7,11 +7,12 @@ width, and its lock can be held in a forked worker.) What the script prints, and
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TextIO
 
@@ -105,36 +106,78 @@ class TerminalLine:
 
     def _redirect(self) -> None:
         """Lets the script's own lines come above this one."""
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            if _is_terminal(stream):
-                setattr(sys, name, _Above(self, stream))
-                self._restore.append(partial(setattr, sys, name, stream))
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and _is_terminal(handler.stream):
-                self._restore.append(partial(handler.setStream, handler.stream))
-                handler.setStream(_Above(self, handler.stream))
+        self._restore = _replace_streams(lambda stream: _Above(self, stream))
 
 
-class _Above:
-    """A stream of the terminal, for those who need not know of the line."""
+class _Substitute:
+    """A stream of the terminal, for those who need not know that there is a live line."""
 
-    def __init__(self, line: TerminalLine, stream: TextIO) -> None:
-        self._line = line
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._line.write_above(self._stream, text)
+        raise NotImplementedError
 
-    def writelines(self, lines: list[str]) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
+class _Above(_Substitute):
+    """What is written comes above the line of this process."""
+
+    def __init__(self, line: TerminalLine, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._line = line
+
+    def write(self, text: str) -> int:
+        return self._line.write_above(self._stream, text)
+
+
+class _WholeLines(_Substitute):
+    """What is written covers the line of another process, which does not know of it: so it comes in whole lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._kept = ""
+        atexit.register(self._write_rest)
+
+    def write(self, text: str) -> int:
+        with _lock:
+            lines, end, self._kept = (self._kept + text).rpartition("\n")
+            if end:
+                self._stream.write(f"{_ERASE}{lines}\n")
+                self._stream.flush()
+        return len(text)
+
+    def _write_rest(self) -> None:
+        self._stream.write(self._kept)
+
+
+def make_room_for_other_process() -> None:
+    """Lets what this process writes to its terminal leave a live line alone that another one shows there."""
+    _replace_streams(_WholeLines)
+
+
+def _replace_streams(substitute: Callable[[TextIO], Any]) -> list[Callable[[], None]]:
+    """Puts a substitute in the place of each stream to the terminal; returns what puts the streams back."""
+    restore: list[Callable[[], None]] = []
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if _is_terminal(stream):
+            setattr(sys, name, substitute(stream))
+            restore.append(partial(setattr, sys, name, stream))
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and _is_terminal(handler.stream):
+            restore.append(partial(handler.setStream, handler.stream))
+            handler.setStream(substitute(handler.stream))
+    return restore
+
+
 def _is_terminal(stream: Any) -> bool:
-    return not isinstance(stream, _Above) and stream is not None and stream.isatty()
+    return stream is not None and not isinstance(stream, _Substitute) and stream.isatty()
 
 
 def _leave_to_parent() -> None:

@@ -16,9 +16,9 @@ import torch
 
 from smddp.job import Job
 from smddp.metrics.lines import report
-from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
+from smddp.metrics.live_line import LiveLine, LiveRun, is_watched, shown_on_terminal
 from smddp.metrics.memory import peak_memory
-from smddp.metrics.terminal_line import TerminalLine
+from smddp.metrics.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.training.run_checkpoints import Progress
 from smddp.training.run_saves import RunSaves, end_with_run
@@ -77,6 +77,11 @@ class RunView:
         if not end_with_run(self):
             weakref.finalize(self, self._ending.end, "finished")
         self._show_line()
+
+    def begin_beside_main(self, saves: RunSaves) -> None:  # noqa: ARG002
+        """On another rank than 0: leaves alone what rank 0 may show on the same terminal."""
+        if self._live is not None and is_watched():
+            make_room_for_other_process()
 
     def aim(self, total: int | None, samples_a_step: int | None) -> None:
         """Begins a loop.

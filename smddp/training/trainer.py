@@ -239,8 +239,7 @@ class Trainer:
         )
         self._progress = self._run_checkpoints.progress
         self._view = RunView(self._job, self._progress, trackers, device=self.device, name=name, live=progress)
-        if self.is_main:
-            self._run_checkpoints.on_begin = self._begin_views
+        self._run_checkpoints.on_begin = self._begin_views if self.is_main else self._view.begin_beside_main
         self._is_kept = False
         self._counts_steps = False
 

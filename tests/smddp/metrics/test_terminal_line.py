@@ -64,6 +64,7 @@ def run_in_terminal(
     at_each_step: str = "pass",
     options: str = "{}",
     workers: int = 0,
+    launcher: tuple[str, ...] = (),
     **environ: str,
 ) -> tuple[int, list[str], list[str], bytes]:
     script = tmp_path / "script.py"
@@ -72,7 +73,7 @@ def run_in_terminal(
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, *launcher, str(script)],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
@@ -135,3 +136,14 @@ def test_it_can_be_turned_off(how: dict[str, str], tmp_path: Path, fork_python: 
     assert code == 0
     assert not any("step " in line for line in live)
     assert "the end" in lines
+
+
+def test_lines_of_another_rank_come_whole_too(tmp_path: Path, fork_python: ForkPython) -> None:
+    at_each_step = "if job.cluster.rank == 1: print('rank 1', 'at step', trainer.steps)"
+    code, lines, live, _ = run_in_terminal(
+        tmp_path, at_each_step=at_each_step, launcher=("-m", "smddp.cli", "run", "--processes-per-node", "2")
+    )
+    assert code == 0, lines
+    assert any(line.startswith("epoch ") for line in live)
+    told = [line for line in lines if "rank 1 at step" in line]
+    assert told == [f"rank 1 at step {step}" for step in range(1, 33)]
