@@ -417,7 +417,9 @@ class Trainer:
                     "all %d epochs are in the checkpoint: %s ask for more epochs to go on", count, _NOTHING_LEFT
                 )
             elif self._streams.is_over:
-                logger.warning("all %s steps are in the checkpoint: %s ask for more to go on", max_steps, _NOTHING_LEFT)
+                logger.warning(
+                    "all %s steps are in the checkpoint: %s ask for more steps to go on", max_steps, _NOTHING_LEFT
+                )
         self._aim(epochs=count)
         while progress.epoch < count and not self._streams.is_over:
             self._rate.restart(progress.steps)

@@ -154,6 +154,7 @@ def by_trainer(case: Case, job: smddp.Job, stop_at: float = math.inf) -> dict[st
         precision=case.precision,
         accumulate=case.accumulate,
         ema=case.ema,
+        on_nonfinite="raise" if case.clip == "norm" else None,  # which takes the norm by itself, and changes no bit
         seed=SEED,
         **clip,
     )
