@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from smddp.metrics.peak_flops import peak_flops
 
@@ -42,6 +41,8 @@ class StepFlops:
         if self._counter is not None:
             self.give_up_micro_batch()  # it had no backward pass
         if not self._is_over:
+            from torch.utils.flop_counter import FlopCounterMode  # takes a seventh of a second
+
             self._counter = FlopCounterMode(display=False)
             self._counter.__enter__()
 

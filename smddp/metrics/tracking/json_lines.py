@@ -49,7 +49,7 @@ class JsonLines(Tracker):
 
     def _write(self, step: int, /, **values: Any) -> None:
         self._last_step = step
-        line = {"step": step, "time": round(time.time(), 3)} | values
+        line = {"step": step, "time": round(time.time(), 3)} | values | {"step": step}  # a metric may be named so
         self._file.write(json.dumps(as_json(line), allow_nan=False))
 
 
