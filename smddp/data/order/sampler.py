@@ -154,7 +154,7 @@ class ElasticSampler:
         Raises:
             ValueError: all steps of the epoch were taken already.
         """
-        if len(self) == 0:
+        if self._consumed >= self._end:
             raise ValueError(
                 f"all {self.steps_per_epoch} steps of epoch {self._epoch} are taken; "
                 f"call start_epoch({self._epoch + 1})"

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from smddp import DDPOptions
+from smddp.distributed import replica
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,15 @@ from smddp import DDPOptions
 def test_what_is_not_possible_is_refused_by_name(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         DDPOptions(**options)
+
+
+def test_batchnorm_is_synchronized_with_the_same_weights_and_names() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.BatchNorm1d(3))).to("meta")
+    weights, names = {id(weight) for weight in model.parameters()}, list(model.state_dict())
+    converted = replica._with_sync_batchnorm(model)
+    assert isinstance(converted[1][0], nn.SyncBatchNorm)  # type: ignore[index]
+    assert {id(weight) for weight in converted.parameters()} == weights
+    assert list(converted.state_dict()) == names
 
 
 HEAD = """

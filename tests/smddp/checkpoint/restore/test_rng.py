@@ -1,0 +1,56 @@
+"""Random numbers of GPUs that are none: generators of the CPU stand for theirs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from smddp.checkpoint.restore import rng
+
+
+@pytest.fixture(autouse=True)
+def _as_they_were() -> Iterator[None]:
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.Generator]:
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(generators))
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [each.get_state() for each in generators])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: generators[device].set_state(state))
+    return generators
+
+
+def drawn(generators: list[torch.Generator]) -> list[float]:
+    return [torch.rand(1, generator=each).item() for each in generators]
+
+
+def test_each_gpu_goes_on_with_its_own_random_numbers(gpus: list[torch.Generator]) -> None:
+    state = rng.capture()
+    expected = drawn(gpus)
+    drawn(gpus)
+    rng.restore([state], rank=0)
+    assert drawn(gpus) == expected
+    assert expected[0] != expected[1]
+
+
+def test_another_number_of_gpus_is_told_and_those_there_are_go_on(
+    gpus: list[torch.Generator], caplog: pytest.LogCaptureFixture
+) -> None:
+    state = rng.capture()
+    expected = drawn(gpus)
+    del gpus[1]
+    rng.restore([state], rank=0)
+    assert drawn(gpus) == expected[:1]
+    assert "the random state of 2 GPUs for rank 0, here are 1" in caplog.text
