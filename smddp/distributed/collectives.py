@@ -35,7 +35,7 @@ def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
 
     Args:
         value: Of any length along its first dimension, which may be 0; a scalar counts as one element. All other
-            dimensions and the type are the same on all ranks.
+            dimensions, the type and the kind of device are the same on all ranks.
         membership: The ranks.
 
     Returns:
@@ -47,10 +47,12 @@ def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     """
     kinds = on_each_rank(lambda: _kind(value), membership)
     if any(kind[1:] != kinds[0][1:] for kind in kinds):
-        found = ", ".join(f"rank {rank} {list(kind.shape)} {kind.dtype}" for rank, kind in enumerate(kinds))
+        found = ", ".join(
+            f"rank {rank} {list(kind.shape)} {kind.dtype} {kind.device}" for rank, kind in enumerate(kinds)
+        )
         raise ValueError(
             f"the ranks' tensors can't be put together ({found}): only their lengths along the first dimension may "
-            "differ; pad or convert them"
+            "differ; pad, convert or move them"
         )
     own = value.detach().reshape(kinds[membership.cluster.rank].shape)
     if membership.store is None:
@@ -120,6 +122,7 @@ class _Kind(NamedTuple):
     length: int
     trailing: tuple[int, ...]
     dtype: str
+    device: str
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,4 +133,4 @@ def _kind(value: Tensor) -> _Kind:
     if not isinstance(value, Tensor):
         raise TypeError(f"{type(value).__name__} is no tensor: gather takes a tensor, torch.tensor(...) makes one")
     length, *trailing = value.shape or (1,)
-    return _Kind(length, tuple(trailing), str(value.dtype))
+    return _Kind(length, tuple(trailing), str(value.dtype), value.device.type)

@@ -44,8 +44,9 @@ def main(job):
     assert torch.equal(trainer.gather(transposed)[3:], torch.arange(6.0).reshape(2, 3).t() + 1)
 
     found = raised(lambda: trainer.gather(torch.zeros(1, 2 + rank)), ValueError)
-    assert "rank 0 [1, 2] torch.float32, rank 1 [1, 3] torch.float32" in found, found
+    assert "rank 0 [1, 2] torch.float32 cpu, rank 1 [1, 3] torch.float32 cpu" in found, found
     raised(lambda: trainer.gather(torch.zeros(1, dtype=torch.int64 if rank else torch.int32)), ValueError)
+    raised(lambda: trainer.gather(torch.zeros(1, device="meta" if rank else "cpu")), ValueError)
     raised(lambda: trainer.gather(torch.zeros(1) if rank else [0.0]), TypeError if rank == 0 else PeerFailedError)
 
     assert trainer.log(reduce="mean", loss=torch.tensor(1.0 + rank), seen=10) == {"loss": 1.5, "seen": 10.0}
