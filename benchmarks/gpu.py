@@ -11,7 +11,6 @@ Without a GPU it says so. ``--device cpu --small`` runs the same code with a tin
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import platform
@@ -33,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
 import smddp
+from smddp.metrics.peak_flops import peak_flops
 
 WARM_UP = 10
 PROFILED_STEPS = 10
@@ -143,15 +143,12 @@ def flops_of_image(settings: Settings) -> float:
 
 
 def peak_of(device: torch.device, precision: Precision) -> float | None:
-    """The peak of the device in operations a second, where smddp has a table that knows it."""
-    if device.type != "cuda" or find_spec("smddp.metrics.peak_flops") is None:
+    """The peak of the device in operations a second, where it is known."""
+    if device.type != "cuda":
         return None
     use_tf32(precision == "tf32")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    peak: float | None = importlib.import_module("smddp.metrics.peak_flops").peak_flops(
-        torch.cuda.get_device_name(device), dtype
-    )
-    return peak
+    return peak_flops(torch.cuda.get_device_name(device), dtype)
 
 
 def checkpoint_stall(settings: Settings) -> tuple[float, float]:
