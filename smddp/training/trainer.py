@@ -705,8 +705,11 @@ class Trainer:
         """Tells the view how many steps this loop will have taken, as far as that is known."""
         order = self._loaders.order
         if order is not None and steps is None:
-            left = (epochs - self._progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
-            steps = int(min(self._progress.steps + max(left, 0), self._last_step))
+            try:
+                left = (epochs - self._progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
+                steps = int(min(self._progress.steps + max(left, 0), self._last_step))
+            except TypeError:  # as len() of what has none: a pipe's end is not known before it comes
+                steps = None
         self._view.aim(steps, None if order is None else order.global_batch)
 
     def _rest(self) -> None:

@@ -497,6 +497,14 @@ def test_shards_are_evaluated_once_each(job: Job, tmp_path: Path) -> None:
     assert [round(float(value) * SAMPLES) for value in seen] == list(range(60))
 
 
+def test_a_loop_over_pipes_begins_though_nobody_knows_its_last_step(job: Job, tmp_path: Path) -> None:
+    model = network()
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    pipes = PipeDataset(Input(name="training", mode="Pipe", path=tmp_path / "training"), format="jsonl")
+    trainer.loader(pipes, batch_size=4)
+    assert next(trainer.epochs(2)) == 0
+
+
 @pytest.mark.parametrize("use", ["loader", "evaluation_loader"])
 def test_pipes_that_cannot_do_it_are_refused(job: Job, tmp_path: Path, use: str) -> None:
     model = network()
