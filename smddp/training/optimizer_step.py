@@ -60,7 +60,8 @@ class OptimizerStep:
         self._optimizers = tuple(optimizers)
         self._schedulers = tuple(schedulers)
         self._scaler = scaler
-        self._accumulate = accumulate
+        self.accumulate = accumulate
+        """Micro-batches a step."""
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._guard = guard
@@ -99,7 +100,7 @@ class OptimizerStep:
     @property
     def accumulates(self) -> bool:
         """Whether the next micro-batch only adds to the gradients, and another one follows before the step."""
-        return self._micro_batch + 1 < self._accumulate
+        return self._micro_batch + 1 < self.accumulate
 
     def restart(self) -> None:
         """Forgets micro-batches of a step that was never finished."""
@@ -120,8 +121,8 @@ class OptimizerStep:
         """
         if self._guard is not None:
             self._guard.add(loss)
-        if self._accumulate > 1:
-            loss = loss / self._accumulate
+        if self.accumulate > 1:
+            loss = loss / self.accumulate
         if isinstance(weight, Tensor) or weight != 1.0:
             loss = loss * weight
         if self._scaler is not None:
@@ -130,7 +131,7 @@ class OptimizerStep:
         if self._timer is not None:
             self._timer.mark("backward")
         self._micro_batch += 1
-        if self._micro_batch < self._accumulate:
+        if self._micro_batch < self.accumulate:
             return False
         self._step()
         return True
@@ -142,7 +143,7 @@ class OptimizerStep:
 
     def _step(self) -> None:
         micro_batches, self._micro_batch = self._micro_batch, 0
-        if self.correction is not None or micro_batches < self._accumulate:
+        if self.correction is not None or micro_batches < self.accumulate:
             self._correct_gradients(micro_batches)
         if self._looks_at_gradients and not self._prepare_gradients():
             self.applied = False
@@ -162,8 +163,8 @@ class OptimizerStep:
     def _correct_gradients(self, micro_batches: int) -> None:
         """Makes the gradient that of the mean over all items of the step, or over the micro-batches that it has."""
         factor: Tensor | float | None = None if self.correction is None else self.correction(micro_batches)
-        if factor is None and micro_batches < self._accumulate:
-            factor = self._accumulate / micro_batches
+        if factor is None and micro_batches < self.accumulate:
+            factor = self.accumulate / micro_batches
         if factor is not None:
             gradients = [weight.grad for weight in self._parameters() if weight.grad is not None]
             torch._foreach_mul_(gradients, factor)

@@ -98,6 +98,11 @@ class RunView:
         """Ends a loop: no live line is shown until the next one."""
         self._ending.hide_line()
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank is the one that shows anything."""
+        return self._job.cluster.is_main
+
     def show(self, metrics: Mapping[str, float]) -> None:
         """Shows what was measured at this step."""
         progress = self._progress

@@ -42,7 +42,6 @@ from smddp.data.order.partition import Tail
 from smddp.distributed import (
     DDPOptions,
     PowerSGD,
-    Replica,
     current_membership,
     gather_over_ranks,
     join,
@@ -52,8 +51,6 @@ from smddp.distributed import (
 from smddp.job import Job
 from smddp.job.saved_model import write_model
 from smddp.metrics import Profile, RunningMean, StepTimer
-from smddp.metrics.lines import StepRate
-from smddp.metrics.memory import peak_memory
 from smddp.metrics.profile import StepProfiler
 from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
 from smddp.metrics.step_flops import StepFlops
@@ -63,7 +60,6 @@ from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.compile_time import log_compile_time
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
-from smddp.training.item_weights import ItemWeights
 from smddp.training.model_checks import (
     check_clipping,
     check_optimizers,
@@ -71,6 +67,7 @@ from smddp.training.model_checks import (
     check_sharded_optimizers,
     underlying_module,
 )
+from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName, without_precision
@@ -78,7 +75,7 @@ from smddp.training.run_checkpoints import RunCheckpoints
 from smddp.training.run_saves import RunSaves
 from smddp.training.run_view import RunView
 from smddp.training.state_parts import LoaderState, state_parts, with_parts_of_kept
-from smddp.training.step_loss import StepLoss
+from smddp.training.step_report import StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -192,16 +189,14 @@ class Trainer:
         if model is not self.module and self._cluster.is_main:
             log_compile_time(model, optimizers[0])
         numbers = Precision(precision, self.device)
-        self.model: nn.Module = numbers.wrap(model)
-        self._replica: Replica | None = None
-        scaler = numbers.scaler()
+        wrapped, scaler = numbers.wrap(model), numbers.scaler()
         self._timer: StepTimer | None = None
         if timing:
             flops = StepFlops(model, self.device, numbers.dtype, speaks=self._cluster.is_main)
             self._timer = StepTimer(self.device, flops=flops)
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
         self._stops_on_nonfinite = on_nonfinite == "stop"
-        self._optimizer_step = step = OptimizerStep(
+        step = OptimizerStep(
             optimizers,
             schedulers=schedulers if self._epoch_schedules is None else [self._epoch_schedules],
             scaler=scaler,
@@ -212,13 +207,13 @@ class Trainer:
             tells_applied=ema is not None,
             timer=self._timer,
         )
-        if self._cluster.world_size > 1:
-            accumulates = None if accumulate == 1 else lambda: step.accumulates
-            self.model = self._replica = Replica(self.model, self._membership, accumulates=accumulates, options=ddp)
-
-        self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
-        self.ema: nn.Module | None = None if self._average is None else numbers.wrap(self._average.module).eval()
-        own: dict[str, Stateful | None] = {"ema": self._average, "epoch_schedules": self._epoch_schedules}
+        average = None if ema is None else ExponentialMovingAverage(self.module, ema)
+        self.ema: nn.Module | None = None if average is None else numbers.wrap(average.module).eval()
+        self._model_step = ModelStep(
+            *(self.module, wrapped, step, self._membership), device=self.device, average=average, options=ddp
+        )
+        self.model = self._model_step.model
+        own: dict[str, Stateful | None] = {"ema": average, "epoch_schedules": self._epoch_schedules}
         self._kept = [part for part in (state or {}).values() if isinstance(part, Trainer)]
         extra, self._per_rank = with_parts_of_kept(state or {}, Trainer, Trainer._leave_to_another)
         self._state = state_parts(
@@ -229,10 +224,7 @@ class Trainer:
         )
         self._running_means = [part for part in (state or {}).values() if isinstance(part, RunningMean)]
         if ddp.comm_hook == "powersgd":  # on one rank too, from whose checkpoint several can go on
-            hook = None if self._replica is None else self._replica.powersgd
-            self._per_rank["powersgd"] = hook or PowerSGD(ddp, self._membership)
-        self._loss = StepLoss(self._membership, self.module)
-        self._items = ItemWeights(self._membership, self.device, accumulate)
+            self._per_rank["powersgd"] = self._model_step.powersgd or PowerSGD(ddp, self._membership)
         stall = nullcontext if self._timer is None else partial(self._timer.phase, "checkpoint")
         self._run_checkpoints = RunCheckpoints(
             self._job, self._membership, checkpoints, before_save=self._before_save, stall=stall
@@ -262,11 +254,16 @@ class Trainer:
             world_size=self._cluster.world_size,
         )
 
+        self._report = StepReport(
+            *(self._view, self._model_step, self._loaders),
+            progress=self._progress,
+            device=self.device,
+            timer=self._timer,
+        )
         self._profiler: StepProfiler | None = None
         if profile is not None and (self.is_main or profile.every_rank):
             directory = self._job.output_data_dir / (name or "") / "profile"
             self._profiler = StepProfiler(profile, directory, rank=self._cluster.rank)
-        self._rate = StepRate()
         self._log_every = log_every
         self._next_look: float = 1
         self._last_step = math.inf
@@ -420,16 +417,18 @@ class Trainer:
                 logger.warning(
                     "all %s steps are in the checkpoint: %s ask for more steps to go on", max_steps, _NOTHING_LEFT
                 )
-        self._aim(epochs=count)
-        while progress.epoch < count and not self._streams.is_over:
-            self._rate.restart(progress.steps)
-            yield progress.epoch
-            if not self._streams.is_cut:
-                self._end_epoch()
-            self._run_checkpoints.save(again=progress.finished)
-            self._between_steps()
-        self._limit(None)
-        self._rest()
+        self._report.aim(epochs=count, most=self._last_step)
+        try:
+            while progress.epoch < count and not self._streams.is_over:
+                self._report.restart()
+                yield progress.epoch
+                if not self._streams.is_cut:
+                    self._end_epoch()
+                self._run_checkpoints.save(again=progress.finished)
+                self._between_steps()
+        finally:  # after a `break`, too
+            self._limit(None)
+            self._rest()
         self._run_checkpoints.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
@@ -453,16 +452,18 @@ class Trainer:
         self._between_steps()
         if self.steps >= count and not self._progress.finished and self.is_main:
             logger.warning("all %d steps are in the checkpoint: %s ask for more steps to go on", count, _NOTHING_LEFT)
-        self._rate.restart(self.steps)
+        self._report.restart()
         was_finished = self._progress.finished
-        self._aim(steps=count)
-        while self.steps < count and not (self._streams.is_over and self._optimizer_step.micro_batch == 0):
-            yield self.steps
-            self._streams.settle()
-            self._look()
-        self._run_checkpoints.save(again=self._progress.finished and not was_finished)
-        self._between_steps()
-        self._rest()
+        self._report.aim(steps=count)
+        try:
+            while self.steps < count and not (self._streams.is_over and self._model_step.micro_batch == 0):
+                yield self.steps
+                self._streams.settle()
+                self._look()
+            self._run_checkpoints.save(again=self._progress.finished and not was_finished)
+            self._between_steps()
+        finally:  # after a `break`, too
+            self._rest()
         self._run_checkpoints.finish()
 
     def finish_if(self, condition: bool) -> bool:
@@ -539,43 +540,27 @@ class Trainer:
         """
         if self._timer is not None:
             self._timer.mark("forward")
-        order, optimizer_step, replica = self._loaders.order, self._optimizer_step, self._replica
+        order, model_step = self._loaders.order, self._model_step
         self._streams.check_step()
-        if replica is not None and not replica.averages and not optimizer_step.accumulates:
-            raise ValueError(
-                "the ranks' gradients would not be averaged: compute each loss by trainer.model(...), after the "
-                "trainer.step() of the loss before it"
-            )
-        share: Tensor | float = 1.0 if order is None else order.loss_weight(optimizer_step.micro_batch)
-        if weight is not None:
-            optimizer_step.correction = self._items.correction
-            share = self._items.weigh(weight if share else 0)  # 0: this rank only repeats a sample, to take part
-        self._loss.add(loss, share, collect=(self._progress.steps + 1) % self._log_every == 0)
-        is_done = optimizer_step.backward_and_step(loss, share)
+        share = 1.0 if order is None else order.loss_weight(model_step.micro_batch)
+        collect = (self._progress.steps + 1) % self._log_every == 0
+        is_done = model_step.backward_and_step(loss, share, items=weight, collect=collect)
         if is_done:
             self._after_step()
         return is_done
 
     def _finish_window(self) -> None:
-        """Takes the optimizer step with the micro-batches that a loader's end left."""
-        if self._replica is not None:
-            self._replica.average_gradients()
-        self._optimizer_step.finish_window()
+        self._model_step.finish_window()
         self._after_step()
 
     def _after_step(self) -> None:
-        if self._replica is not None:
-            self._replica.averages = False
-            self._replica.share_buffers()
-        if self._average is not None and self._optimizer_step.applied:
-            self._average.update_parameters(self.module)
         self._streams.count_step()
         progress = self._progress
         progress.steps += 1
         if self._profiler is not None:
             self._profiler.after_step(progress.steps)
         if progress.steps % self._log_every == 0:
-            self._report()
+            self._report.show()
         if not self._streams.in_step:  # else once the loop is done with the batch
             self._look()
 
@@ -689,28 +674,17 @@ class Trainer:
 
     def _begin_evaluation(self) -> Callable[[], None]:
         """What the evaluation draws at random changes nothing that comes after it, whether it is repeated or not."""
-        before, steps, taken = rng.capture(), self.steps, self._optimizer_step.micro_batch
+        before, steps, taken = rng.capture(), self.steps, self._model_step.micro_batch
         if not self._streams.in_step:
             self._run_checkpoints.begin_evaluation()
             self._next_look = self.steps + 1
 
         def end() -> None:
             self._run_checkpoints.end_evaluation()
-            if (self.steps, self._optimizer_step.micro_batch) == (steps, taken):  # else training drew in between
+            if (self.steps, self._model_step.micro_batch) == (steps, taken):  # else training drew in between
                 rng.restore([before], rank=0)
 
         return end
-
-    def _aim(self, *, epochs: int = 0, steps: int | None = None) -> None:
-        """Tells the view how many steps this loop will have taken, as far as that is known."""
-        order = self._loaders.order
-        if order is not None and steps is None:
-            try:
-                left = (epochs - self._progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
-                steps = int(min(self._progress.steps + max(left, 0), self._last_step))
-            except TypeError:  # as len() of what has none: a pipe's end is not known before it comes
-                steps = None
-        self._view.aim(steps, None if order is None else order.global_batch)
 
     def _rest(self) -> None:
         self._view.rest()
@@ -734,15 +708,13 @@ class Trainer:
             Trainer._step_schedules(each)
 
     def _restart(self) -> None:
-        self._optimizer_step.restart()
+        self._model_step.restart()
         for each in self._kept:
             Trainer._restart(each)
 
     def _start_epoch(self) -> None:
         self._streams.start_epoch()
-        self._optimizer_step.restart()
-        self._loss.restart()
-        self._items.restart()
+        self._model_step.restart()
         self._loaders.start_epoch(self._progress.epoch)
 
     def _between_steps(self) -> None:
@@ -764,21 +736,7 @@ class Trainer:
             Trainer._before_save(each)
 
     def _check_finite(self) -> None:
-        self._loss.check_weights(self._progress.steps)
-
-    def _report(self) -> None:
-        step, loss = self._progress.steps, self._loss.mean(self._items.loss_factor)
-        timing = (
-            {} if self._timer is None else self._timer.lap() | {"peak_memory_gib": peak_memory(self.device) / 2**30}
-        )
-        if self.is_main:
-            metrics = {"loss": loss, "lr": self._optimizer_step.learning_rate}
-            if (norm := self._optimizer_step.gradient_norm()) is not None:
-                metrics["grad_norm"] = norm
-            if (order := self._loaders.order) is not None:
-                metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
-            self._view.show(metrics | timing)
-        self._loss.check_finite(step, loss)
+        self._model_step.check_weights(self._progress.steps)
 
     def _look(self) -> None:
         """Sees to what is due of checkpoint and stop, between two steps; sets the next step after which it may be."""

@@ -1,0 +1,136 @@
+"""One model's part in a step: its losses, its gradients over the ranks, its optimizer step, its average.
+
+It knows neither where the data comes from, nor what is saved or shown.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica
+from smddp.training.ema import ExponentialMovingAverage
+from smddp.training.item_weights import ItemWeights
+from smddp.training.optimizer_step import OptimizerStep
+from smddp.training.step_loss import StepLoss
+
+
+class ModelStep:
+    """Takes the optimizer steps of one model; all ranks call its methods at the same points.
+
+    Args:
+        module: The model, on its device.
+        wrapped: The model in its precision.
+        step: Its optimizers.
+        membership: The ranks, over which it is replicated if there are several.
+        device: Where the losses are.
+        average: What follows the weights, or None.
+        options: How the ranks average their gradients.
+
+    Attributes:
+        model: What to call in a forward pass.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        wrapped: nn.Module,
+        step: OptimizerStep,
+        membership: Membership,
+        *,
+        device: torch.device,
+        average: ExponentialMovingAverage | None,
+        options: DDPOptions,
+    ) -> None:
+        self._module = module
+        self._step = step
+        self._average = average
+        self._loss = StepLoss(membership, module)
+        self._items = ItemWeights(membership, device, step.accumulate)
+        self.model = wrapped
+        self._replica: Replica | None = None
+        if membership.cluster.world_size > 1:
+            accumulates = None if step.accumulate == 1 else lambda: step.accumulates
+            self.model = self._replica = Replica(wrapped, membership, accumulates=accumulates, options=options)
+
+    @property
+    def powersgd(self) -> PowerSGD | None:
+        """What PowerSGD keeps from step to step, where it is the hook of several ranks."""
+        return None if self._replica is None else self._replica.powersgd
+
+    @property
+    def micro_batch(self) -> int:
+        """How many micro-batches of the step under way were taken."""
+        return self._step.micro_batch
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the first group of parameters."""
+        return self._step.learning_rate
+
+    def gradient_norm(self) -> float | None:
+        """As `OptimizerStep.gradient_norm`."""
+        return self._step.gradient_norm()
+
+    def restart(self) -> None:
+        """Forgets micro-batches of a step that was never finished."""
+        self._step.restart()
+        self._loss.restart()
+        self._items.restart()
+
+    def backward_and_step(self, loss: Tensor, share: float, *, items: Tensor | float | None, collect: bool) -> bool:
+        """Takes the loss of one micro-batch; with the last one, takes the optimizer step.
+
+        Args:
+            loss: A scalar.
+            share: How much it counts, by the order of the data; 0 if this rank only repeats a sample, to take part.
+            items: How many items it is the mean of, or None.
+            collect: Whether ``mean_loss`` will be asked for after this step.
+
+        Returns:
+            Whether that was the last micro-batch.
+
+        Raises:
+            ValueError: The gradients would not be averaged over the ranks, or ``items`` is not possible.
+        """
+        replica, step = self._replica, self._step
+        if replica is not None and not replica.averages and not step.accumulates:
+            raise ValueError(
+                "the ranks' gradients would not be averaged: compute each loss by trainer.model(...), after the "
+                "trainer.step() of the loss before it"
+            )
+        weight: Tensor | float = share
+        if items is not None:
+            step.correction = self._items.correction
+            weight = self._items.weigh(items if share else 0)
+        self._loss.add(loss, weight, collect=collect)
+        is_done = step.backward_and_step(loss, weight)
+        if is_done:
+            self._after_step()
+        return is_done
+
+    def finish_window(self) -> None:
+        """Takes the optimizer step with the micro-batches that a loader's end left."""
+        if self._replica is not None:
+            self._replica.average_gradients()
+        self._step.finish_window()
+        self._after_step()
+
+    def mean_loss(self) -> float:
+        """Returns the mean loss of the last step over the ranks; collective."""
+        return self._loss.mean(self._items.loss_factor)
+
+    def check_finite(self, step: int, loss: float) -> None:
+        """As `StepLoss.check_finite`."""
+        self._loss.check_finite(step, loss)
+
+    def check_weights(self, step: int) -> None:
+        """As `StepLoss.check_weights`."""
+        self._loss.check_weights(step)
+
+    def _after_step(self) -> None:
+        if self._replica is not None:
+            self._replica.averages = False
+            self._replica.share_buffers()
+        if self._average is not None and self._step.applied:
+            self._average.update_parameters(self._module)

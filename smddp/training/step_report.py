@@ -1,0 +1,86 @@
+"""What the metric line of a step has, and how far the loop will go: for those who watch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from smddp.data.loaders import Loaders
+from smddp.metrics import StepTimer
+from smddp.metrics.lines import StepRate
+from smddp.metrics.memory import peak_memory
+from smddp.training.model_step import ModelStep
+from smddp.training.run_checkpoints import Progress
+from smddp.training.run_view import RunView
+
+
+class StepReport:
+    """Gathers the numbers of a step where a line is due; all ranks call ``show``.
+
+    Args:
+        view: Shows them, on rank 0.
+        model_step: Has loss, learning rate and the gradients' norm.
+        loaders: Know the order of the data.
+        progress: The run's.
+        device: Whose memory is told.
+        timer: Where the time went, or None.
+    """
+
+    def __init__(
+        self,
+        view: RunView,
+        model_step: ModelStep,
+        loaders: Loaders,
+        *,
+        progress: Progress,
+        device: torch.device,
+        timer: StepTimer | None,
+    ) -> None:
+        self._view = view
+        self._model_step = model_step
+        self._loaders = loaders
+        self._progress = progress
+        self._device = device
+        self._timer = timer
+        self._rate = StepRate()
+
+    def restart(self) -> None:
+        """Measures the rate from this step on."""
+        self._rate.restart(self._progress.steps)
+
+    def aim(self, *, epochs: int = 0, steps: int | None = None, most: float = math.inf) -> None:
+        """Tells the view how many steps this loop will have taken, as far as that is known.
+
+        Args:
+            epochs: Where the loop counts these.
+            steps: Where it counts these.
+            most: At how many steps it ends in any case.
+        """
+        order, progress = self._loaders.order, self._progress
+        if order is not None and steps is None:
+            try:
+                left = (epochs - progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
+                steps = int(min(progress.steps + max(left, 0), most))
+            except TypeError:  # as len() of what has none: a pipe's end is not known before it comes
+                steps = None
+        self._view.aim(steps, None if order is None else order.global_batch)
+
+    def show(self) -> None:
+        """Shows the line of the last step.
+
+        Raises:
+            TrainingDivergedError: Neither the loss nor the weights are finite.
+        """
+        step, loss = self._progress.steps, self._model_step.mean_loss()
+        timing = {}
+        if self._timer is not None:
+            timing = self._timer.lap() | {"peak_memory_gib": peak_memory(self._device) / 2**30}
+        if self._view.is_main:
+            metrics = {"loss": loss, "lr": self._model_step.learning_rate}
+            if (norm := self._model_step.gradient_norm()) is not None:
+                metrics["grad_norm"] = norm
+            if (order := self._loaders.order) is not None:
+                metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
+            self._view.show(metrics | timing)
+        self._model_step.check_finite(step, loss)
