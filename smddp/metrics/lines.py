@@ -7,6 +7,7 @@ expression such as ``loss=([0-9.eE+-]+)``. This file only formats and counts; th
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
 
@@ -21,8 +22,16 @@ def metrics_line(step: int, epoch: int, metrics: Mapping[str, float]) -> str:
 
 
 def report(step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-    """Logs the line; call it on rank 0 only."""
-    logger.info("%s", metrics_line(step, epoch, metrics))
+    """Logs the line; call it on rank 0 only.
+
+    Where nobody has set up logging, as in a notebook, the line is printed: to see nothing would be no choice of anyone.
+    """
+    line = metrics_line(step, epoch, metrics)
+    if logger.hasHandlers():
+        logger.info("%s", line)
+    else:
+        stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # which a notebook shows in red
+        stream.write(f"{line}\n")
 
 
 class StepRate:

@@ -1,5 +1,7 @@
 import math
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -48,3 +50,21 @@ def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> N
     rate.restart(100)
     assert rate.lap(110) == 5.0
     assert rate.lap(113) == 1.0
+
+
+@pytest.mark.usefixtures("fork_python")
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_without_logging_a_report_is_printed(in_notebook: bool) -> None:
+    program = "from smddp.metrics.lines import report; report(7, 1, {'accuracy': 0.5})"
+    if in_notebook:
+        program = f"import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel'); {program}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    shown, empty = (done.stdout, done.stderr) if in_notebook else (done.stderr, done.stdout)
+    assert (shown, empty) == ("step=7 epoch=1 accuracy=0.5\n", "")
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_whoever_sets_up_logging_for_warnings_alone_sees_no_report() -> None:
+    program = "import logging; logging.basicConfig(); from smddp.metrics.lines import report; report(7, 1, {'a': 0.5})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout + done.stderr == ""
