@@ -66,11 +66,12 @@ def main(config: Config, job: smddp.Job) -> None:
     others = [weight for weight in model.parameters() if weight.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
+    warmup = min(config.warmup_steps, config.steps // 2)
     trainer = smddp.Trainer(
         job,
         model,
         optimizer,
-        scheduler=smddp.warmup_cosine(optimizer, config.warmup_steps, config.steps, final_ratio=0.1),
+        scheduler=smddp.warmup_cosine(optimizer, warmup, config.steps, final_ratio=0.1),
         precision=config.precision,
         accumulate=config.accumulate,
         clip_norm=1.0,
