@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from smddp.metrics.tracking.json_lines import as_json
 from smddp.metrics.tracking.packages import require
 from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+
+
+_WRITE_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
+_HEADER_BYTES = 7
 
 
 class WandB(Tracker):
@@ -61,4 +68,19 @@ class WandB(Tracker):
     def finish(self, status: Status, model: str | None) -> None:
         """Ends the run, once its data is on disk or sent."""
         self._run.summary.update({"status": status, "model": model})
+        file = Path(self._run.settings.sync_file) if self._run.offline else None
         self._run.finish(exit_code=1 if status == "failed" else 0)
+        if file is not None:
+            _await_written(file)
+
+
+def _await_written(file: Path) -> None:
+    """Waits until a file no longer grows, a few seconds at most.
+
+    wandb's own process writes what it still has after ``finish`` has returned, and a container's end would kill it.
+    """
+    deadline = time.monotonic() + _WRITE_SECONDS
+    size = -1
+    while time.monotonic() < deadline and (size != (now := file.stat().st_size) or now <= _HEADER_BYTES):
+        size = now
+        time.sleep(_LOOK_SECONDS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +76,32 @@ def test_wandb_writes_offline_runs_of_one_id(tmp_path: Path) -> None:
     directories = sorted((tmp_path / "run" / "output" / "wandb").glob("offline-run-*"))
     assert len(directories) == 2
     assert all("-0123456789ab" in directory.name for directory in directories)
-    assert all(b"digits" in next(directory.glob("*.wandb")).read_bytes() for directory in directories)
+    for directory, last_step, status in zip(directories, (20, 30), ("stopped", "finished"), strict=True):
+        records = read_records(next(directory.glob("*.wandb")))
+        (run,) = [record.run for record in records if record.HasField("run")]
+        assert (run.project, run.run_id) == ("digits", "0123456789ab")
+        summary = {item.key: item.value_json for record in records for item in record.summary.update}
+        assert summary["status"] == f'"{status}"'
+        steps = [item.value_json for record in records for item in record.history.item if item.nested_key == ["step"]]
+        assert steps[-1] == str(last_step)
+
+
+def read_records(path: Path) -> list[Any]:
+    """The records of a run's file: blocks of 32 KiB, whose chunks have a checksum, a length and a kind before them."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, records, begun = path.read_bytes(), 7, [], b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:  # too little for a chunk: it is filled up
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        begun += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last chunk of one
+            records.append(Record.FromString(begun))
+            begun = b""
+    return records
 
 
 @pytest.mark.parametrize("kind", [TensorBoard, MLflow, WandB])
