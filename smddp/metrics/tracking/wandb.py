@@ -11,7 +11,6 @@ from smddp.metrics.tracking.json_lines import as_json
 from smddp.metrics.tracking.packages import require
 from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
 
-
 _WRITE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _HEADER_BYTES = 7
