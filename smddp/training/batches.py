@@ -97,6 +97,7 @@ class BatchStreams:
             is_own = keeps_place and self._loaders.order is not None
             if not keeps_place:
                 self._check_foreign(loader)
+            was_empty = False  # what a checkpoint of an epoch's end has left of it is empty, once
             while not self._cuts():
                 given = 0
                 for batch in self._ordered(loader) if is_own else self._foreign(loader):
@@ -104,8 +105,9 @@ class BatchStreams:
                     yield batch
                 if self.is_cut or not self._loop.next_epoch():
                     break
-                if not given:
+                if not given and was_empty:
                     raise ValueError("the loader gave no batch in a whole epoch: trainer.steps_to() would never end")
+                was_empty = not given
 
     def start_epoch(self) -> None:
         """Forgets what was under way."""
@@ -166,7 +168,10 @@ class BatchStreams:
         return self.is_cut
 
     def _has_more(self) -> bool:
-        return self._loaders.order is None or len(self._loaders.order) > 0
+        try:
+            return self._loaders.order is None or len(self._loaders.order) > 0
+        except TypeError:  # as len() of what has none: a pipe's end is not known before it comes
+            return True
 
     def _check_taken(self, expected: int) -> None:
         taken = self._loop.micro_batches()

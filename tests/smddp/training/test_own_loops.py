@@ -90,7 +90,8 @@ def test_a_loop_of_steps_that_forgets_to_resume_is_refused(job: Job) -> None:
         again.step(torch.ones(2, 1))
 
 
-def test_steps_to_counts_steps_over_epochs_and_goes_on_where_it_stopped(job: Job) -> None:
+@pytest.mark.parametrize("stop", [5, 7])  # at an epoch's end, and within one
+def test_steps_to_counts_steps_over_epochs_and_goes_on_where_it_stopped(job: Job, stop: int) -> None:
     def seen(parts: Parts, count: int) -> list[list[float]]:
         given = []
         batches = parts.trainer.batches(parts.trainer.loader(points(), batch_size=8))
@@ -103,7 +104,7 @@ def test_steps_to_counts_steps_over_epochs_and_goes_on_where_it_stopped(job: Job
     undisturbed = seen(Parts(job.part("undisturbed")), 13)
     assert len(undisturbed) == 13  # of 5 steps an epoch
     disturbed = Parts(job.part("disturbed"))
-    first = seen(disturbed, 7)
+    first = seen(disturbed, stop)
     weight = disturbed.model.weight
     del disturbed
     gc.collect()

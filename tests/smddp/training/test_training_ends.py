@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from smddp import EarlyStopping, Trainer
+from smddp import EarlyStopping, PipeDataset, Trainer
 from smddp.distributed import leave
-from smddp.job import Job
+from smddp.job import Input, Job
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +138,20 @@ def test_a_window_under_way_is_finished_first(job: Job) -> None:
             run.step(batch)
             run.trainer.finish_if(number == 3)
     assert (number, run.trainer.steps) == (4, 2)
+
+
+def test_batches_of_a_pipe_whose_length_nobody_knows_end_too(job: Job, tmp_path: Path) -> None:
+    pipe = tmp_path / "training_0"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_text, args=['{"x": 1}\n' * 8], daemon=True).start()
+    model = nn.Linear(1, 1)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    records = PipeDataset(Input(name="training", mode="Pipe", path=tmp_path / "training"), format="jsonl")
+    loader = trainer.loader(records, batch_size=2)
+    for _ in trainer.epochs(2, max_steps=2):
+        for _batch in trainer.batches(loader):
+            trainer.step(trainer.model(torch.ones(2, 1)).mean())
+    assert trainer.steps == 2
 
 
 def test_a_condition_that_does_not_hold_changes_nothing(job: Job) -> None:
