@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from smddp.distributed.collectives import sum_over_ranks
 from smddp.distributed.comm_hooks import PowerSGD, register_cast
 from smddp.distributed.ddp_options import DDPOptions
 from smddp.distributed.membership import Membership
@@ -110,10 +111,18 @@ class Replica(DistributedDataParallel):
 
     def average_gradients(self) -> None:
         """Averages the gradients that were only added up here; all ranks must call it."""
+        self._add_missing_gradients()
         for weight in self._weights:
             if weight.grad is not None:
                 dist.all_reduce(weight.grad)
                 weight.grad /= self._membership.cluster.world_size
+
+    def _add_missing_gradients(self) -> None:
+        """Makes a zero of each gradient that another rank has: the ranks then average the same ones."""
+        used = torch.tensor([weight.grad is not None for weight in self._weights], dtype=torch.int32)
+        for weight, is_used in zip(self._weights, sum_over_ranks(used, self._membership).tolist(), strict=True):
+            if is_used and weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
 
     def _connect(
         self, module: nn.Module, membership: Membership, options: DDPOptions, powersgd: PowerSGD | None

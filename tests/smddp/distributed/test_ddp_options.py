@@ -253,3 +253,37 @@ def test_powersgd_goes_on_exactly_on_as_many_ranks_and_anew_on_others(
         on_two = train("resumed", 12)
         told = "PowerSGD begins anew, 2 steps from now: the checkpoint's is that of 1 ranks"
         assert on_two[0].logged.count(told) == 1
+
+
+SHORT_WINDOW = (
+    HEAD
+    + """
+def main(job):
+    rank, model = job.cluster.rank, Model()
+    trainer = smddp.Trainer(
+        job, model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=4,
+        ddp=DDPOptions(find_unused_parameters=True),
+    )
+    for _ in trainer.epochs(1):
+        for x in trainer.batches([batch(rank, 0), batch(rank, 1)]):
+            trainer.step(trainer.model(x, rank == 0).square().mean())
+    by_hand = Model()
+    for of_rank in range(2):
+        for step in range(2):
+            (by_hand(batch(of_rank, step), of_rank == 0).square().mean() / 4).backward()
+    torch.optim.SGD(by_hand.parameters(), lr=0.1).step()
+    torch.testing.assert_close(flat(model), flat(by_hand))
+    print(trainer.steps, hash(tuple(flat(model).tolist())))
+
+smddp.run(main)
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_short_window_averages_what_only_one_rank_has_used(
+    run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    ranks = run_ranks(SHORT_WINDOW, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert len({rank.printed for rank in ranks}) == 1
