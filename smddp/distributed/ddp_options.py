@@ -46,7 +46,8 @@ class DDPOptions:
     """How gradients travel: None as they are; ``"fp16"`` and ``"bf16"`` in half the bytes, and added up with that
     precision; ``"powersgd"`` as low-rank matrices (Vogels et al., 2019, arXiv:1905.13727). PowerSGD keeps what it left
     out, on each rank as large as the gradients; checkpoints have it, so that a resume on as many ranks is exact, and
-    each save sends it to rank 0. On another number of ranks PowerSGD begins anew."""
+    each save sends it to rank 0. On another number of ranks PowerSGD begins anew. NaN or inf of one step stays
+    in it: a loss scaler, and ``on_nonfinite="skip"`` or ``"stop"``, are refused beside it."""
 
     powersgd_rank: int = 1
     """The rank of PowerSGD's matrices: the higher, the more exact and the larger. 1 to 4 is usual."""

@@ -12,7 +12,10 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.restore.sharded_optimizer import is_sharded
+from smddp.distributed.ddp_options import CommHookName
 from smddp.training.epoch_schedules import ScheduleEach
+from smddp.training.nonfinite import OnNonfinite
+from smddp.training.precision import Precision
 
 
 def underlying_module(model: nn.Module) -> nn.Module:
@@ -105,6 +108,27 @@ def check_schedulers(schedulers: Sequence[LRScheduler], each: str) -> None:
         raise ValueError(
             "ReduceLROnPlateau waits for a metric, which neither an optimizer step nor an epoch's end has: give it as "
             'state={"plateau": scheduler}, and call scheduler.step(metric) after each evaluation'
+        )
+
+
+def check_comm_hook(hook: CommHookName | None, precision: Precision, on_nonfinite: OnNonfinite | None) -> None:
+    """See that gradients that are not finite leave nothing behind in what averages them.
+
+    Raises:
+        ValueError: PowerSGD would add them to those of all later steps.
+    """
+    if hook != "powersgd":
+        return
+    keeps = "comm_hook='powersgd' adds what it left out of a step's gradients to the next ones, NaN and inf too"
+    if precision.scaler() is not None:
+        raise ValueError(
+            f"{keeps}, and precision={precision.requested!r} has a loss scaler, which skips steps whose gradients "
+            "overflow: no later one would be taken; use 'bf16' or 'fp32', or comm_hook='fp16'"
+        )
+    if on_nonfinite in ("skip", "stop"):
+        raise ValueError(
+            f"{keeps}: on_nonfinite={on_nonfinite!r} would find no good step any more; give on_nonfinite='raise', "
+            "whose rerun begins with what the newest checkpoint holds, or another comm_hook"
         )
 
 

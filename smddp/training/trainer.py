@@ -62,6 +62,7 @@ from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
 from smddp.training.model_checks import (
     check_clipping,
+    check_comm_hook,
     check_optimizers,
     check_schedulers,
     check_sharded_optimizers,
@@ -189,6 +190,7 @@ class Trainer:
         if model is not self.module and self._cluster.is_main:
             log_compile_time(model, optimizers[0])
         numbers = Precision(precision, self.device)
+        check_comm_hook(ddp.comm_hook, numbers, on_nonfinite)
         wrapped, scaler = numbers.wrap(model), numbers.scaler()
         self._timer: StepTimer | None = None
         if timing:

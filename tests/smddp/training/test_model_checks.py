@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import smddp
 from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer
+from smddp.job import Job
 from smddp.training.model_checks import check_sharded_optimizers
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -65,3 +67,22 @@ def test_a_state_of_another_kind_is_refused(
     part = ShardedOptimizer(sharded(model), model, on_change="keep", speaks=True)
     with pytest.raises(ValueError, match=told):
         part.check_state_dict(make(model.parameters()).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"precision": "fp16"}, "precision='fp16' has a loss scaler"),
+        ({"precision": "O2"}, "precision='O2' has a loss scaler"),
+        ({"on_nonfinite": "skip"}, "give on_nonfinite='raise'"),
+        ({"on_nonfinite": "stop"}, "give on_nonfinite='raise'"),
+    ],
+)
+def test_powersgd_is_refused_where_training_goes_on_after_gradients_that_are_not_finite(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    job, model = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=told):
+        smddp.Trainer(job, model, optimizer, ddp=smddp.DDPOptions(comm_hook="powersgd"), **options)
+    smddp.Trainer(job, model, optimizer, ddp=smddp.DDPOptions(comm_hook="powersgd"), on_nonfinite="raise")
