@@ -6,6 +6,7 @@ The trainer says what was measured; when a tracker hears of it, and of checkpoin
 from __future__ import annotations
 
 import os
+import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class RunView:
         self._job = job
         self._name = name
         self._progress = progress
+        self._run: str | None = None
         self._trackers = TrackerGroup([JsonLines(), *trackers])
         self._ending = _Ending(trackers=self._trackers, process=os.getpid())
         self._saves: RunSaves | None = None
@@ -68,10 +70,25 @@ class RunView:
                 memory=partial(peak_memory, device),
             )
 
+    @property
+    def run(self) -> str:
+        """What tells this run from others."""
+        return self._run or self._progress.run
+
+    def belong_to(self, other: RunView, name: str) -> None:
+        """Makes this a part of a run that has begun, with an id and, where the trainer has no name, files of its own.
+
+        Args:
+            other: The view of that run.
+            name: Of the part there.
+        """
+        self._run = uuid.uuid5(uuid.NAMESPACE_OID, f"{other.run}/{name}").hex[:12]
+        self._name = self._name or name
+
     def begin(self, saves: RunSaves) -> None:
         """Starts the trackers, now that it is known where the run goes on."""
         self._saves = saves
-        run = TrackedRun(id=self._progress.run, step=saves.first_step, job=self._job, part=self._name)
+        run = TrackedRun(id=self.run, step=saves.first_step, job=self._job, part=self._name)
         self._trackers.start(run)
         self._tell_trackers()
         if not end_with_run(self):

@@ -216,7 +216,7 @@ class Trainer:
         )
         self.model = self._model_step.model
         own: dict[str, Stateful | None] = {"ema": average, "epoch_schedules": self._epoch_schedules}
-        self._kept = [part for part in (state or {}).values() if isinstance(part, Trainer)]
+        self._kept = {name: part for name, part in (state or {}).items() if isinstance(part, Trainer)}
         extra, self._per_rank = with_parts_of_kept(state or {}, Trainer, Trainer._leave_to_another)
         self._state = state_parts(
             *(self.module, optimizers, schedulers, scaler, extra),
@@ -662,10 +662,12 @@ class Trainer:
         self._run_checkpoints.leave_to_another()
         return {**self._state, "progress": self._progress}, self._per_rank
 
-    def _begin_views(self, saves: RunSaves) -> None:
+    def _begin_views(self, saves: RunSaves, whole: RunView | None = None, name: str = "") -> None:
+        if whole is not None:
+            self._view.belong_to(whole, name)
         self._view.begin(saves)
-        for each in self._kept:
-            Trainer._begin_views(each, saves)
+        for part, each in self._kept.items():
+            Trainer._begin_views(each, saves, self._view, part)
 
     def _check_not_kept(self) -> None:
         if self._is_kept:
@@ -699,19 +701,19 @@ class Trainer:
         return self._counts_steps
 
     def _end_epoch(self) -> None:
-        self._step_schedules()
-        self._progress.epoch += 1
+        self._count_epoch()
         self._start_epoch()
 
-    def _step_schedules(self) -> None:
+    def _count_epoch(self) -> None:
         if self._epoch_schedules is not None:
             self._epoch_schedules.end_epoch()
-        for each in self._kept:
-            Trainer._step_schedules(each)
+        self._progress.epoch += 1
+        for each in self._kept.values():
+            Trainer._count_epoch(each)
 
     def _restart(self) -> None:
         self._model_step.restart()
-        for each in self._kept:
+        for each in self._kept.values():
             Trainer._restart(each)
 
     def _start_epoch(self) -> None:
@@ -734,7 +736,7 @@ class Trainer:
         self._check_finite()
         for mean in self._running_means:
             mean.share()
-        for each in self._kept:
+        for each in self._kept.values():
             Trainer._before_save(each)
 
     def _check_finite(self) -> None:

@@ -24,7 +24,7 @@ class TrackedRun:
     job: Job
     """Its name, hyperparameters and directories."""
     part: str | None = None
-    """The ``name=`` of the trainer, where a job has several."""
+    """The ``name=`` of the trainer, where a job has several, or its name in the ``state=`` of another one."""
 
     def within(self, directory: Path) -> Path:
         """What is this run's own in a directory of the job."""

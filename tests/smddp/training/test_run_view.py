@@ -114,6 +114,30 @@ def test_trainers_of_other_names_have_files_of_their_own(job: Job) -> None:
         assert (job.output_data_dir / name / "metrics.csv").exists()
 
 
+def test_a_trainer_that_another_keeps_has_files_a_run_and_the_epochs_of_its_loop(job: Job) -> None:
+    def train(epochs: int) -> list[str]:
+        models = [nn.Linear(1, 1) for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        told = [Told(), Told()]
+        kept = Trainer(job, models[0], optimizers[0], log_every=2, trackers=[told[0]])
+        trainer = Trainer(job, models[1], optimizers[1], log_every=2, trackers=[told[1]], state={"generator": kept})
+        loader = trainer.loader(TensorDataset(torch.ones(8, 1)), batch_size=2)
+        for _ in trainer.epochs(epochs):
+            for (x,) in trainer.batches(loader):
+                trainer.step(trainer.model(x).square().mean())
+                kept.step(kept.model(x).square().mean())
+        return [each.calls[0][2] for each in told]
+
+    runs = train(epochs=1)
+    assert len({*runs, ""}) == 3
+    leave()
+    gc.collect()
+    assert train(epochs=2) == runs
+    for directory in (job.output_data_dir, job.output_data_dir / "generator"):
+        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        assert [(line["step"], line["epoch"]) for line in lines if "loss" in line] == [(2, 0), (4, 0), (6, 1), (8, 1)]
+
+
 def test_what_is_no_tracker_is_refused_before_training(job: Job) -> None:
     with pytest.raises(TypeError, match="which is no tracker"):
         train(job, 1, print)  # type: ignore[arg-type]
