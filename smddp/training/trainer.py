@@ -380,6 +380,8 @@ class Trainer:
         is_resumed = self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
         self._restart()
         self._limit(None)
+        if self._profiler is not None:
+            self._profiler.after_step(self.steps)
         if self._progress.finished and self.is_main:
             logger.info(
                 "finished at step %d by trainer.finish_if(): nothing is left to train; take another run directory or "
@@ -647,8 +649,6 @@ class Trainer:
     def _begin(self) -> None:
         if not self._run_checkpoints.has_started:
             self.resume()
-            if self._profiler is not None:
-                self._profiler.after_step(self.steps)
 
     def _leave_to_another(self) -> tuple[Mapping[str, Stateful], Mapping[str, Stateful]]:
         """Leaves checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""

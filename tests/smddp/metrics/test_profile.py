@@ -23,13 +23,15 @@ def _end() -> Iterator[None]:
     leave()
 
 
-def train(tmp_path: Path, profile: Profile, epochs: int = 1) -> Path:
+def train(tmp_path: Path, profile: Profile, epochs: int = 1, *, resumes: bool = False) -> Path:
     """Eight steps an epoch; returns where the profile should be."""
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
     torch.manual_seed(1)
     model = nn.Linear(1, 1)
     trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.01), profile=profile)
     loader = trainer.loader(TensorDataset(torch.ones(16, 1)), batch_size=2)
+    if resumes:
+        trainer.resume()
     for _ in trainer.epochs(epochs):
         for (x,) in trainer.batches(loader):
             trainer.step(trainer.model(x).square().mean())
@@ -47,6 +49,12 @@ def test_the_trace_has_just_these_steps(first: int, last: int, steps: int, tmp_p
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     assert {"name", "ts", "dur", "pid", "tid"} <= complete[0].keys()
     assert any("AddmmBackward" in event["name"] for event in complete)
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (1, 2)])
+def test_a_script_that_resumes_by_itself_gets_the_same_steps(first: int, last: int, tmp_path: Path) -> None:
+    trace = json.loads(train(tmp_path, Profile(first=first, last=last), resumes=True).read_text())
+    assert optimizer_steps(trace) == last - first + 1
 
 
 def test_a_large_trace_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
