@@ -154,6 +154,8 @@ def _is_from_ampere_on(device: torch.device) -> bool:
 
 
 def _switch_tf32_on() -> None:
+    if torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32:
+        return
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     logger.info("float32 matrix products and convolutions are computed in TF32 from now on, in all of this process")

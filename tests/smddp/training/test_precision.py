@@ -149,12 +149,13 @@ def test_tf32_is_switched_on_for_the_process_and_told(
         precision = Precision("tf32", torch.device("cuda", 0))
         assert torch.get_float32_matmul_precision() == before  # to name it changes nothing
         assert precision.wrap(model) is model
+        precision.wrap(nn.Linear(2, 2))  # its average
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision(before)
         torch.backends.cudnn.allow_tf32 = convolutions
-    assert "in TF32 from now on, in all of this process" in caplog.text
+    assert caplog.text.count("in TF32 from now on, in all of this process") == 1
 
 
 def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
