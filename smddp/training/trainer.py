@@ -152,7 +152,8 @@ class Trainer:
             state: By name, what else a checkpoint keeps and a resume brings back, the same on all ranks: an average of
                 the weights, another model or optimizer, a schedule by a metric; anything with ``state_dict`` and
                 ``load_state_dict``, or a dict of numbers and tensors. The trainer neither moves nor steps it. Another
-                Trainer that steps in this one's loop, such as a GAN's generator, has no checkpoints of its own then.
+                Trainer that steps in this one's loop, such as a GAN's generator, has no checkpoints of its own then,
+                and ``timing`` and ``profile`` are this one's.
             name: Of this trainer, where a job has several: its checkpoints and its model get a directory of that name.
             place: False leaves the model where it is, on one device or on several.
             ddp: How several ranks average their gradients; see `smddp.DDPOptions`.
@@ -198,6 +199,7 @@ class Trainer:
             self._timer = StepTimer(self.device, flops=flops)
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
         self._stops_on_nonfinite = on_nonfinite == "stop"
+        self._measures_loop = timing or profile is not None
         step = OptimizerStep(
             optimizers,
             schedulers=schedulers if self._epoch_schedules is None else [self._epoch_schedules],
@@ -529,7 +531,8 @@ class Trainer:
             loss: A scalar, the mean over this rank's micro-batch.
             weight: How many items that is the mean of, where micro-batches have unequal numbers of them, such as
                 tokens: the gradient is that of the mean over all items of the step, on all ranks. Give it with each
-                micro-batch of a step; it costs a sum over the ranks each step.
+                micro-batch of a step; it costs a sum over the ranks each step. Where it is 0, the loss must be finite
+                all the same: PyTorch's mean over no target is NaN, ``outputs.sum() * 0`` is not.
 
         Returns:
             Whether that was the last micro-batch of an optimizer step, and ``steps`` has gone up; one that fp16's loss
@@ -658,6 +661,8 @@ class Trainer:
             raise ValueError(
                 "on_nonfinite='stop' saves, and a Trainer in state= has no checkpoints: use 'raise' or 'skip'"
             )
+        if self._measures_loop:
+            raise ValueError("a Trainer in state= has no loop to measure: give timing= and profile= to the other one")
         self._is_kept = True
         self._run_checkpoints.leave_to_another()
         return {**self._state, "progress": self._progress}, self._per_rank
@@ -673,7 +678,7 @@ class Trainer:
         if self._is_kept:
             raise ValueError(
                 "this Trainer is kept in state= of another one, whose loop it steps in: call the loader, resume, save, "
-                "epochs, steps_to and batches of that one"
+                "epochs, steps_to, batches and finish_if of that one"
             )
 
     def _begin_evaluation(self) -> Callable[[], None]:

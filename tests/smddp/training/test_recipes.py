@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from smddp import Trainer
+from smddp import Profile, Trainer
 from smddp.checkpoint import list_checkpoints
 from smddp.distributed import leave
 from smddp.errors import TrainingDivergedError
@@ -103,8 +104,9 @@ def test_a_stop_between_the_steps_of_two_trainers_saves_both_after_the_batch(job
 
 def test_a_trainer_that_another_keeps_has_no_loop_of_its_own(job: Job) -> None:
     pair = Pair(job)
-    loop_of_its_own = "call the loader, resume, save, epochs, steps_to and batches of that one"
+    loop_of_its_own = "call the loader, resume, save, epochs, steps_to, batches and finish_if of that one"
     actions = (pair.inner.resume, pair.inner.save, lambda: next(pair.inner.epochs(1)), lambda: pair.inner.loader([]))
+    actions += (lambda: pair.inner.finish_if(True),)
     for action in actions:
         with pytest.raises(ValueError, match=loop_of_its_own):
             action()
@@ -114,6 +116,14 @@ def test_a_trainer_that_another_keeps_has_no_loop_of_its_own(job: Job) -> None:
     pair.outer.resume()
     with pytest.raises(ValueError, match="before it resumes or trains"):
         Trainer(job, pair.second, optimizer, name="third", state={"outer": pair.outer})
+
+
+@pytest.mark.parametrize("options", [{"timing": True}, {"profile": Profile(first=1, last=2)}])
+def test_what_measures_a_loop_is_refused_in_a_trainer_that_has_none(job: Job, options: dict[str, Any]) -> None:
+    model = nn.Linear(1, 1)
+    kept = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), name="kept", **options)
+    with pytest.raises(ValueError, match="give timing= and profile= to the other one"):
+        Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), state={"kept": kept})
 
 
 def test_a_kept_model_that_diverged_is_not_saved(job: Job) -> None:
