@@ -71,6 +71,7 @@ from smddp.training.model_checks import (
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
+from smddp.training.option_checks import check_collections, check_kinds, check_whole_numbers
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
 from smddp.training.run_saves import RunSaves
@@ -170,8 +171,14 @@ class Trainer:
         Raises:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
                 do not belong together, or a name is not possible.
+            TypeError: An option is of another type.
         """
-        _check_positive(accumulate=accumulate, clip_norm=clip_norm, clip_value=clip_value, log_every=log_every)
+        check_whole_numbers(accumulate=accumulate, log_every=log_every)
+        _check_positive(clip_norm=clip_norm, clip_value=clip_value)
+        check_kinds(checkpoints=(checkpoints, CheckpointPolicy), ddp=(ddp, DDPOptions))
+        if profile is not None:
+            check_kinds(profile=(profile, Profile))
+        check_collections(trackers=trackers, state=state)
         check_clipping(clip_norm, clip_value)
         self._membership = current_membership() or join(job.cluster)
         self._cluster = self._membership.cluster
