@@ -6,6 +6,7 @@ The trainer says what was measured; when a tracker hears of it, and of checkpoin
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from smddp.metrics.live_line import LiveLine, LiveRun, is_watched, shown_on_term
 from smddp.metrics.memory import peak_memory
 from smddp.metrics.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
+from smddp.process.preemption import Stopped
 from smddp.training.run_checkpoints import Progress
 from smddp.training.run_saves import RunSaves, end_with_run
 
@@ -92,7 +94,7 @@ class RunView:
         self._trackers.start(run)
         self._tell_trackers()
         if not end_with_run(self):
-            weakref.finalize(self, self._ending.end, "finished")
+            weakref.finalize(self, self._ending.end_without_run, getattr(sys, "last_value", None))
         self._show_line()
 
     def begin_beside_main(self, saves: RunSaves) -> None:  # noqa: ARG002
@@ -179,6 +181,16 @@ class _Ending:
         if self.line is not None:
             self.line.stop()
             self.line = None
+
+    def end_without_run(self, error_before: object) -> None:
+        """Tells the trackers at the end of a script; Python keeps the error that ended it, if one did.
+
+        Args:
+            error_before: What it kept when the run began, such as that of another cell of a notebook.
+        """
+        error = getattr(sys, "last_value", None)
+        failed = error is not None and error is not error_before
+        self.end("stopped" if failed and isinstance(error, Stopped) else "failed" if failed else "finished")
 
     def end(self, status: Status) -> None:
         """Tells the trackers, once."""

@@ -238,6 +238,7 @@ def run_and_report(content: dict[str, Any]) -> None:
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             traceback = traceback.tb_next
+        sys.last_value = error  # as Python keeps it
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 

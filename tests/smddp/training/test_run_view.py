@@ -1,7 +1,7 @@
 import gc
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +105,24 @@ def test_a_failure_is_told_and_a_script_without_smddp_run_ends_its_trackers_too(
     gc.collect()
     assert failed.calls[-1][:2] == ("finish", "failed")
     assert alone.calls[-1] == ("finish", "finished", str(job.model_dir))
+
+
+CRASH = """
+import torch, smddp
+model = torch.nn.Linear(1, 1)
+trainer = smddp.Trainer(smddp.Job.detect(), model, torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.resume()
+ERROR
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("1 / 0", "failed"), ("raise smddp.Stopped", "stopped"), ("", "finished")])
+def test_how_a_script_without_smddp_run_ended_is_told(
+    job: Job, run_ranks: Callable[..., Any], end: str, status: str
+) -> None:
+    run_ranks(CRASH.replace("ERROR", end), [{"SMDDP_RUN_DIR": str(job.output_dir.parent)}])
+    lines = (job.output_data_dir / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["status"] == status
 
 
 def test_trainers_of_other_names_have_files_of_their_own(job: Job) -> None:
