@@ -36,8 +36,8 @@ class ExponentialMovingAverage(AveragedModel):
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(f"ema={decay}: give the decay, a number between 0 and 1, such as 0.999")
+        if not isinstance(decay, int | float) or not 0 < decay < 1:
+            raise ValueError(f"ema={decay!r}: give the decay, a number between 0 and 1, such as 0.999")
         coarse = {str(weight.dtype) for weight in module.parameters() if weight.dtype in (torch.half, torch.bfloat16)}
         if coarse:
             raise ValueError(

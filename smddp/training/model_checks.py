@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.restore.sharded_optimizer import is_sharded
 from smddp.distributed.ddp_options import CommHookName
+from smddp.training.argument_checks import describe
 from smddp.training.epoch_schedules import ScheduleEach
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.precision import Precision
@@ -38,9 +39,23 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
     """See that each optimizer trains this model.
 
     Raises:
-        ValueError: One has no parameter of it, or, with several ranks, one that is not of it and that the ranks would
-            not average.
+        TypeError: One is no optimizer.
+        ValueError: There is none, or no parameter that it could train. One has no parameter of the model, or, with
+            several ranks, one that is not of it and that the ranks would not average.
     """
+    if not optimizers:
+        raise ValueError("there is no optimizer, and nothing would be trained: give one, or a list of several")
+    for optimizer in optimizers:
+        if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                f"the optimizer is {describe(optimizer)}: make it first, such as "
+                "torch.optim.SGD(model.parameters(), lr=0.1)"
+            )
+    if not any(weight.requires_grad for weight in module.parameters()):
+        raise ValueError(
+            "no parameter of the model requires a gradient, and nothing would be trained: leave at least one unfrozen "
+            "while the Trainer is made"
+        )
     own = {id(weight) for weight in module.parameters()}
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS):
@@ -96,12 +111,29 @@ def check_sharded_optimizers(
             )
 
 
-def check_schedulers(schedulers: Sequence[LRScheduler], each: str) -> None:
-    """See that each schedule can be stepped without a metric.
+def check_schedulers(schedulers: Sequence[LRScheduler], each: str, optimizers: Sequence[Optimizer]) -> None:
+    """See that each schedule can be stepped without a metric, and schedules one of these optimizers.
 
     Raises:
-        ValueError: One waits for a metric, or ``each`` is neither ``"step"`` nor ``"epoch"``.
+        TypeError: One is no schedule.
+        ValueError: One waits for a metric, or is another optimizer's, or ``each`` is neither ``"step"`` nor
+            ``"epoch"``.
     """
+    for scheduler in schedulers:
+        if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
+            raise TypeError(
+                f"the schedule is {describe(scheduler)}: make it first, such as "
+                "smddp.warmup_cosine(optimizer, warmup_steps=100, total_steps=10_000)"
+            )
+        # By its groups, not by itself: an optimizer may wrap the one that the schedule knows.
+        scheduled = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
+        if scheduled and not {id(group) for optimizer in optimizers for group in optimizer.param_groups} & set(
+            map(id, scheduled)
+        ):
+            raise ValueError(
+                f"the schedule ({type(scheduler).__name__}) is that of another optimizer, and would change no learning "
+                "rate here: make it from the optimizer that the Trainer gets"
+            )
     if each not in get_args(ScheduleEach):
         raise ValueError(f'schedule_each={each!r}: give "step" (an optimizer step) or "epoch"')
     if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
@@ -129,6 +161,20 @@ def check_comm_hook(hook: CommHookName | None, precision: Precision, on_nonfinit
         raise ValueError(
             f"{keeps}: on_nonfinite={on_nonfinite!r} would find no good step any more; give on_nonfinite='raise', "
             "whose rerun begins with what the newest checkpoint holds, or another comm_hook"
+        )
+
+
+def check_scaled_weights(module: nn.Module, precision: str) -> None:
+    """See that gradients will be in float32, from which alone a loss scale can be taken away again.
+
+    Raises:
+        ValueError: Weights that are trained are in float16.
+    """
+    half = [name for name, weight in module.named_parameters() if weight.requires_grad and weight.dtype == torch.half]
+    if half:
+        raise ValueError(
+            f"precision={precision!r} scales the loss, which gradients in float32 must undo, and the weights "
+            f"({half[0]} first) are in float16: give them in float32, model.float(); the forward pass is in half anyway"
         )
 
 

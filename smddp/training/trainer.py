@@ -55,6 +55,7 @@ from smddp.metrics.profile import StepProfiler
 from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
 from smddp.metrics.step_flops import StepFlops
 from smddp.metrics.tracking import Tracker
+from smddp.training.argument_checks import check_bounds, check_counts, check_kinds
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.compile_time import log_compile_time
@@ -64,6 +65,7 @@ from smddp.training.model_checks import (
     check_clipping,
     check_comm_hook,
     check_optimizers,
+    check_scaled_weights,
     check_schedulers,
     check_sharded_optimizers,
     underlying_module,
@@ -71,7 +73,6 @@ from smddp.training.model_checks import (
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
-from smddp.training.option_checks import check_collections, check_kinds, check_whole_numbers
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
 from smddp.training.run_saves import RunSaves
@@ -171,14 +172,12 @@ class Trainer:
         Raises:
             ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
                 do not belong together, or a name is not possible.
-            TypeError: An option is of another type.
+            TypeError: If an argument is of another kind.
         """
-        check_whole_numbers(accumulate=accumulate, log_every=log_every)
-        _check_positive(clip_norm=clip_norm, clip_value=clip_value)
-        check_kinds(checkpoints=(checkpoints, CheckpointPolicy), ddp=(ddp, DDPOptions))
-        if profile is not None:
-            check_kinds(profile=(profile, Profile))
-        check_collections(trackers=trackers, state=state)
+        check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name, ddp=ddp)
+        check_kinds(trackers=trackers, place=place, progress=progress, timing=timing, profile=profile)
+        check_counts(accumulate=accumulate, log_every=log_every)
+        check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
         self._membership = current_membership() or join(job.cluster)
         self._cluster = self._membership.cluster
@@ -194,12 +193,15 @@ class Trainer:
         if place:
             self.module.to(self.device)
         check_optimizers(optimizers, self.module, world_size=self._cluster.world_size)
-        check_schedulers(schedulers, schedule_each)
+        check_schedulers(schedulers, schedule_each, optimizers)
         if model is not self.module and self._cluster.is_main:
             log_compile_time(model, optimizers[0])
         numbers = Precision(precision, self.device)
         check_comm_hook(ddp.comm_hook, numbers, on_nonfinite)
-        wrapped, scaler = numbers.wrap(model), numbers.scaler()
+        scaler = numbers.scaler()
+        if scaler is not None:
+            check_scaled_weights(self.module, precision)
+        wrapped = numbers.wrap(model)
         self._timer: StepTimer | None = None
         if timing:
             flops = StepFlops(model, self.device, numbers.dtype, speaks=self._cluster.is_main)
@@ -740,7 +742,8 @@ class Trainer:
         self._next_look = self._progress.steps + 1  # what was agreed may have moved
 
     def _limit(self, max_steps: int | None) -> None:
-        _check_positive(max_steps=max_steps)
+        if max_steps is not None:
+            check_counts(max_steps=max_steps)
         self._last_step = math.inf if max_steps is None else max_steps
         self._streams.is_over = self._progress.finished or self.steps >= self._last_step
 
@@ -769,14 +772,8 @@ class Trainer:
 def _listed(parts: Any) -> list[Any]:
     if parts is None:
         return []
-    return list(parts) if isinstance(parts, Sequence) else [parts]
+    return list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
 
 
 def _is_integral(value: float | list[float]) -> bool:
     return all(isinstance(item, int) for item in (value if isinstance(value, list) else [value]))
-
-
-def _check_positive(**numbers: float | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and not number > 0:
-            raise ValueError(f"{name}={number} must be greater than 0")

@@ -22,7 +22,7 @@ class TrackerGroup:
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         for tracker in trackers:
-            if not isinstance(tracker, Tracker):
+            if isinstance(tracker, type) or not isinstance(tracker, Tracker):
                 raise TypeError(
                     f"trackers has {tracker!r}, which is no tracker: give objects with start, log, checkpoint and "
                     "finish, such as smddp.metrics.TensorBoard(); a subclass of smddp.metrics.Tracker has all four"

@@ -1,0 +1,74 @@
+"""Whether the Trainer's arguments are of their kinds, before anything is made of them.
+
+Whether model, optimizers and schedules belong together is for `smddp.training.model_checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from torch import nn
+
+from smddp.distributed import DDPOptions
+from smddp.job import Job
+from smddp.metrics import Profile
+from smddp.training.checkpoint_policy import CheckpointPolicy
+
+_SWITCH = (bool, "True or False")
+_KINDS: dict[str, tuple[Any, str]] = {
+    "job": (Job, "what smddp.run gives to main, or smddp.Job.detect()"),
+    "model": (nn.Module, "the module, made: MyModel(), neither its class nor a function"),
+    "checkpoints": (CheckpointPolicy, "smddp.CheckpointPolicy(...)"),
+    "seed": (Integral, "a whole number"),
+    "state": (Mapping | None, 'parts by their names, such as {"early_stopping": early}'),
+    "name": (str | None, "a text, or None"),
+    "place": _SWITCH,
+    "ddp": (DDPOptions, "smddp.DDPOptions(...)"),
+    "trackers": (Sequence, "a list, such as [smddp.metrics.TensorBoard()]"),
+    "progress": _SWITCH,
+    "timing": _SWITCH,
+    "profile": (Profile | None, "smddp.Profile(first=..., last=...), or None"),
+}
+
+
+def check_kinds(**arguments: object) -> None:
+    """See that each argument of the Trainer is of its kind.
+
+    Raises:
+        TypeError: One is not.
+    """
+    for name, value in arguments.items():
+        kind, wanted = _KINDS[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{name} is {describe(value)}: give {wanted}")
+
+
+def check_counts(**counts: object) -> None:
+    """See that each is a whole number of 1 or more.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"{name}={count!r}: give a whole number of 1 or more")
+
+
+def check_bounds(**bounds: object) -> None:
+    """See that each is a number greater than 0, or None for no bound.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for name, bound in bounds.items():
+        if bound is not None and not (isinstance(bound, Real) and not isinstance(bound, bool) and float(bound) > 0):
+            raise ValueError(f"{name}={bound!r}: give a number greater than 0, or None")
+
+
+def describe(value: object) -> str:
+    """Return what an error calls a value of another kind: a model's own text may have a thousand lines."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
