@@ -188,9 +188,9 @@ def test_an_interrupted_spot_job_saves_and_goes_on(platform, submit):
     told = messages(platform, name)
     assert job["TrainingJobStatus"] == "Completed", "\n".join([job.get("FailureReason", ""), *told])
     said = {
-        text: sum(text in line for line in told) for text in ("rank 0 of 1 on", "stopped at step", "metrics: step=")
+        text: sum(text in line for line in told) for text in ("rank 0 of 1 on", "stopped at step", "lines: step=")
     }
-    assert said == {"rank 0 of 1 on": 2, "stopped at step": 1, "metrics: step=": 100}, "\n".join(told)
+    assert said == {"rank 0 of 1 on": 2, "stopped at step": 1, "lines: step=": 100}, "\n".join(told)
 
 
 def await_end(platform, name: str) -> dict:

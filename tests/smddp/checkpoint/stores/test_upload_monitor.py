@@ -98,7 +98,7 @@ def test_what_arrives_in_time_is_not_spoken_of(
 def test_what_does_not_arrive_is_said_once_aloud_and_that_it_came_after_all(
     source: DirectoryStore, store: S3Store, agent: Agent, said: Callable[[], list[str]]
 ) -> None:
-    with watching(source, store, bound_seconds=0.3) as arrival:
+    with watching(source, store, bound_seconds=1.5) as arrival:
         saved(source, arrival, 1)
         agent.copy("manifest.json", "state.json")  # a manifest alone is not a checkpoint
         until(lambda: any("2 of its 4 files" in line for line in said()) or len(said()) > 1)
