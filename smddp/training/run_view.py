@@ -22,7 +22,6 @@ from smddp.metrics.live_line import LiveLine, LiveRun, is_watched, shown_on_term
 from smddp.metrics.memory import peak_memory
 from smddp.metrics.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
-from smddp.process.preemption import Stopped
 from smddp.training.run_checkpoints import Progress
 from smddp.training.run_saves import RunSaves, end_with_run
 
@@ -189,8 +188,7 @@ class _Ending:
             error_before: What it kept when the run began, such as that of another cell of a notebook.
         """
         error = getattr(sys, "last_value", None)
-        failed = error is not None and error is not error_before
-        self.end("stopped" if failed and isinstance(error, Stopped) else "failed" if failed else "finished")
+        self.end("finished" if error is None or error is error_before else "failed")
 
     def end(self, status: Status) -> None:
         """Tells the trackers, once."""

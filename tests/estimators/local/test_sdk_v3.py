@@ -187,9 +187,7 @@ def test_an_interrupted_spot_job_saves_and_goes_on(platform, submit):
     job = await_end(platform, name)
     told = messages(platform, name)
     assert job["TrainingJobStatus"] == "Completed", "\n".join([job.get("FailureReason", ""), *told])
-    said = {
-        text: sum(text in line for line in told) for text in ("rank 0 of 1 on", "stopped at step", "lines: step=")
-    }
+    said = {text: sum(text in line for line in told) for text in ("rank 0 of 1 on", "stopped at step", "lines: step=")}
     assert said == {"rank 0 of 1 on": 2, "stopped at step": 1, "lines: step=": 100}, "\n".join(told)
 
 

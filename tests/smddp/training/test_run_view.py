@@ -116,7 +116,7 @@ ERROR
 """
 
 
-@pytest.mark.parametrize(("end", "status"), [("1 / 0", "failed"), ("raise smddp.Stopped", "stopped"), ("", "finished")])
+@pytest.mark.parametrize(("end", "status"), [("1 / 0", "failed"), ("", "finished")])
 def test_how_a_script_without_smddp_run_ended_is_told(
     job: Job, run_ranks: Callable[..., Any], end: str, status: str
 ) -> None:
