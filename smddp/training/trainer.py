@@ -747,12 +747,18 @@ class Trainer:
         self._last_step = math.inf if max_steps is None else max_steps
         self._streams.is_over = self._progress.finished or self.steps >= self._last_step
 
-    def _before_save(self) -> None:
+    def _before_save(self, kept_as: str = "") -> None:
         self._check_finite()
         for mean in self._running_means:
             mean.share()
-        for each in self._kept.values():
-            Trainer._before_save(each)
+        for name, each in self._kept.items():
+            Trainer._before_save(each, name)
+        if kept_as and self._model_step.micro_batch and self.is_main:
+            logger.warning(
+                "a checkpoint leaves out %d micro-batches of the step that the Trainer %r in state= has under way. A "
+                "resume takes that step without them: let it take whole steps in each step of the other trainer",
+                *(self._model_step.micro_batch, kept_as),
+            )
 
     def _check_finite(self) -> None:
         self._model_step.check_weights(self._progress.steps)

@@ -126,6 +126,22 @@ def test_what_measures_a_loop_is_refused_in_a_trainer_that_has_none(job: Job, op
         Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), state={"kept": kept})
 
 
+@pytest.mark.parametrize(("accumulate", "told"), [(2, 1), (3, 0)])
+def test_micro_batches_of_a_kept_trainer_that_no_checkpoint_has_are_told_of(
+    job: Job, caplog: pytest.LogCaptureFixture, accumulate: int, told: int
+) -> None:
+    kept_model, model = nn.Linear(1, 1), nn.Linear(1, 1)
+    kept_optimizer = torch.optim.SGD(kept_model.parameters(), lr=0.1)
+    kept = Trainer(job, kept_model, kept_optimizer, name="kept", accumulate=accumulate)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), state={"kept": kept})
+    trainer.resume()
+    for _ in range(3):
+        kept.step(kept.model(torch.ones(1, 1)).sum())
+    trainer.step(trainer.model(torch.ones(1, 1)).sum())
+    trainer.save(wait=True)
+    assert caplog.text.count("leaves out 1 micro-batches of the step that the Trainer 'kept' in state= has") == told
+
+
 def test_a_kept_model_that_diverged_is_not_saved(job: Job) -> None:
     pair = Pair(job)
     nn.init.constant_(pair.first.weight, float("nan"))
