@@ -7,6 +7,7 @@ from smddp.distributed.collectives import (
     gather_over_ranks,
     on_each_rank,
     share_outcome,
+    sum_numbers_over_ranks,
     sum_over_ranks,
 )
 from smddp.distributed.comm_hooks import PowerSGD
@@ -36,5 +37,6 @@ __all__ = [
     "move",
     "on_each_rank",
     "share_outcome",
+    "sum_numbers_over_ranks",
     "sum_over_ranks",
 ]

@@ -30,6 +30,21 @@ def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     return total.to(value.device)
 
 
+def sum_numbers_over_ranks(numbers: float | list[float], membership: Membership) -> Tensor:
+    """The sum of every rank's numbers, on the CPU: int64 if they are whole on all ranks, else float64.
+
+    A rank cannot know what the others have: one that saw no sample may have 0, and the others 3.5. So all send float64,
+    and whole numbers in two halves, whose sums are exact. All ranks must call it, with as many numbers.
+    """
+    is_whole = all(isinstance(number, int) for number in (numbers if isinstance(numbers, list) else [numbers]))
+    own = torch.tensor(numbers, dtype=torch.int64 if is_whole else torch.float64)
+    high, low = (own >> 32, own & 0xFFFFFFFF) if is_whole else (torch.zeros_like(own), own)
+    sent = torch.stack([high.double(), low.double(), torch.full_like(own, not is_whole, dtype=torch.float64)])
+    high, low, fractions = sum_over_ranks(sent, membership)
+    total: Tensor = high * 2**32 + low if fractions.any() else (high.long() << 32) + low.long()
+    return total
+
+
 def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     """Returns the tensors of all ranks, one after the other along the first dimension; all ranks must call it.
 

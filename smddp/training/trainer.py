@@ -46,6 +46,7 @@ from smddp.distributed import (
     gather_over_ranks,
     join,
     share_outcome,
+    sum_numbers_over_ranks,
     sum_over_ranks,
 )
 from smddp.job import Job
@@ -73,6 +74,7 @@ from smddp.training.model_checks import (
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
+from smddp.training.option_agreement import check_options_agree, optimizer_options
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
 from smddp.training.run_saves import RunSaves
@@ -219,6 +221,24 @@ class Trainer:
             guard=None if on_nonfinite is None else self._guard(on_nonfinite, has_scaler=scaler is not None),
             tells_applied=ema is not None,
             timer=self._timer,
+        )
+        check_options_agree(
+            self._membership,
+            optimizer=optimizer_options(optimizers),
+            scheduler=[type(each).__name__ for each in schedulers],
+            state=sorted(map(str, state or {})),
+            precision=numbers.name,
+            schedule_each=schedule_each,
+            accumulate=accumulate,
+            log_every=log_every,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema=ema,
+            on_nonfinite=on_nonfinite,
+            seed=seed,
+            name=name,
+            ddp=ddp,
+            checkpoints=checkpoints,
         )
         average = None if ema is None else ExponentialMovingAverage(self.module, ema)
         self.ema: nn.Module | None = None if average is None else numbers.wrap(average.module).eval()
@@ -583,12 +603,15 @@ class Trainer:
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
         """The sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
 
+        Whole numbers give whole ones, if all ranks have such.
+
         Raises:
             Stopped, CheckpointError: As ``epochs`` does, where no batch is under way.
         """
-        if not isinstance(value, Tensor):
-            value = torch.tensor(value, dtype=None if _is_integral(value) else torch.float64)
-        total = sum_over_ranks(value.detach().to(self.device), self._membership)
+        if isinstance(value, Tensor):
+            total = sum_over_ranks(value.detach().to(self.device), self._membership)
+        else:
+            total = sum_numbers_over_ranks(value, self._membership).to(self.device)
         if not self._streams.in_step:
             self._between_steps()
         return total
@@ -779,7 +802,3 @@ def _listed(parts: Any) -> list[Any]:
     if parts is None:
         return []
     return list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
-
-
-def _is_integral(value: float | list[float]) -> bool:
-    return all(isinstance(item, int) for item in (value if isinstance(value, list) else [value]))
