@@ -148,6 +148,11 @@ class BatchStreams:
         self._given = 0
         try:
             for batch in self._loop.timed(self._moved(loader)):
+                if self._given is None:
+                    raise ValueError(
+                        "these batches go on where another epoch, or another iteration over the same loader, has begun "
+                        "since: call trainer.batches(loader) anew in each epoch, and not within its own loop"
+                    )
                 self._given += 1
                 self._is_settled = self._has_stepped = False
                 self.in_step = True

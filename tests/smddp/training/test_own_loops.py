@@ -80,6 +80,19 @@ def test_a_loop_of_steps_alone_saves_before_a_stop(job: Job) -> None:
     assert torch.equal(again.model.weight, parts.model.weight)
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_batches_that_another_iteration_overtook_are_refused(job: Job, is_nested: bool) -> None:
+    parts = Parts(job)
+    loader = parts.trainer.loader(points(), batch_size=10)
+    batches = parts.trainer.batches(loader)
+    with pytest.raises(ValueError, match=r"call trainer\.batches\(loader\) anew in each epoch"):
+        for _epoch in parts.trainer.epochs(2):
+            parts.step(next(batches)[0])
+            if is_nested:
+                for (batch,) in parts.trainer.batches(loader):
+                    parts.step(batch)
+
+
 def test_a_loop_of_steps_that_forgets_to_resume_is_refused(job: Job) -> None:
     parts = Parts(job)
     parts.step(torch.ones(2, 1))
