@@ -57,8 +57,14 @@ class DDPOptions:
     tenth of the training, and no less than the warm-up."""
 
     def __post_init__(self) -> None:
-        if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:
-            raise ValueError(f"bucket_cap_mb={self.bucket_cap_mb} must be greater than 0; None is PyTorch's own choice")
+        switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "sync_batchnorm")
+        for name in switches:
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name}={getattr(self, name)!r}: give True or False")
+        if self.bucket_cap_mb is not None and not (type(self.bucket_cap_mb) in (int, float) and self.bucket_cap_mb > 0):
+            raise ValueError(
+                f"bucket_cap_mb={self.bucket_cap_mb!r} must be a number greater than 0; None is PyTorch's own choice"
+            )
         if self.static_graph and self.find_unused_parameters:
             raise ValueError(
                 "static_graph finds unused parameters by itself, in the first step: leave find_unused_parameters out"
@@ -66,10 +72,10 @@ class DDPOptions:
         if self.comm_hook is not None and self.comm_hook not in get_args(CommHookName):
             allowed = ", ".join(repr(name) for name in get_args(CommHookName))
             raise ValueError(f"comm_hook={self.comm_hook!r} is unknown; use one of {allowed}, or None")
-        if self.powersgd_rank < 1:
-            raise ValueError(f"powersgd_rank={self.powersgd_rank} must be at least 1")
-        if self.powersgd_start_step < 2:
+        if type(self.powersgd_rank) is not int or self.powersgd_rank < 1:
+            raise ValueError(f"powersgd_rank={self.powersgd_rank!r} must be a whole number of at least 1")
+        if type(self.powersgd_start_step) is not int or self.powersgd_start_step < 2:
             raise ValueError(
-                f"powersgd_start_step={self.powersgd_start_step} must be at least 2: in the first steps DDP still "
-                "arranges its buckets"
+                f"powersgd_start_step={self.powersgd_start_step!r} must be a whole number of at least 2: in the first "
+                "steps DDP still arranges its buckets"
             )

@@ -44,9 +44,10 @@ class Profile:
     """Whether the trace has allocations."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.first <= self.last:
+        if type(self.first) is not int or type(self.last) is not int or not 1 <= self.first <= self.last:
             raise ValueError(
-                f"Profile(first={self.first}, last={self.last}): give steps from 1 on, the last not before the first"
+                f"Profile(first={self.first!r}, last={self.last!r}): give steps from 1 on, the last not before "
+                "the first"
             )
 
 

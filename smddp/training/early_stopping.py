@@ -38,8 +38,8 @@ class EarlyStopping:
             raise ValueError(f"patience={patience!r}: give a number of evaluations, 1 or more")
         if mode not in get_args(Mode):
             raise ValueError(f'mode={mode!r}: give "min" if smaller values are better, or "max"')
-        if not 0 <= min_delta < math.inf:
-            raise ValueError(f"min_delta={min_delta}: give a number from 0")
+        if type(min_delta) not in (int, float) or not 0 <= min_delta < math.inf:
+            raise ValueError(f"min_delta={min_delta!r}: give a number from 0")
         self._patience = patience
         self._sign = 1 if mode == "min" else -1
         self._min_delta = min_delta

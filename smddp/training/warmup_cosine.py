@@ -44,8 +44,8 @@ def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, fin
             f"total_steps={total_steps!r}: give the optimizer steps of the whole training, more than "
             f"warmup_steps={warmup_steps}"
         )
-    if not 0 <= final_ratio <= 1:
-        raise ValueError(f"final_ratio={final_ratio}: give a part of the learning rate, from 0 to 1")
+    if type(final_ratio) not in (int, float) or not 0 <= final_ratio <= 1:
+        raise ValueError(f"final_ratio={final_ratio!r}: give a part of the learning rate, from 0 to 1")
 
     def ratio(step: int) -> float:
         if step < warmup_steps:

@@ -16,11 +16,16 @@ from smddp.distributed import replica
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"bucket_cap_mb": 0}, "bucket_cap_mb=0 must be greater than 0"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb=0 must be a number greater than 0"),
+        ({"bucket_cap_mb": "25"}, "bucket_cap_mb='25' must be a number greater than 0"),
+        ({"static_graph": "no"}, "static_graph='no': give True or False"),
+        ({"sync_batchnorm": None}, "sync_batchnorm=None: give True or False"),
         ({"static_graph": True, "find_unused_parameters": True}, "leave find_unused_parameters out"),
         ({"comm_hook": "int8"}, "comm_hook='int8' is unknown; use one of 'fp16', 'bf16', 'powersgd', or None"),
-        ({"powersgd_rank": 0}, "powersgd_rank=0 must be at least 1"),
-        ({"powersgd_start_step": 1}, "powersgd_start_step=1 must be at least 2"),
+        ({"powersgd_rank": 0}, "powersgd_rank=0 must be a whole number of at least 1"),
+        ({"powersgd_rank": 1.5}, "powersgd_rank=1.5 must be a whole number"),
+        ({"powersgd_start_step": 1}, "powersgd_start_step=1 must be a whole number of at least 2"),
+        ({"powersgd_start_step": "9"}, "powersgd_start_step='9' must be a whole number"),
     ],
 )
 def test_what_is_not_possible_is_refused_by_name(options: dict[str, Any], told: str) -> None:

@@ -73,7 +73,7 @@ def test_steps_that_a_resume_has_behind_it_are_told_of(tmp_path: Path, caplog: p
     assert "there is no profile: the run goes on at step 8, beyond Profile(first=1, last=2" in caplog.text
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 3), (-1, 3), (4, 3)])
-def test_a_range_that_there_is_not_is_refused(first: int, last: int) -> None:
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (-1, 3), (4, 3), ("1", 3), (1, 2.5)])
+def test_a_range_that_there_is_not_is_refused(first: Any, last: Any) -> None:
     with pytest.raises(ValueError, match="give steps from 1 on, the last not before the first"):
         Profile(first=first, last=last)

@@ -49,6 +49,7 @@ def test_it_goes_on_from_its_state_wherever_that_is_taken(resume_at: int) -> Non
         ({"patience": 1, "mode": "lowest"}, 'mode=\'lowest\': give "min" if smaller values are better, or "max"'),
         ({"patience": 1, "min_delta": -1.0}, "min_delta=-1.0: give a number from 0"),
         ({"patience": 1, "min_delta": math.nan}, "min_delta=nan"),
+        ({"patience": 1, "min_delta": "0.1"}, "min_delta='0.1': give a number from 0"),
     ],
 )
 def test_what_is_not_possible_is_refused(options: dict[str, Any], told: str) -> None:

@@ -51,6 +51,7 @@ def test_without_a_warm_up_it_is_torchs_cosine() -> None:
         ((0.1, 10), "warmup_steps=0.1"),
         ((10, 10), "total_steps=10: give the optimizer steps of the whole training, more than warmup_steps=10"),
         ((0, math.inf), "total_steps=inf"),
+        ((1, 10, "0.1"), "final_ratio='0.1': give a part of the learning rate, from 0 to 1"),
         ((1, 10, 1.5), "final_ratio=1.5: give a part of the learning rate, from 0 to 1"),
     ],
 )
