@@ -14,22 +14,34 @@ from collections.abc import Mapping
 logger = logging.getLogger(__name__)
 
 
-def metrics_line(step: int, epoch: int, metrics: Mapping[str, float]) -> str:
-    """The line for these metrics; numbers keep four digits, and all digits before the point."""
+def metrics_line(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> str:
+    """The line for these metrics; numbers keep four digits, and all digits before the point.
+
+    Args:
+        step: Optimizer steps taken.
+        epoch: From 0.
+        metrics: By name.
+        trainer: Its name, where a job has several; it comes first.
+    """
     return " ".join(
-        [f"step={step}", f"epoch={epoch}", *(f"{name}={_digits(value)}" for name, value in metrics.items())]
+        [
+            *([] if trainer is None else [f"trainer={trainer}"]),
+            f"step={step}",
+            f"epoch={epoch}",
+            *(f"{name}={_digits(value)}" for name, value in metrics.items()),
+        ]
     )
 
 
-def report(step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-    """Logs the line; call it on rank 0 only.
+def report(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> None:
+    """Logs the line of `metrics_line`; call it on rank 0 only.
 
     Where nobody has set up logging, as in a notebook, the line is printed: to see nothing would be no choice of anyone.
     """
-    line = metrics_line(step, epoch, metrics)
+    line = metrics_line(step, epoch, metrics, trainer=trainer)
     if logger.hasHandlers():
         logger.info("%s", line)
-    else:
+    elif logger.manager.disable < logging.INFO:
         stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # which a notebook shows in red
         stream.write(f"{line}\n")
 

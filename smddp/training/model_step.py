@@ -24,11 +24,12 @@ class ModelStep:
         step: Its optimizers.
         membership: The ranks, over which it is replicated if there are several.
         device: Where the losses are.
-        average: What follows the weights, or None.
+        ema: The decay of the weights' average, or None for none.
         options: How the ranks average their gradients.
 
     Attributes:
         model: What to call in a forward pass.
+        average: The weights' average, or None.
     """
 
     def __init__(
@@ -39,12 +40,11 @@ class ModelStep:
         membership: Membership,
         *,
         device: torch.device,
-        average: ExponentialMovingAverage | None,
+        ema: float | None,
         options: DDPOptions,
     ) -> None:
         self._module = module
         self._step = step
-        self._average = average
         self._loss = StepLoss(membership, module)
         self._items = ItemWeights(membership, device, step.accumulate)
         self.model = wrapped
@@ -52,6 +52,8 @@ class ModelStep:
         if membership.cluster.world_size > 1:
             accumulates = None if step.accumulate == 1 else lambda: step.accumulates
             self.model = self._replica = Replica(wrapped, membership, accumulates=accumulates, options=options)
+        # After the replica, which has given all ranks rank 0's weights.
+        self.average = None if ema is None else ExponentialMovingAverage(module, ema)
 
     @property
     def powersgd(self) -> PowerSGD | None:
@@ -132,5 +134,5 @@ class ModelStep:
         if self._replica is not None:
             self._replica.averages = False
             self._replica.share_buffers()
-        if self._average is not None and self._step.applied:
-            self._average.update_parameters(self._module)
+        if self.average is not None and self._step.applied:
+            self.average.update_parameters(self._module)

@@ -50,5 +50,9 @@ def optimizer_options(optimizers: Sequence[Optimizer]) -> list[tuple[str, list[d
 
 
 def _plain(value: object) -> object:
-    """A rate may be a tensor on the rank's own device."""
-    return value.tolist() if isinstance(value, Tensor) else value
+    """What can be compared by its text: of an object of another kind, whose text may have its address, its kind."""
+    if isinstance(value, Tensor):  # a rate may be one, on the rank's own device
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, int | float | str) else type(value).__name__

@@ -124,7 +124,7 @@ class RunView:
     def show(self, metrics: Mapping[str, float]) -> None:
         """Shows what was measured at this step."""
         progress = self._progress
-        report(progress.steps, progress.epoch, metrics)
+        report(progress.steps, progress.epoch, metrics, trainer=self._name)
         if self._live is not None:
             self._live.metrics = {**self._live.metrics, **metrics}
         self._waiting.append((progress.steps, {"epoch": progress.epoch, **metrics}))

@@ -60,7 +60,6 @@ from smddp.training.argument_checks import check_bounds, check_counts, check_kin
 from smddp.training.batches import BatchStreams, Loop, check_shares
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.compile_time import log_compile_time
-from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
 from smddp.training.model_checks import (
     check_clipping,
@@ -240,12 +239,11 @@ class Trainer:
             ddp=ddp,
             checkpoints=checkpoints,
         )
-        average = None if ema is None else ExponentialMovingAverage(self.module, ema)
-        self.ema: nn.Module | None = None if average is None else numbers.wrap(average.module).eval()
         self._model_step = ModelStep(
-            *(self.module, wrapped, step, self._membership), device=self.device, average=average, options=ddp
+            *(self.module, wrapped, step, self._membership), device=self.device, ema=ema, options=ddp
         )
-        self.model = self._model_step.model
+        self.model, average = self._model_step.model, self._model_step.average
+        self.ema: nn.Module | None = None if average is None else numbers.wrap(average.module).eval()
         own: dict[str, Stateful | None] = {"ema": average, "epoch_schedules": self._epoch_schedules}
         self._kept = {name: part for name, part in (state or {}).items() if isinstance(part, Trainer)}
         extra, self._per_rank = with_parts_of_kept(state or {}, Trainer, Trainer._leave_to_another)

@@ -15,6 +15,10 @@ def test_a_line_reads_as_documented() -> None:
     assert line == "step=120 epoch=3 loss=0.1234 lr=0.05 samples_per_second=8123"
 
 
+def test_a_trainer_of_several_is_named_first() -> None:
+    assert metrics_line(2, 0, {"loss": 0.5}, trainer="generator") == "trainer=generator step=2 epoch=0 loss=0.5"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -64,7 +68,8 @@ def test_without_logging_a_report_is_printed(in_notebook: bool) -> None:
 
 
 @pytest.mark.usefixtures("fork_python")
-def test_whoever_sets_up_logging_for_warnings_alone_sees_no_report() -> None:
-    program = "import logging; logging.basicConfig(); from smddp.metrics.lines import report; report(7, 1, {'a': 0.5})"
+@pytest.mark.parametrize("choice", ["basicConfig()", "disable(logging.INFO)"])
+def test_whoever_wants_warnings_alone_sees_no_report(choice: str) -> None:
+    program = f"import logging; logging.{choice}; from smddp.metrics.lines import report; report(7, 1, {{'a': 0.5}})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout + done.stderr == ""
