@@ -15,6 +15,7 @@ Target: with several ranks at least 0.98 of bare DDP's throughput. It trains on 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -48,6 +49,9 @@ def network(width: int, device: torch.device) -> nn.Module:
     return nn.Sequential(*layers).to(device)
 
 
+_TURNS = itertools.count()
+
+
 class Contest:
     """The contestants of one launch, on one rank."""
 
@@ -75,7 +79,7 @@ class Contest:
         """Trains by smddp's Trainer."""
         model = network(self._options.width, self._device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        trainer = smddp.Trainer(Job.detect(), model, optimizer, name=f"turn-{time.monotonic_ns()}", precision="fp32")
+        trainer = smddp.Trainer(Job.detect(), model, optimizer, name=f"turn-{next(_TURNS)}", precision="fp32")
 
         def step() -> None:
             trainer.step(cross_entropy(trainer.model(self._images), self._labels))
