@@ -30,6 +30,10 @@ class LiveRun:
     """The step of the newest durable checkpoint of this process."""
     memory: Callable[[], int]
     """The most bytes that were in use."""
+    checkpoint_seconds: float | None = None
+    """From one checkpoint to the next, if the clock decides."""
+    checkpoint_steps: int | None = None
+    """Steps from one checkpoint to the next, if these decide."""
     total: int | None = None
     """The step at which the run ends, if it is known."""
     samples_a_step: int | None = None
@@ -51,7 +55,7 @@ class LiveLine:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque()
         self._checkpoint: int | None = None
-        self._checkpoint_time = 0.0
+        self._checkpoint_time = clock()
 
     def text(self, columns: int) -> str:
         """Returns the line: the most important parts that fit."""
@@ -70,8 +74,8 @@ class LiveLine:
             if run.total is not None:
                 parts.append((3, f"ETA {_duration((run.total - steps) / rate)}"))
         parts.append((5, f"{run.memory() / 2**30:.1f} GiB"))
-        if age := self._checkpoint_age(now):
-            parts.append((6, age))
+        if checkpoints := self._checkpoints(now, steps, rate):
+            parts.append((6, checkpoints))
         shares = [(name[5:], value) for name, value in run.metrics.items() if name.startswith("time_")]
         parts += [(7 + rank, f"{name} {value:.0%}") for rank, (name, value) in enumerate(shares)]
         return _fitting(parts, columns)
@@ -84,11 +88,19 @@ class LiveLine:
         began, before = self._seen[0]
         return (steps - before) / (now - began) if now > began else 0.0
 
-    def _checkpoint_age(self, now: float) -> str:
-        newest = self._run.newest_checkpoint()
+    def _checkpoints(self, now: float, steps: int, rate: float) -> str:
+        """When the newest one was durable, and when the next is due, as far as that is known."""
+        run, newest = self._run, self._run.newest_checkpoint()
         if newest != self._checkpoint:
             self._checkpoint, self._checkpoint_time = newest, now
-        return "" if newest is None else f"checkpoint {_duration(now - self._checkpoint_time)} ago"
+        age = now - self._checkpoint_time
+        due = [] if run.checkpoint_seconds is None else [run.checkpoint_seconds - age]
+        if run.checkpoint_steps is not None and rate:
+            due.append((run.checkpoint_steps - steps % run.checkpoint_steps) / rate)
+        following = _duration(min(due)) if due else ""
+        if newest is None:
+            return f"checkpoint in {following}" if following else ""
+        return f"checkpoint {_duration(age)} ago" + (f", next in {following}" if following else "")
 
 
 def shown_on_terminal(line: LiveLine) -> TerminalLine | None:

@@ -22,6 +22,7 @@ from smddp.metrics.live_line import LiveLine, LiveRun, is_watched, shown_on_term
 from smddp.metrics.memory import peak_memory
 from smddp.metrics.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
+from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.run_checkpoints import Progress
 from smddp.training.run_saves import RunSaves, end_with_run
 
@@ -38,6 +39,7 @@ class RunView:
         device: The rank's.
         name: The trainer's, where the job has several.
         live: Whether there is a live line, where a person watches.
+        policy: When the next checkpoint is due.
 
     Raises:
         TypeError: One of the trackers is none.
@@ -52,6 +54,7 @@ class RunView:
         device: torch.device,
         name: str | None = None,
         live: bool = True,
+        policy: CheckpointPolicy | None = None,
     ) -> None:
         self._job = job
         self._name = name
@@ -70,6 +73,8 @@ class RunView:
                 newest_checkpoint=self._newest_checkpoint,
                 memory=partial(peak_memory, device),
             )
+            if policy is not None and policy.every != "auto":  # whose next time only its clock knows
+                self._live.checkpoint_seconds, self._live.checkpoint_steps = policy.seconds, policy.every
 
     @property
     def run(self) -> str:

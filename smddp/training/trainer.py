@@ -261,7 +261,13 @@ class Trainer:
             self._job, self._membership, checkpoints, before_save=self._before_save, stall=stall
         )
         self._progress = self._run_checkpoints.progress
-        self._view = RunView(self._job, self._progress, trackers, device=self.device, name=name, live=progress)
+        self._view = RunView(
+            *(self._job, self._progress, trackers),
+            device=self.device,
+            name=name,
+            live=progress,
+            policy=checkpoints,
+        )
         self._run_checkpoints.on_begin = self._begin_views if self.is_main else self._view.begin_beside_main
         self._is_kept = False
         self._counts_steps = False

@@ -35,6 +35,14 @@ def test_a_line_tells_how_far_how_fast_and_until_when() -> None:
     )
 
 
+def test_the_next_checkpoint_is_the_first_that_clock_or_steps_ask_for() -> None:
+    watched = Watched(checkpoint_seconds=300.0, checkpoint_steps=500)
+    assert watched.after(10, 10).endswith("checkpoint in 4:50 min")
+    watched.checkpoint = 7  # type: ignore[assignment]
+    assert watched.after(10, 390).endswith("checkpoint 0 s ago, next in 5 s")
+    assert Watched(checkpoint_seconds=60.0).after(100, 10).endswith("checkpoint in 0 s")
+
+
 def test_what_is_not_known_is_left_out() -> None:
     assert Watched().after(4, 10) == "epoch 3  step 10  2.5 steps/s  1.5 GiB"
 
