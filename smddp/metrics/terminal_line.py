@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TextIO
@@ -115,8 +116,9 @@ class _Substitute:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
+    @abstractmethod
     def write(self, text: str) -> int:
-        raise NotImplementedError
+        """Writes a text, which may be a part of a line."""
 
     def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))

@@ -173,10 +173,8 @@ class BatchStreams:
         return self.is_cut
 
     def _has_more(self) -> bool:
-        try:
-            return self._loaders.order is None or len(self._loaders.order) > 0
-        except TypeError:  # as len() of what has none: a pipe's end is not known before it comes
-            return True
+        order = self._loaders.order
+        return order is None or order.steps_per_epoch is None or len(order) > 0
 
     def _check_taken(self, expected: int) -> None:
         taken = self._loop.micro_batches()

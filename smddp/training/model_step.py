@@ -29,6 +29,8 @@ class ModelStep:
 
     Attributes:
         model: What to call in a forward pass.
+        step: Its optimizers.
+        loss: Its losses.
         average: The weights' average, or None.
     """
 
@@ -44,8 +46,8 @@ class ModelStep:
         options: DDPOptions,
     ) -> None:
         self._module = module
-        self._step = step
-        self._loss = StepLoss(membership, module)
+        self.step = step
+        self.loss = StepLoss(membership, module)
         self._items = ItemWeights(membership, device, step.accumulate)
         self.model = wrapped
         self._replica: Replica | None = None
@@ -60,24 +62,10 @@ class ModelStep:
         """What PowerSGD keeps from step to step, where it is the hook of several ranks."""
         return None if self._replica is None else self._replica.powersgd
 
-    @property
-    def micro_batch(self) -> int:
-        """How many micro-batches of the step under way were taken."""
-        return self._step.micro_batch
-
-    @property
-    def learning_rate(self) -> float:
-        """That of the first group of parameters."""
-        return self._step.learning_rate
-
-    def gradient_norm(self) -> float | None:
-        """As `OptimizerStep.gradient_norm`."""
-        return self._step.gradient_norm()
-
     def restart(self) -> None:
         """Forgets micro-batches of a step that was never finished."""
-        self._step.restart()
-        self._loss.restart()
+        self.step.restart()
+        self.loss.restart()
         self._items.restart()
 
     def backward_and_step(self, loss: Tensor, share: float, *, items: Tensor | float | None, collect: bool) -> bool:
@@ -95,7 +83,7 @@ class ModelStep:
         Raises:
             ValueError: The gradients would not be averaged over the ranks, or ``items`` is not possible.
         """
-        replica, step = self._replica, self._step
+        replica, step = self._replica, self.step
         if replica is not None and not replica.averages and not step.accumulates:
             raise ValueError(
                 "the ranks' gradients would not be averaged: compute each loss by trainer.model(...), after the "
@@ -105,7 +93,7 @@ class ModelStep:
         if items is not None:
             step.correction = self._items.correction
             weight = self._items.weigh(items if share else 0)
-        self._loss.add(loss, weight, collect=collect)
+        self.loss.add(loss, weight, collect=collect)
         is_done = step.backward_and_step(loss, weight)
         if is_done:
             self._after_step()
@@ -115,24 +103,16 @@ class ModelStep:
         """Takes the optimizer step with the micro-batches that a loader's end left."""
         if self._replica is not None:
             self._replica.average_gradients()
-        self._step.finish_window()
+        self.step.finish_window()
         self._after_step()
 
     def mean_loss(self) -> float:
         """Returns the mean loss of the last step over the ranks; collective."""
-        return self._loss.mean(self._items.loss_factor)
-
-    def check_finite(self, step: int, loss: float) -> None:
-        """As `StepLoss.check_finite`."""
-        self._loss.check_finite(step, loss)
-
-    def check_weights(self, step: int) -> None:
-        """As `StepLoss.check_weights`."""
-        self._loss.check_weights(step)
+        return self.loss.mean(self._items.loss_factor)
 
     def _after_step(self) -> None:
         if self._replica is not None:
             self._replica.averages = False
             self._replica.share_buffers()
-        if self.average is not None and self._step.applied:
+        if self.average is not None and self.step.applied:
             self.average.update_parameters(self._module)

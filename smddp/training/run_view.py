@@ -52,9 +52,9 @@ class RunView:
         trackers: Sequence[Tracker],
         *,
         device: torch.device,
-        name: str | None = None,
-        live: bool = True,
-        policy: CheckpointPolicy | None = None,
+        name: str | None,
+        live: bool,
+        policy: CheckpointPolicy,
     ) -> None:
         self._job = job
         self._name = name
@@ -73,7 +73,7 @@ class RunView:
                 newest_checkpoint=self._newest_checkpoint,
                 memory=partial(peak_memory, device),
             )
-            if policy is not None and policy.every != "auto":  # whose next time only its clock knows
+            if policy.every != "auto":  # whose next time only its clock knows
                 self._live.checkpoint_seconds, self._live.checkpoint_steps = policy.seconds, policy.every
 
     @property

@@ -58,12 +58,9 @@ class StepReport:
             most: At how many steps it ends in any case.
         """
         order, progress = self._loaders.order, self._progress
-        if order is not None and steps is None:
-            try:
-                left = (epochs - progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
-                steps = int(min(progress.steps + max(left, 0), most))
-            except TypeError:  # as len() of what has none: a pipe's end is not known before it comes
-                steps = None
+        if steps is None and order is not None and order.steps_per_epoch is not None:
+            left = (epochs - progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
+            steps = int(min(progress.steps + max(left, 0), most))
         self._view.aim(steps, None if order is None else order.global_batch)
 
     def show(self) -> None:
@@ -77,10 +74,10 @@ class StepReport:
         if self._timer is not None:
             timing = self._timer.lap() | {"peak_memory_gib": peak_memory(self._device) / 2**30}
         if self._view.is_main:
-            metrics = {"loss": loss, "lr": self._model_step.learning_rate}
-            if (norm := self._model_step.gradient_norm()) is not None:
+            metrics = {"loss": loss, "lr": self._model_step.step.learning_rate}
+            if (norm := self._model_step.step.gradient_norm()) is not None:
                 metrics["grad_norm"] = norm
             if (order := self._loaders.order) is not None:
                 metrics["samples_per_second"] = self._rate.lap(step) * order.global_batch
             self._view.show(metrics | timing)
-        self._model_step.check_finite(step, loss)
+        self._model_step.loss.check_finite(step, loss)

@@ -495,7 +495,7 @@ class Trainer:
         was_finished = self._progress.finished
         self._report.aim(steps=count)
         try:
-            while self.steps < count and not (self._streams.is_over and self._model_step.micro_batch == 0):
+            while self.steps < count and not (self._streams.is_over and self._model_step.step.micro_batch == 0):
                 yield self.steps
                 self._streams.settle()
                 self._look()
@@ -582,7 +582,7 @@ class Trainer:
             self._timer.mark("forward")
         order, model_step = self._loaders.order, self._model_step
         self._streams.check_step()
-        share = 1.0 if order is None else order.loss_weight(model_step.micro_batch)
+        share = 1.0 if order is None else order.loss_weight(model_step.step.micro_batch)
         collect = (self._progress.steps + 1) % self._log_every == 0
         is_done = model_step.backward_and_step(loss, share, items=weight, collect=collect)
         if is_done:
@@ -719,14 +719,14 @@ class Trainer:
 
     def _begin_evaluation(self) -> Callable[[], None]:
         """What the evaluation draws at random changes nothing that comes after it, whether it is repeated or not."""
-        before, steps, taken = rng.capture(), self.steps, self._model_step.micro_batch
+        before, steps, taken = rng.capture(), self.steps, self._model_step.step.micro_batch
         if not self._streams.in_step:
             self._run_checkpoints.begin_evaluation()
             self._next_look = self.steps + 1
 
         def end() -> None:
             self._run_checkpoints.end_evaluation()
-            if (self.steps, self._model_step.micro_batch) == (steps, taken):  # else training drew in between
+            if (self.steps, self._model_step.step.micro_batch) == (steps, taken):  # else training drew in between
                 rng.restore([before], rank=0)
 
         return end
@@ -780,15 +780,15 @@ class Trainer:
             mean.share()
         for name, each in self._kept.items():
             Trainer._before_save(each, name)
-        if kept_as and self._model_step.micro_batch and self.is_main:
+        if kept_as and self._model_step.step.micro_batch and self.is_main:
             logger.warning(
                 "a checkpoint leaves out %d micro-batches of the step that the Trainer %r in state= has under way. A "
                 "resume takes that step without them: let it take whole steps in each step of the other trainer",
-                *(self._model_step.micro_batch, kept_as),
+                *(self._model_step.step.micro_batch, kept_as),
             )
 
     def _check_finite(self) -> None:
-        self._model_step.check_weights(self._progress.steps)
+        self._model_step.loss.check_weights(self._progress.steps)
 
     def _look(self) -> None:
         """Sees to what is due of checkpoint and stop, between two steps; sets the next step after which it may be."""

@@ -28,12 +28,16 @@ class DataOrder(Protocol):
         ...
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in a whole epoch, the same on all ranks."""
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in a whole epoch, the same on all ranks; None if that is not known before its end."""
         ...
 
     def __len__(self) -> int:
-        """Micro-batches of this rank that are left in the epoch."""
+        """Micro-batches of this rank that are left in the epoch.
+
+        Raises:
+            TypeError: That is not known before its end.
+        """
         ...
 
     def __iter__(self) -> Iterator[list[Any]]:

@@ -99,15 +99,9 @@ class PipeOrder:
         return self._consumed
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in a whole epoch.
-
-        Raises:
-            TypeError: nobody said how many records there are.
-        """
-        if self.records is None:
-            raise TypeError("how many steps an epoch has is not known before the end of its pipe; give records")
-        return self._cut.steps
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in a whole epoch; None if nobody said how many records there are."""
+        return None if self.records is None else self._cut.steps
 
     def __len__(self) -> int:
         """Micro-batches of this rank that are left in the epoch.
@@ -115,6 +109,8 @@ class PipeOrder:
         Raises:
             TypeError: nobody said how many records there are.
         """
+        if self.steps_per_epoch is None:
+            raise TypeError("how many steps an epoch has is not known before the end of its pipe; give records")
         return (self.steps_per_epoch - self._consumed // self.global_batch) * self._cut.accumulate
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
