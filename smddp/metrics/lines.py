@@ -14,6 +14,24 @@ from collections.abc import Mapping
 logger = logging.getLogger(__name__)
 
 
+_OF_THE_LINE = ("trainer", "step", "epoch")
+
+
+def check_names(metrics: Mapping[str, object]) -> None:
+    """See that each metric can be told from what each line begins with.
+
+    Raises:
+        ValueError: One can't.
+    """
+    if taken := [
+        name for name in metrics if name in _OF_THE_LINE or any(each.isspace() or each == "=" for each in name)
+    ]:
+        raise ValueError(
+            f"no metric can be called {', '.join(map(repr, taken))}: each line begins with {', '.join(_OF_THE_LINE)}, "
+            "and a name has neither spaces nor '='; choose another name"
+        )
+
+
 def metrics_line(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> str:
     """The line for these metrics; numbers keep four digits, and all digits before the point.
 

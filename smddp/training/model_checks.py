@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from smddp.checkpoint.restore.sharded_optimizer import is_sharded
 from smddp.distributed.ddp_options import CommHookName
 from smddp.training.argument_checks import describe
+from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.epoch_schedules import ScheduleEach
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.precision import Precision
@@ -189,3 +191,20 @@ def check_clipping(clip_norm: float | None, clip_value: float | None) -> None:
             f"clip_norm={clip_norm} and clip_value={clip_value}: give one of them; clip_norm keeps the gradient's "
             "direction, clip_value bounds each of its elements"
         )
+
+
+def why_not_kept(policy: CheckpointPolicy, on_nonfinite: OnNonfinite | None, *, measures: bool) -> str | None:
+    """Return why a Trainer with these options can't be kept in another one's state, for people; None if it can.
+
+    Args:
+        policy: Its checkpoints' policy, of which ``on_change`` alone is its own there.
+        on_nonfinite: What becomes of gradients that are not finite.
+        measures: Whether it times or profiles its loop.
+    """
+    if on_nonfinite == "stop":
+        return "on_nonfinite='stop' saves, and a Trainer in state= has no checkpoints: use 'raise' or 'skip'"
+    if measures:
+        return "a Trainer in state= has no loop to measure: give timing= and profile= to the other one"
+    if replace(policy, on_change="keep") != CheckpointPolicy():
+        return "a Trainer in state= is saved by the other one: give checkpoints= to that (on_change is each one's own)"
+    return None

@@ -52,6 +52,7 @@ from smddp.distributed import (
 from smddp.job import Job
 from smddp.job.saved_model import write_model
 from smddp.metrics import Profile, RunningMean, StepTimer
+from smddp.metrics.lines import check_names
 from smddp.metrics.profile import StepProfiler
 from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
 from smddp.metrics.step_flops import StepFlops
@@ -69,6 +70,7 @@ from smddp.training.model_checks import (
     check_schedulers,
     check_sharded_optimizers,
     underlying_module,
+    why_not_kept,
 )
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
@@ -208,8 +210,7 @@ class Trainer:
             flops = StepFlops(model, self.device, numbers.dtype, speaks=self._cluster.is_main)
             self._timer = StepTimer(self.device, flops=flops)
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
-        self._stops_on_nonfinite = on_nonfinite == "stop"
-        self._measures_loop = timing or profile is not None
+        self._why_not_kept = why_not_kept(checkpoints, on_nonfinite, measures=timing or profile is not None)
         step = OptimizerStep(
             optimizers,
             schedulers=schedulers if self._epoch_schedules is None else [self._epoch_schedules],
@@ -650,9 +651,11 @@ class Trainer:
             The numbers; with ``reduce`` the same on all ranks.
 
         Raises:
-            ValueError: One is no number, the ranks log different metrics, or there is no such ``reduce``.
+            ValueError: One is no number, or cannot have its name; the ranks log different metrics; there is no such
+                ``reduce``.
         """
         check_reduce(reduce)
+        check_names(metrics)
         numbers = (
             as_numbers(metrics) if reduce is None else over_ranks(lambda: as_numbers(metrics), reduce, self._membership)
         )
@@ -693,12 +696,8 @@ class Trainer:
         """Leaves checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""
         if self._is_kept or self._run_checkpoints.has_started:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
-        if self._stops_on_nonfinite:
-            raise ValueError(
-                "on_nonfinite='stop' saves, and a Trainer in state= has no checkpoints: use 'raise' or 'skip'"
-            )
-        if self._measures_loop:
-            raise ValueError("a Trainer in state= has no loop to measure: give timing= and profile= to the other one")
+        if self._why_not_kept is not None:
+            raise ValueError(self._why_not_kept)
         self._is_kept = True
         self._run_checkpoints.leave_to_another()
         return {**self._state, "progress": self._progress}, self._per_rank

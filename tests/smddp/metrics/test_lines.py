@@ -7,12 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 import smddp.metrics.lines
-from smddp.metrics.lines import StepRate, metrics_line, report
+from smddp.metrics.lines import StepRate, check_names, metrics_line, report
 
 
 def test_a_line_reads_as_documented() -> None:
     line = metrics_line(120, 3, {"loss": 0.12341, "lr": 0.05, "samples_per_second": 8123.4})
     assert line == "step=120 epoch=3 loss=0.1234 lr=0.05 samples_per_second=8123"
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "trainer", "a b", "a=b", "a\n"])
+def test_a_name_that_would_spoil_the_line_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no metric can be called"):
+        check_names({"loss": 1.0, name: 2.0})
+    check_names({"loss": 1.0, "step_time": 2.0, "größe": 3.0})
 
 
 def test_a_trainer_of_several_is_named_first() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from smddp import Profile, Trainer
+from smddp import CheckpointPolicy, Profile, Trainer
 from smddp.checkpoint import list_checkpoints
 from smddp.distributed import leave
 from smddp.errors import TrainingDivergedError
@@ -124,6 +124,18 @@ def test_what_measures_a_loop_is_refused_in_a_trainer_that_has_none(job: Job, op
     kept = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), name="kept", **options)
     with pytest.raises(ValueError, match="give timing= and profile= to the other one"):
         Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), state={"kept": kept})
+
+
+def test_a_policy_that_would_be_ignored_is_refused_and_on_change_is_not(job: Job) -> None:
+    model = nn.Linear(1, 1)
+
+    def keep(policy: CheckpointPolicy, name: str) -> None:
+        kept = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), name="kept", checkpoints=policy)
+        Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), name=name, state={"kept": kept})
+
+    with pytest.raises(ValueError, match="give checkpoints= to that"):
+        keep(CheckpointPolicy(every=5), "first")
+    keep(CheckpointPolicy(on_change="take"), "second")
 
 
 @pytest.mark.parametrize(("accumulate", "told"), [(2, 1), (3, 0)])

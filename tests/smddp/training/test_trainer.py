@@ -312,6 +312,13 @@ def test_metrics_are_those_of_the_very_step(job: Job) -> None:
     assert metrics == {2: {}, 4: {}, 5: {"accuracy": 0.5}, 6: {}, 8: {}, 10: {"accuracy": 0.7}}
 
 
+def test_a_metric_that_is_called_as_the_line_begins_is_refused(job: Job) -> None:
+    model = torch.nn.Linear(1, 1)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="no metric can be called 'step'"):
+        trainer.log(step=3)
+
+
 def test_metrics_logged_one_by_one_at_one_step_are_all_kept(job: Job) -> None:
     run = Run(job)
     train_and_log(run, [0.5], evaluate=lambda: run.trainer.log(loss=1.5))
