@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smddp.collectives.operations import REDUCTIONS, Call, Operation, Setting
+from smddp.collectives.operation import REDUCTIONS, Call, Operation, Setting
 from smddp.errors import DistributedError
 
 _WARM_UP_CALLS = 5
@@ -32,8 +32,8 @@ class Measurement:
     seconds: float | None = None
     """Of one call, the mean of many on the slowest rank; None if the backend lacks it."""
     bus_factor: float = 1.0
-    is_right: bool = True
-    """Whether every rank had the right result."""
+    is_right: bool | None = None
+    """Whether every rank had the right result; None where there is none to compare: of a barrier, or nothing ran."""
     lacks: str | None = None
     """Why the backend does not have it."""
 
@@ -79,30 +79,29 @@ def _over_sizes(
 def _measure_one(
     operation: Operation, setting: Setting, reduction: str | None, size: int, seconds: float
 ) -> Measurement:
-    def result(size: int, **values: object) -> Measurement:
-        return Measurement(
-            operation=operation.name,
-            reduction=reduction,
-            backend=setting.backend,
-            device=setting.device.type,
-            ranks=setting.world_size,
-            size=size,
-            bus_factor=operation.bus_factor(setting.world_size),
-            **values,  # type: ignore[arg-type]
-        )
-
+    found = Measurement(
+        operation=operation.name,
+        reduction=reduction,
+        backend=setting.backend,
+        device=setting.device.type,
+        ranks=setting.world_size,
+        size=size,
+        bus_factor=operation.bus_factor(setting.world_size),
+    )
     if setting.world_size < operation.least_ranks:
-        return result(size, lacks=f"it takes {operation.least_ranks} ranks, and here is {setting.world_size}")
+        return replace(found, lacks=f"it takes {operation.least_ranks} ranks, and here is {setting.world_size}")
     call = operation.prepare(setting, size, reduction)
     lacks = _try(call)
     refusals = int(_over_ranks(setting, float(lacks is not None), dist.ReduceOp.SUM))
     if refusals == setting.world_size:
-        return result(size, lacks=lacks)
+        return replace(found, lacks=lacks)
     if refusals:
         own = f"here, on rank {setting.rank}: {lacks}" if lacks is not None else f"not on rank {setting.rank}"
         raise DistributedError(f"{operation.name} failed on {refusals} of {setting.world_size} ranks, {own}.")
-    is_right = _over_ranks(setting, float(call.is_right()), dist.ReduceOp.MIN) == 1.0
-    return result(call.size, seconds=_time(call, setting, seconds), is_right=is_right)
+    is_right = None
+    if call.is_right is not None:
+        is_right = _over_ranks(setting, float(call.is_right()), dist.ReduceOp.MIN) == 1.0
+    return replace(found, size=call.size, seconds=_time(call, setting, seconds), is_right=is_right)
 
 
 def _try(call: Call) -> str | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from smddp.collectives.measure import Measurement, measure
-from smddp.collectives.operations import OPERATIONS, Setting, group_of_all
+from smddp.collectives.operation import Setting, group_of_all
+from smddp.collectives.operations import OPERATIONS
 from smddp.distributed import Membership, join, leave
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def run_rank(options: Options) -> int:
     if is_main:
         _report(measurements, options)
     leave()
-    return 0 if all(each.is_right for each in measurements) else 1
+    return 1 if any(each.is_right is False for each in measurements) else 0
 
 
 def settings(membership: Membership) -> list[Setting]:

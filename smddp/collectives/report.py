@@ -12,6 +12,7 @@ from rich.table import Table
 
 from smddp.collectives.measure import Measurement
 
+_RESULTS = {True: "right", False: "[bold red]WRONG[/]", None: ""}
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
@@ -44,7 +45,7 @@ def print_table(measurements: Sequence[Measurement], console: Console) -> None:
                     f"{each.seconds * 1e6:.1f}",
                     _gigabytes(each.algorithm_bandwidth),
                     _gigabytes(each.bus_bandwidth),
-                    "right" if each.is_right else "[bold red]WRONG[/]",
+                    _RESULTS[each.is_right],
                 )
         console.print(table)
         for each in own:
