@@ -38,6 +38,12 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
         del trainer, pl_module
         stop_signal.watch_again()
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Replaces the checkpoint of an earlier stop by one of the end: another run has nothing left to train."""
+        del pl_module
+        if self.resume_from is not None:
+            trainer.save_checkpoint(self._file)
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Asks all ranks, and stops if they agree.
 

@@ -87,6 +87,9 @@ def test_a_stop_saves_on_all_ranks_and_the_next_attempt_goes_on(tmp_path):
     assert [int(step) for step in re.findall(r"step (\d+)", out)] == list(range(stopped_at, stopped_at + 5)), error
     assert f"done {stopped_at + 5}" in out
 
+    out, error = start(tmp_path, steps=stopped_at + 5, ranks=1).communicate(timeout=60)
+    assert (re.findall(r"step \d+", out), f"done {stopped_at + 5}" in out) == ([], True), error
+
 
 def test_lightning_is_told_of_the_ranks_that_the_cluster_has():
     environment = SmddpEnvironment(Cluster.detect(RANK_3))
