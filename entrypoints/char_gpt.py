@@ -196,6 +196,7 @@ def read_documents(channel: Path | None) -> list[str]:
     if channel is None:
         from pydoc_data.topics import topics
 
+        logger.warning("there is no channel 'training': this trains on Python's language reference")
         return [text for _, text in sorted(topics.items())]
     files = sorted(file for file in channel.rglob("*") if file.suffix in (".txt", ".md"))
     documents = [text for file in files if (text := file.read_text(encoding="utf-8", errors="replace").strip())]

@@ -10,7 +10,7 @@
 The channel ``training``, or else ``./data``, holds ``cifar-10-batches-py/``, the unpacked archive of CIFAR-10's Python
 version. Nothing is downloaded.
 
-What differs from the article, and why: the learning rate (1e-4 without momentum hardly learns); the order of an epoch
+What differs from the article, and why: the learning rate (1e-4 without momentum there); the order of an epoch
 (without ``set_epoch`` all had the same); the test set, of which each image is counted once (the article draws it by the
 sampler of the training set, and never tests); the batch size, which is that of all processes together; and Apex, whose
 levels O0 to O3 are names of precisions.

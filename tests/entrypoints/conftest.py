@@ -27,15 +27,20 @@ def script() -> Path:
     return SCRIPT
 
 
-@pytest.fixture(scope="session")
-def entry_point() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("image_classification", SCRIPT)
+def load(script: Path) -> ModuleType:
+    """An entry point as a module."""
+    spec = importlib.util.spec_from_file_location(script.stem, script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def entry_point() -> ModuleType:
+    return load(SCRIPT)
 
 
 @pytest.fixture(scope="session")

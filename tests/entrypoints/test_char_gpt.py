@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from smddp.distributed import leave
 from smddp.job import Job
+from tests.entrypoints.conftest import load
 
 SCRIPT = Path(__file__).parents[2] / "entrypoints" / "char_gpt.py"
 TINY = {"layers": 1, "heads": 2, "width": 16, "block": 16, "batch_size": 8, "warmup_steps": 2, "lr": 0.02}
@@ -22,13 +22,7 @@ TINY = {"layers": 1, "heads": 2, "width": 16, "block": 16, "batch_size": 8, "war
 
 @pytest.fixture(scope="module")
 def gpt() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("char_gpt", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPT)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from smddp.distributed import leave
 from smddp.job import Job
+from tests.entrypoints.conftest import load
 
 SCRIPT = Path(__file__).parents[2] / "entrypoints" / "cifar10.py"
 
@@ -27,13 +27,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 @pytest.fixture(scope="module")
 def article() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cifar10", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPT)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "O1", "O2", "O3"])
