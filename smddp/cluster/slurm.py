@@ -8,6 +8,7 @@ a port derived from the ids of job and step (see :meth:`~smddp.cluster.environme
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from smddp.cluster.env_values import EnvValue, EnvValues
 from smddp.cluster.environment import Environment
@@ -54,6 +55,20 @@ def read(environment: Environment) -> EnvValues:
         hosts=hosts,
         master_addr=environment.master_addr(EnvValue(hosts.value[0], f"first of {hosts.source}")),
         master_port=environment.master_port(environment.port_of_job("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    )
+
+
+def unused_nodes(variables: Mapping[str, str]) -> str | None:
+    """Say, for people, that a process without srun leaves nodes of its allocation unused; None if it does not."""
+    environment = Environment(variables)
+    if "SLURM_JOB_ID" not in environment or "SLURM_JOB_NUM_NODES" not in environment or started(environment):
+        return None
+    nodes = environment.integer("SLURM_JOB_NUM_NODES", beside="SLURM_JOB_ID").value
+    if nodes < 2:
+        return None
+    return (
+        f"{environment.show('SLURM_JOB_ID')} has {nodes} nodes, and this trains on one of them, because srun did not "
+        "start it: write srun --ntasks-per-node=1 smddp run …, or srun python …"
     )
 
 

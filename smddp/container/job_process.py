@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from smddp.process.output_lines import STDERR, write_all
+from smddp.process.preemption import USER_SIGNALS
 from smddp.process.process_tree import Descendants, adopt_orphans, send_to_those_that_catch
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,8 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
         adopt_orphans()
     for signum in STOP_SIGNALS:
         signal.signal(signum, forward)
-    signal.signal(signal.SIGUSR1, pass_on)
+    for signum in USER_SIGNALS:
+        signal.signal(signum, pass_on)
     started = subprocess.Popen(
         command, env=dict(environ), cwd=directory, stderr=subprocess.PIPE, start_new_session=group
     )

@@ -21,6 +21,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
+from smddp.cluster.slurm import unused_nodes
 from smddp.cluster.timeout import check_timeout, read_timeout
 from smddp.distributed import adoption
 from smddp.distributed.backend import choose_backend
@@ -137,6 +138,8 @@ def leave(*, together: bool = False) -> None:
 
 def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membership:
     if cluster.world_size == 1:
+        if cluster.launcher == "single" and (why := unused_nodes(os.environ)) is not None:
+            logger.warning("NODES ARE LEFT UNUSED: %s", why)
         device = _take_device(cluster, None)
         # A job may ask for smddp, which is for the gradients of several.
         chosen = choose_backend(backend, device, {})

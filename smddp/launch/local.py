@@ -1,7 +1,8 @@
 """``smddp run``: a script on this machine, as one process or as many nodes of many ranks, through torchrun's agent.
 
-Without a node rank, all the nodes are agents on this machine, joined over 127.0.0.1; with one, this is just that node
-of a real cluster, and the command is given once on each machine. No SageMaker, no /opt/ml: see ``smddp.container``.
+Without a node rank, all the nodes are agents on this machine, joined over 127.0.0.1; with one, or as a task of srun or
+OpenPAI, this is just that node of a real cluster, and the command is given once on each machine. No SageMaker, no
+/opt/ml: see ``smddp.container``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from types import FrameType
 from smddp.cluster.timeout import TIMEOUT_VARIABLE, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report
-from smddp.launch.torchrun import check_port, free_port
+from smddp.launch.nodes import find_nodes
 from smddp.process.children import ChildProcesses, exit_code
-from smddp.process.preemption import RESUMABLE
+from smddp.process.preemption import RESUMABLE, USER_SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def run_local(
     script: str | Path,
     arguments: Sequence[str] = (),
     *,
-    nodes: int = 1,
+    nodes: int | None = None,
     processes_per_node: int = 1,
     node_rank: int | None = None,
     master_addr: str | None = None,
@@ -48,7 +49,7 @@ def run_local(
     Args:
         script: The Python file.
         arguments: Its command line.
-        nodes: All the nodes of the run.
+        nodes: All the nodes of the run. Default: those on which srun or OpenPAI has started this, or one.
         processes_per_node: Ranks on each of them.
         node_rank: This machine's place among the nodes; None runs all nodes here.
         master_addr: The first node's address, with ``node_rank`` only.
@@ -69,26 +70,14 @@ def run_local(
     script = Path(script)
     if not script.is_file():
         raise DistributedError(f"There is no script {script} (looked in {Path.cwd()}).")
-    if nodes < 1 or processes_per_node < 1:
-        raise DistributedError(f"{nodes} nodes of {processes_per_node} processes: give one or more of both.")
-    check_port(master_port or 0)
+    if processes_per_node < 1:
+        raise DistributedError(f"{processes_per_node} processes per node: give one or more.")
+    found = find_nodes(os.environ, count=nodes, rank=node_rank, master_addr=master_addr, master_port=master_port)
     if max_restarts < 0:
         raise DistributedError(f"{max_restarts} restarts: give 0 or more.")
     if timeout is not None:
         check_timeout(timeout, f"A timeout of {timeout:g}")
-    if node_rank is None and master_addr is not None:
-        raise DistributedError("A master address is for the nodes of a real cluster: give the node rank as well.")
-    if node_rank is not None:
-        if not 0 <= node_rank < nodes:
-            raise DistributedError(f"Node rank {node_rank} is not one of 0 to {nodes - 1}.")
-        if nodes > 1 and (master_addr is None or master_port is None):
-            raise DistributedError(
-                "One node of several needs the first node's address and port, the same on every node."
-            )
-    address = master_addr or "127.0.0.1"
-    port = master_port or free_port()
-    here = range(nodes) if node_rank is None else [node_rank]
-    environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(here) * processes_per_node)
+    environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(found.here) * processes_per_node)
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
     earlier = failure_report.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
@@ -107,12 +96,14 @@ def run_local(
         agents.forward(signum)
 
     previous = {signum: signal.signal(signum, forward) for signum in (signal.SIGTERM, signal.SIGINT)}
-    previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda signum, _frame: agents.pass_on(signum))
+    for signum in USER_SIGNALS:
+        previous[signum] = signal.signal(signum, lambda signum, _frame: agents.pass_on(signum))
     try:
-        for rank in here:
+        for rank in found.here:
             command = [sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent"]
-            command += ["--nnodes", str(nodes), "--nproc-per-node", str(processes_per_node)]
-            command += ["--node-rank", str(rank), "--master-addr", address, "--master-port", str(port)]
+            command += ["--nnodes", str(found.count), "--nproc-per-node", str(processes_per_node)]
+            command += ["--node-rank", str(rank), "--master-addr", found.master_addr]
+            command += ["--master-port", str(found.master_port)]
             command += ["--max-restarts", str(max_restarts)]
             agents.start([*command, str(script), *arguments], environ=environ, new_session=True)
         while not agents.poll(POLL_SECONDS):

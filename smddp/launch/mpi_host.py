@@ -21,7 +21,7 @@ from types import FrameType
 from smddp.errors import DistributedError
 from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback
 from smddp.launch.reports import FailureFile, tell_failure
-from smddp.process.preemption import RESUMABLE
+from smddp.process.preemption import RESUMABLE, USER_SIGNALS
 from smddp.process.process_tree import adopt_orphans, find_ranks, send_to_those_that_catch
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ def serve(first: str) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, remember)
-    signal.signal(signal.SIGUSR1, lambda signum, _frame: send_to_those_that_catch(find_ranks(os.getpid()), signum))
+    for signum in USER_SIGNALS:
+        signal.signal(signum, lambda signum, _frame: send_to_those_that_catch(find_ranks(os.getpid()), signum))
     failure_file = FailureFile()
     try:
         code, reason = _await_end(line, sshd.pid, first, stops)

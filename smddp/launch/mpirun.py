@@ -27,6 +27,7 @@ from smddp.launch.mpi_hosts import SSH, SshConnection, connect
 from smddp.launch.reports import FailureFile, describe_exit, tell_failure
 from smddp.process.children import OUTPUT_SECONDS
 from smddp.process.output_lines import STDERR, copy_lines
+from smddp.process.preemption import USER_SIGNALS
 from smddp.process.process_tree import find_ranks, send_to_those_that_catch
 
 _KILLED = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
@@ -108,7 +109,8 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)
-    signal.signal(signal.SIGUSR1, pass_on)  # sbatch --signal=USR1@120
+    for signum in USER_SIGNALS:  # sbatch --signal=USR1@120
+        signal.signal(signum, pass_on)
     mpirun = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert mpirun.stderr is not None
     copy = threading.Thread(target=copy_lines, args=(mpirun.stderr.fileno(), STDERR, heed), daemon=True)

@@ -25,7 +25,7 @@ from smddp.errors import DistributedError
 from smddp.launch.reports import host_name, tell_failure
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.interruptible import SIGNAL_SECONDS
-from smddp.process.preemption import RESUMABLE
+from smddp.process.preemption import RESUMABLE, USER_SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, forward)
-    signal.signal(signal.SIGUSR1, lambda signum, _frame: ranks.pass_on(signum))  # sbatch --signal=USR1@120
+    for signum in USER_SIGNALS:  # sbatch --signal=USR1@120
+        signal.signal(signum, lambda signum, _frame: ranks.pass_on(signum))
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
     threading.Thread(target=run_agent, daemon=True).start()
     ended: BaseException | int | None = None

@@ -1,9 +1,9 @@
 """A stop is not a failure: SIGTERM sets a flag, and training ends at the next step's boundary.
 
 SageMaker (StopTrainingJob, a spot interruption), Slurm and Kubernetes all send SIGTERM and grant some time before
-SIGKILL. ``sbatch --signal=USR1@120`` sends SIGUSR1 before the time is up, and that is a stop too. The handler here only
-remembers that it came: no collective and no file is ever touched inside a signal handler. Which step to stop at is
-agreed between the ranks elsewhere (``smddp.distributed.Agreement``).
+SIGKILL. ``sbatch --signal=USR1@120`` sends SIGUSR1, or USR2, before the time is up, and that is a stop too. The handler
+here only remembers that it came: no collective and no file is ever touched inside a signal handler. Which step to stop
+at is agreed between the ranks elsewhere (``smddp.distributed.Agreement``).
 
 ``smddp.run`` watches for these signals. A loop of one's own asks ``job.stopping``, on all ranks at the same points::
 
@@ -28,8 +28,11 @@ RESUMABLE = 75
 """The exit code of a job that stopped with its work saved: run it again and it goes on (EX_TEMPFAIL of sysexits.h)."""
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What asks for a stop under ``smddp.run``; SIGUSR1 only where the script has no handler of its own for it."""
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""A stop to a script that has no handler of its own for them; launchers pass them on, as none of their business."""
+
+STOP_SIGNALS = (signal.SIGTERM, *USER_SIGNALS)
+"""What asks for a stop under ``smddp.run``."""
 
 
 class Stopped(SystemExit):
@@ -88,7 +91,7 @@ class StopSignal:
         self._previous_wakeup = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
         self._previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         for number, previous in self._previous.items():
-            if number == signal.SIGTERM or previous == signal.SIG_DFL:  # SIGUSR1 may have a meaning of the user's
+            if number == signal.SIGTERM or previous == signal.SIG_DFL:  # others may have a meaning of the user's
                 signal.signal(number, self._request)
         return self
 

@@ -20,7 +20,7 @@ sys.exit(mpi_host.main(["--first", "algo-1"]))
 
 RANK = """#!/bin/sh
 while [ ! -e launch ]; do sleep 0.05; done
-OMPI_COMM_WORLD_RANK=0 sh -c 'trap "echo told >rank; exit 0" TERM USR1; echo up >rank; while :; do sleep 0.05; done'
+OMPI_COMM_WORLD_RANK=0 sh -c 'trap "echo told >rank; exit 0" TERM USR2; echo up >rank; while :; do sleep 0.05; done'
 sleep 300
 """
 
@@ -64,7 +64,7 @@ def test_sigusr1_reaches_the_ranks_and_is_no_stop_here(host, tmp_path):
     end = begin(tmp_path / "line")
     (tmp_path / "launch").touch()
     await_that(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() == "up\n")
-    host.send_signal(signal.SIGUSR1)
+    host.send_signal(signal.SIGUSR2)
     await_that(lambda: (tmp_path / "rank").read_text() == "told\n")
     os.write(end, b"0\n")
     os.close(end)

@@ -111,7 +111,7 @@ def main(job):
     assert "job.stopping" in ended.failure
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_loop_that_asks_saves_and_goes_on_later(tmp_path: Path, by: signal.Signals) -> None:
     body = """
 def main(job):

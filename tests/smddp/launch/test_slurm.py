@@ -1,0 +1,144 @@
+"""A real Slurm of two nodes: srun gives ``smddp run`` its nodes, and what ends a job is a stop that can be resumed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smddp.checkpoint import list_checkpoints
+from tests.slurm import SlurmCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("fork_python")]
+
+TRAIN = """
+import time
+import torch
+import smddp
+
+def main(job):
+    model = torch.nn.Linear(1, 1)
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in trainer.steps_to({steps}):
+        if job.cluster.is_main:
+            print(f"step {{step + 1}} of {{job.cluster.world_size}} ranks", flush=True)
+        time.sleep({seconds})
+        trainer.step(trainer.model(torch.ones(1, 1)).sum())
+
+smddp.run(main)
+"""
+
+BATCH = """#!/bin/bash
+trap : TERM  # or this shell would end, and take srun with it, before the ranks have saved
+srun --ntasks-per-node=1 {python} -m smddp.cli run --run-dir {run} {script}
+code=$?
+state=$(squeue --noheader --job "$SLURM_JOB_ID" --format=%T)
+echo "ended with $code while $state"
+if [ "$code" = 75 ] && [ "$state" = RUNNING ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$code"
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a script that trains so many steps."""
+
+    def write(*, steps: int, seconds: float = 0.0) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(TRAIN.format(steps=steps, seconds=seconds))
+        return path
+
+    return write
+
+
+class Batch:
+    """A batch job of two nodes, one rank on each."""
+
+    def __init__(self, slurm: SlurmCluster, directory: Path, script: Path) -> None:
+        self._slurm = slurm
+        self.run = directory / "run"
+        self._log = directory / "log"
+        batch = directory / "train.sbatch"
+        batch.write_text(BATCH.format(python=sys.executable, run=self.run, script=script))
+        options = ("--parsable", "--nodes=2", "--exclusive", "--requeue", "--open-mode=append", f"--output={self._log}")
+        self.job = slurm.run("sbatch", *options, str(batch)).strip()
+
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def await_log(self, text: str, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.log():
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.log()}"
+            time.sleep(0.1)
+
+    def await_resumption(self) -> None:
+        """Wait until it is queued again, and let it begin at once; Slurm gives it two minutes."""
+        self._slurm.await_state(self.job, "PENDING")
+        self._slurm.run("scontrol", "update", f"JobId={self.job}", "StartTime=now")
+
+    def saved(self) -> list[int]:
+        return [found.step for found in list_checkpoints(self.run / "checkpoints")]
+
+
+@pytest.fixture
+def submit(slurm: SlurmCluster, tmp_path: Path) -> Callable[[Path], Batch]:
+    return lambda script: Batch(slurm, tmp_path, script)
+
+
+def test_each_task_of_srun_is_a_node(slurm: SlurmCluster, tmp_path: Path) -> None:
+    script = tmp_path / "where.py"
+    script.write_text(
+        "import os, sys\nimport smddp\nc = smddp.Cluster.detect()\n"
+        "sys.stdout.write(f'{c.rank} of {c.world_size} on node {c.node_rank} at {c.master_addr}, {c.launcher}\\n')"
+    )
+    srun = [str(slurm.programs / "srun"), "--nodes=2", "--ntasks-per-node=1"]
+    command = [*srun, sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    lines = [f"{rank} of 4 on node {rank // 2} at n1, torchrun" for rank in range(4)]
+    assert sorted(ended.stdout.splitlines()) == lines, ended.stderr
+
+
+def test_a_warning_before_the_time_is_up_stops_and_requeues(
+    slurm: SlurmCluster, submit: Callable[[Path], Batch], train: Callable[..., Path]
+) -> None:
+    batch = submit(train(steps=40, seconds=0.1))
+    batch.await_log("step 3 of 2 ranks")
+    slurm.run("scancel", "--signal=TERM", batch.job)  # as sbatch --signal=TERM@120 does
+    batch.await_log("ended with 75 while RUNNING")
+    (stopped_at,) = batch.saved()[-1:]
+    batch.await_resumption()
+    batch.await_log("ended with 0 while RUNNING")
+    steps = [line for line in batch.log().splitlines() if line.startswith("step ")]
+    assert steps == [f"step {step} of 2 ranks" for step in range(1, 41)]
+    assert 3 <= stopped_at < 40
+    assert slurm.await_state(batch.job, "COMPLETED", "FAILED") == "COMPLETED"
+
+
+def test_a_preempted_job_saves_and_goes_on(
+    slurm: SlurmCluster, submit: Callable[[Path], Batch], train: Callable[..., Path]
+) -> None:
+    batch = submit(train(steps=40, seconds=0.1))
+    batch.await_log("step 3 of 2 ranks")
+    urgent = slurm.run("sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--wrap=true").strip()
+    slurm.await_state(urgent, "COMPLETED")
+    batch.await_resumption()
+    batch.await_log("ended with 0 while RUNNING")
+    steps = [line for line in batch.log().splitlines() if line.startswith("step ")]
+    assert steps == [f"step {step} of 2 ranks" for step in range(1, 41)]
+
+
+def test_scancel_saves_and_the_job_stays_cancelled(
+    slurm: SlurmCluster, submit: Callable[[Path], Batch], train: Callable[..., Path]
+) -> None:
+    batch = submit(train(steps=1000, seconds=0.1))
+    batch.await_log("step 3 of 2 ranks")
+    slurm.run("scancel", batch.job)
+    assert slurm.await_state(batch.job, "CANCELLED", "COMPLETED", "FAILED", "PENDING") == "CANCELLED"
+    batch.await_log("ended with 75 while COMPLETING")
+    shown = [line for line in batch.log().splitlines() if line.startswith("step ")]
+    assert batch.saved()[-1] == len(shown)
