@@ -109,6 +109,10 @@ class SlurmCluster:
             time.sleep(0.2)
         return state
 
+    def await_end(self, job: str) -> None:
+        """Wait until nothing of a job runs any more."""
+        self._await(lambda: not self.run("squeue", "--noheader", "--job", job).strip())
+
     def logs(self) -> str:
         """The end of each daemon's log."""
         return "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in sorted(self._directory.glob("*.log")))

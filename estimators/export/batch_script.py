@@ -1,0 +1,63 @@
+"""A job as a batch script of Slurm, for people to read, change and send by sbatch."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from estimators.export.portable_job import PortableJob
+
+WARNING_SECONDS = 120
+"""How long before the end of its time a job is told to stop: what SageMaker gives, too."""
+
+_HEAD = """\
+#!/bin/bash
+# {what}
+#SBATCH --job-name={name}
+#SBATCH --nodes={hosts}
+#SBATCH --ntasks-per-node=1
+#SBATCH --time={minutes}
+# Two minutes before its time is up each rank is told to stop, with a checkpoint.
+#SBATCH --signal=TERM@{warning}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+"""
+
+_RUN = """
+# scancel and preemption tell this shell as well, and it must wait until the ranks have saved.
+trap : TERM
+srun \\
+  {command}
+code=$?
+
+# 75: stopped, with all work in a checkpoint. If the job still runs, its time was nearly up: it goes on later. Slurm
+# itself requeues a job that was preempted; one that was cancelled stays so.
+if [ "$code" = 75 ] && [ "$(squeue --noheader --job "$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def batch_script(job: PortableJob, *, options: Sequence[str] = (), run_dir: str, what: str) -> str:
+    """Write the script.
+
+    Args:
+        job: The job.
+        options: More options for sbatch, such as ``--partition=gpu``; they win over those that are made here.
+        run_dir: Where the run keeps its model, output and checkpoints: a directory that all nodes share.
+        what: Its first line, for people.
+    """
+    head = _HEAD.format(
+        what=" ".join(what.split()),
+        name=job.name,
+        hosts=job.hosts,
+        minutes=math.ceil(job.max_run / 60),
+        warning=WARNING_SECONDS,
+    )
+    given = "".join(f"#SBATCH {option}\n" for option in options)
+    variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job.environment.items())
+    command = " \\\n  ".join(shlex.join(words) for words in job.run_command(run_dir=run_dir))
+    return head + given + (f"\n{variables}" if variables else "") + _RUN.format(command=command)
