@@ -40,6 +40,8 @@ class Numbers(torch.utils.data.Dataset):
 
 def main(job):
     cluster = job.cluster
+    with open(f"places-{os.environ['NODE']}", "a") as places:
+        print(f"{cluster.rank}/{cluster.world_size}", file=places)
     model = torch.nn.Linear(1, 1)
     policy = smddp.CheckpointPolicy(every=5)
     trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=1e-6), checkpoints=policy)
@@ -75,11 +77,17 @@ def node(port: int, tmp_path: Path) -> Iterator[StartNode]:
     (tmp_path / "train.py").write_text(TRAINING)
     started: list[subprocess.Popen[str]] = []
 
-    def start(name: str, nodes: str, **environ: str) -> subprocess.Popen[str]:
-        words = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "5", "--local-addr", "127.0.0.1"]
+    def start(name: str, nodes: str, *, address: str = "127.0.0.1", **environ: str) -> subprocess.Popen[str]:
+        words = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "5", "--local-addr", address]
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
-        words += ["--rdzv-conf", "last_call_timeout=1", "--monitor-interval", "0.1", "train.py"]
-        own = {"OMP_NUM_THREADS": "1", "SMDDP_RUN_DIR": "run", "PYTHONPATH": str(Path(__file__).parents[3]), **environ}
+        words += ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1", "--monitor-interval", "0.1", "train.py"]
+        own = {
+            "NODE": name,
+            "OMP_NUM_THREADS": "1",
+            "SMDDP_RUN_DIR": "run",
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+            **environ,
+        }
         with (tmp_path / f"log-{name}").open("a") as log:
             started.append(
                 subprocess.Popen(
@@ -142,7 +150,8 @@ def test_nodes_whose_agents_counted_other_numbers_of_restarts_train_on(
 def test_each_sample_is_taken_once_by_one_two_one_and_two_nodes(node: StartNode, tmp_path: Path) -> None:
     # Agents that share their store with the ranks never let a node in later, whatever the ranks run (torch 2.15).
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    first = node("first", "1:2", **environ, WAY="fails")
+    # The one that stays keeps the agents' store. The other's address is the lower one, so its rank becomes rank 0.
+    first = node("first", "1:2", **environ, WAY="fails", address="127.0.0.2")
     await_file(tmp_path / "alone")
     second = node("second", "1:2", **environ, WAY="lost")
     await_file(tmp_path / "lost")
@@ -153,3 +162,7 @@ def test_each_sample_is_taken_once_by_one_two_one_and_two_nodes(node: StartNode,
     second = node("second", "1:2", **environ, WAY="stays")
     assert_they_end_well([first, second], tmp_path)
     assert samples_taken(tmp_path) == list(range(240))
+    # Alone until its rank fails, alone again, then beside the second, alone after that was killed, beside it again.
+    assert (tmp_path / "places-first").read_text().split() == ["0/1", "0/1", "1/2", "0/1", "1/2"]
+    assert (tmp_path / "places-second").read_text().split() == ["0/2", "0/2"]
+    assert not (tmp_path / "run" / "output" / "failure").exists()
