@@ -30,6 +30,9 @@ class Kind:
 
 _MPI_OPTIONS = frozenset({"enabled", "custom_mpi_options"})
 
+ALONE = "the script alone"
+"""The launcher of a job whose script is started once a host."""
+
 KINDS: Mapping[str, Kind] = {
     kind.key: kind
     for kind in (
@@ -47,7 +50,7 @@ KINDS: Mapping[str, Kind] = {
             options=frozenset({"dataparallel", "modelparallel"}),
             beside=frozenset({"torch_distributed", "mpi"}),
         ),
-        Kind(key="parameter_server", launcher="the script alone"),
+        Kind(key="parameter_server", launcher=ALONE),
         Kind(key="pytorchxla", launcher="PyTorch/XLA"),
     )
 }
@@ -98,7 +101,7 @@ def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
 def launcher(distribution: Mapping[str, Any] | None) -> str:
     """What starts the script on each host, in words."""
     kinds = enabled_kinds(distribution)
-    return kinds[0].launcher if kinds else "the script alone"
+    return kinds[0].launcher if kinds else ALONE
 
 
 def processes_per_host(distribution: Mapping[str, Any] | None) -> int | None:

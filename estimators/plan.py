@@ -132,7 +132,13 @@ def _problems(
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
         yield error("sagemaker_session", "no AWS region is configured", remedy)
     isolated = arguments.get("enable_network_isolation") is True and not local_mode
-    yield from source_code.check(code, py_version=py_version, isolated=isolated)
+    launcher = distribution.launcher(arguments.get("distribution"))
+    yield from source_code.check(
+        code,
+        py_version=py_version,
+        isolated=isolated,
+        launcher=None if launcher == distribution.ALONE else launcher,
+    )
     yield from parameters.check_metrics(arguments)
     if local_mode:
         yield from local_mode_checks.check(

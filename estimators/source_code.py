@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 from estimators.errors import EstimatorError
 from estimators.problem import Problem, error, nearest, warning
+from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 
 logger = logging.getLogger(__name__)
 
@@ -97,13 +98,16 @@ class Bundle:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def check(source: SourceCode, *, py_version: str | None, isolated: bool) -> Iterator[Problem]:
+def check(
+    source: SourceCode, *, py_version: str | None, isolated: bool, launcher: str | None = None
+) -> Iterator[Problem]:
     """What would fail in the container, or in the middle of the upload.
 
     Args:
         source: The code.
         py_version: The container's Python as the SDK writes it, such as ``py312``, if known.
         isolated: The container has no network.
+        launcher: What starts the script's ranks; None if the script is started alone.
     """
     if not source.is_local:
         return
@@ -111,6 +115,13 @@ def check(source: SourceCode, *, py_version: str | None, isolated: bool) -> Iter
         yield error("source_dir", f"there is no directory {source.source_dir}", "Give an existing one, or s3://….")
         return
     yield from _check_script(source, py_version)
+    if launcher is not None and (line := find_spawn_call(source.script)) is not None:
+        yield warning(
+            "distribution",
+            f"{source.script} spawns ranks in line {line}, and the distribution ({launcher}) starts ranks, too: if the "
+            "script does so in each of them, they wait for one another until a timeout",
+            SPAWN_REMEDY,
+        )
     for dependency in source.dependencies:
         if not Path(dependency).exists():
             yield error("dependencies", f"there is no {dependency}", "Give existing files or directories.")

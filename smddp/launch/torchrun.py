@@ -19,10 +19,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.launch.reports import host_name, tell_failure
+from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.interruptible import SIGNAL_SECONDS
 from smddp.process.preemption import RESUMABLE, USER_SIGNALS
@@ -197,6 +199,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_parent_death_signal = 1  # linux/prctl.h
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM, 0, 0, 0)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if given.node_rank == 0 and (line := find_spawn_call(Path(given.script))) is not None:
+        logger.warning(
+            "%s spawns ranks in line %d, and torchrun's agent starts ranks, too: if the script does so in each of "
+            "them, they wait for one another until a timeout. %s",
+            given.script,
+            line,
+            SPAWN_REMEDY,
+        )
     try:
         node = Node(
             nodes=given.nnodes,

@@ -25,8 +25,9 @@ def local(entry_point: str, source_dir: Path | None = None, *dependencies: Path)
     )
 
 
-def problems(code: SourceCode, *, py_version: str | None = None, isolated: bool = False) -> list[str]:
-    return [f"{p.severity}: {p}" for p in source_code.check(code, py_version=py_version, isolated=isolated)]
+def problems(code: SourceCode, **given: Any) -> list[str]:
+    options = {"py_version": None, "isolated": False, **given}
+    return [f"{p.severity}: {p}" for p in source_code.check(code, **options)]
 
 
 def snapshot(directory: Path) -> dict[str, Any]:
@@ -169,6 +170,16 @@ def test_requirements_without_a_network_are_warned_of(code: Path) -> None:
     (problem,) = problems(local("train.py", code), isolated=True)
     assert problem.startswith("warning: enable_network_isolation")
     assert "safetensors" in problem
+
+
+def test_a_script_that_spawns_ranks_below_a_launcher_is_warned_of(code: Path) -> None:
+    (code / "train.py").write_text("import torch.multiprocessing as mp\n\nmp.spawn(print, nprocs=2)\n")
+    (problem,) = problems(local("train.py", code), launcher="torchrun")
+    assert problem.startswith(
+        f"warning: distribution: {code}/train.py spawns ranks in line 3, and the distribution (to"
+    )
+    assert "in a job without distribution" in problem
+    assert not problems(local("train.py", code))
 
 
 def test_the_requirements_leave_out_what_images_have_and_the_command_line_needs() -> None:
