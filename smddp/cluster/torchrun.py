@@ -9,6 +9,7 @@ from __future__ import annotations
 from smddp.cluster import mpi, sagemaker, slurm
 from smddp.cluster.env_values import EnvValue, EnvValues, unnamed_hosts
 from smddp.cluster.environment import Environment
+from smddp.cluster.shares import is_equal_share
 from smddp.errors import ClusterError
 
 
@@ -91,8 +92,7 @@ def _refuse_disagreement(environment: Environment, rank: EnvValue[int], world_si
     if outer is None or "TORCHELASTIC_RUN_ID" in environment:
         return
     outer_rank, outer_size = outer.rank_and_size(environment)
-    share, rest = divmod(world_size.value, outer_size.value)
-    if rest or rank.value // share != outer_rank.value:
+    if not is_equal_share(rank.value, world_size.value, outer_rank=outer_rank.value, outer_size=outer_size.value):
         raise ClusterError(
             f"Two launchers disagree: {rank.source}, {world_size.source}, but {outer_rank.source}, "
             f"{outer_size.source}. Unset the one that did not start this process."

@@ -16,6 +16,7 @@ from smddp.distributed.device import cast, move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
 from smddp.distributed.replica import Replica
+from smddp.distributed.spawned import detect_cluster
 
 __all__ = [
     "Agreement",
@@ -29,6 +30,7 @@ __all__ = [
     "StopQuestion",
     "cast",
     "current_membership",
+    "detect_cluster",
     "from_rank",
     "gather_over_ranks",
     "is_communication_error",

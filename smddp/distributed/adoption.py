@@ -16,7 +16,9 @@ from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-de
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
+from smddp.cluster.shares import is_equal_share
 from smddp.cluster.single import DEFAULT_PORT
+from smddp.distributed.spawned import refuse_rank_of_a_rank
 from smddp.distributed.store import PREFIX, connect_again, innermost, meet
 from smddp.errors import ClusterError, DistributedError
 
@@ -43,11 +45,14 @@ def read_group(given: Cluster | None, timeout: timedelta) -> Group:
         timeout: How long to wait for the others.
 
     Raises:
-        DistributedError: The cluster, or the environment, says that there are other ranks; or ranks are missing.
+        DistributedError: The cluster, or the environment, says that there are other ranks; or ranks are missing. A
+            launcher that started each host once is not contradicted by as many ranks on each.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    if given is None:
+        refuse_rank_of_a_rank(rank, world_size)
     known = _known_cluster(given)
-    if known is not None and known.world_size > 1 and (known.rank, known.world_size) != (rank, world_size):
+    if known is not None and not is_equal_share(rank, world_size, outer_rank=known.rank, outer_size=known.world_size):
         raise DistributedError(
             f"the script has made a process group in which this is rank {rank} of {world_size}, but it is rank "
             f"{known.rank} of {known.world_size} by {known.sources.get('rank', 'the cluster that was given')}: "

@@ -27,6 +27,7 @@ from smddp.distributed import adoption
 from smddp.distributed.backend import choose_backend
 from smddp.distributed.device import CPU, gpus_per_rank, missing_gpus, rank_device, share_gpus, visible_gpus
 from smddp.distributed.gloo_drain import drain_gloo
+from smddp.distributed.spawned import detect_cluster
 from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
 
@@ -90,7 +91,8 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
 
     Raises:
         DistributedError: If this process has joined already, the timeout is no time, backend and device do not fit,
-            the cluster and the script's own process group contradict each other, or ranks are missing.
+            the cluster and the script's own process group contradict each other, ranks are missing, or each of a
+            launcher's ranks spawned ranks again.
     """
     global _current
     if _current is not None:
@@ -101,7 +103,7 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
     if dist.is_initialized():
         _current = _adopt(cluster, backend, timedelta(seconds=seconds))
     else:
-        _current = _open(cluster or Cluster.detect(), backend, timedelta(seconds=seconds))
+        _current = _open(cluster or detect_cluster(), backend, timedelta(seconds=seconds))
     if _current.cluster.is_main:
         logger.info(
             "training on %d %s of %d host(s), backend %s",

@@ -23,7 +23,15 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smddp.cluster import Cluster
-from smddp.distributed import FirstFailure, Membership, StopQuestion, is_communication_error, join, leave
+from smddp.distributed import (
+    FirstFailure,
+    Membership,
+    StopQuestion,
+    detect_cluster,
+    is_communication_error,
+    join,
+    leave,
+)
 from smddp.errors import CheckpointError, SmddpError
 from smddp.job import Job, failure_report, hyperparameters
 from smddp.job.job import answer_stop_question
@@ -77,7 +85,7 @@ def _run(main: Callable[..., None], preflight_collectives: bool) -> int:
     with ExitStack() as watching:
         try:
             adopted = join() if dist.is_initialized() else None
-            cluster = adopted.cluster if adopted is not None else Cluster.detect()
+            cluster = adopted.cluster if adopted is not None else detect_cluster()
             _set_up_logging(cluster)
             job = Job.detect(cluster=cluster)
             arguments, job = _arguments(main, job)
