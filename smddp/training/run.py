@@ -6,7 +6,6 @@ the report that SageMaker shows, and the process always ends, with an exit code 
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import logging
 import os
@@ -15,9 +14,8 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -33,10 +31,11 @@ from smddp.distributed import (
     leave,
 )
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job import Job, failure_report, hyperparameters
+from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
 from smddp.process.exit_codes import write_exit_code
 from smddp.process.preemption import RESUMABLE, STOP_SIGNALS, Stopped, stop_signal
+from smddp.training.main_arguments import ConfigReader, main_arguments, read_dataclass
 from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS, all_work_is_durable, steps_in_no_checkpoint
 from smddp.training.run_saves import saves_end_with
 from smddp.training.stop_deadline import StopDeadline, main_thread_traceback
@@ -64,12 +63,28 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
             on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
     """
+    run_with_config(main, read_dataclass, preflight_collectives=preflight_collectives)
+
+
+def run_with_config(
+    main: Callable[..., None], read_config: ConfigReader, *, preflight_collectives: bool = False
+) -> NoReturn:
+    """Runs the training function as `run` does, with a config that is read in another way.
+
+    Args:
+        main: As for `run`.
+        read_config: Makes the config; what it raises is told as the reason why the job could not begin.
+        preflight_collectives: As for `run`.
+
+    Raises:
+        SystemExit: Always, as `run` does.
+    """
     global _has_trained
     _has_trained = False
     with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.on_unheeded = _end_unheeded
         try:
-            code = _run(main, preflight_collectives)
+            code = _run(main, read_config, preflight_collectives)
         except Stopped:  # before the ranks had joined
             code = RESUMABLE
             _tell(code)
@@ -79,7 +94,7 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
     raise SystemExit(code)
 
 
-def _run(main: Callable[..., None], preflight_collectives: bool) -> int:
+def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collectives: bool) -> int:
     cluster: Cluster | None = None
     job: Job | None = None
     with ExitStack() as watching:
@@ -88,7 +103,7 @@ def _run(main: Callable[..., None], preflight_collectives: bool) -> int:
             cluster = adopted.cluster if adopted is not None else detect_cluster()
             _set_up_logging(cluster)
             job = Job.detect(cluster=cluster)
-            arguments, job = _arguments(main, job)
+            arguments, job = main_arguments(main, job, read_config)
             job.make_directories()
             earlier = failure_report.find(job.output_dir)
             late = partial(_end_late, job, cluster, earlier)
@@ -186,27 +201,6 @@ def _exit_code(error: BaseException) -> int:
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     return 1  # sys.exit("a message")
-
-
-def _arguments(main: Callable[..., None], job: Job) -> tuple[dict[str, Any], Job]:
-    """What main is called with, and the job with all hyperparameters in it."""
-    hints = get_type_hints(main)
-    arguments: dict[str, Any] = {}
-    wants_job = []
-    for name in signature(main).parameters:
-        hint = hints.get(name)
-        if hint is Job or name == "job":
-            wants_job.append(name)
-        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            arguments[name] = config = hyperparameters.load(hint)
-            given = {**job.hyperparameters, **hyperparameters.encode(config)}
-            job = dataclasses.replace(job, hyperparameters=given)
-        else:
-            raise TypeError(
-                f"{main.__name__}() has a parameter {name!r} of type {hint!r}; smddp.run gives a dataclass of "
-                "hyperparameters (annotate it with its class) and a smddp.Job, and nothing else"
-            )
-    return arguments | dict.fromkeys(wants_job, job), job
 
 
 def _set_up_logging(cluster: Cluster) -> None:

@@ -1,0 +1,49 @@
+"""What a training function is called with: its config, from wherever that comes, and the job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any, get_type_hints
+
+from smddp.job import Job, hyperparameters
+
+ConfigReader = Callable[[Any, Job], tuple[Any, Mapping[str, Any]] | None]
+"""Makes a config for a parameter of this type: with its values for the run's records, or None if it makes no such."""
+
+
+def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReader) -> tuple[dict[str, Any], Job]:
+    """Return what main is called with, and the job with all hyperparameters in it.
+
+    ``job`` is the parameter of that name or of type `smddp.Job`; any other is read.
+
+    Raises:
+        TypeError: A parameter is of a type that nothing is read for.
+    """
+    hints = get_type_hints(main)
+    arguments: dict[str, Any] = {}
+    wants_job = []
+    for name in signature(main).parameters:
+        hint = hints.get(name)
+        if hint is Job or name == "job":
+            wants_job.append(name)
+            continue
+        read = read_config(hint, job)
+        if read is None:
+            raise TypeError(
+                f"{main.__name__}() has a parameter {name!r} of type {hint!r}; smddp.run gives a dataclass of "
+                "hyperparameters (annotate it with its class) and a smddp.Job, and nothing else"
+            )
+        arguments[name], recorded = read
+        job = dataclasses.replace(job, hyperparameters={**job.hyperparameters, **recorded})
+    return arguments | dict.fromkeys(wants_job, job), job
+
+
+def read_dataclass(hint: Any, job: Job) -> tuple[Any, Mapping[str, Any]] | None:
+    """Fill a dataclass with the job's hyperparameters, or outside of a job from the command line."""
+    del job
+    if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return None
+    config = hyperparameters.load(hint)
+    return config, hyperparameters.encode(config)
