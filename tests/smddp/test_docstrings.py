@@ -25,6 +25,7 @@ import pytest
         "smddp.job.hyperparameters.sources",
         "smddp.job.channels",
         "smddp.job.job",
+        "smddp.hydra.overrides",
     ],
 )
 def test_examples_run(module: str) -> None:

@@ -1,0 +1,122 @@
+"""``@smddp.hydra.main``: a Hydra script that is a rank of its job, as ``smddp.run`` makes any other."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from omegaconf import DictConfig
+
+from smddp.distributed import current_membership
+from smddp.hydra.command_line import only_shows, parse
+from smddp.hydra.composed import ConfigFiles, agree, compose_config, own_part, recorded_values, write_files
+from smddp.hydra.overrides import to_overrides
+from smddp.job import Job
+from smddp.training.run import run_with_config
+
+
+def main(
+    config_path: str | None = None,
+    config_name: str | None = None,
+    version_base: str | None = None,
+    *,
+    preflight_collectives: bool = False,
+) -> Callable[[Callable[..., None]], Callable[[], NoReturn]]:
+    """Compose the config by Hydra and run the function as a rank of its job, in place of ``@hydra.main``.
+
+    In a job its hyperparameters are the overrides: ``{"lr": 0.1, "model.depth": 3, "optimizer": "adam"}``. Elsewhere
+    they come from the command line, with Hydra's own options: ``lr=0.1 --config-name large``, ``--cfg job``. The
+    function's parameters are those of `smddp.run`'s: ``job``, and any other is the config. The composed config is
+    ``job.hyperparameters``, and so a part of each checkpoint; rank 0 writes it to ``job.output_data_dir/.hydra``.
+
+    Args:
+        config_path: The directory of the config files, seen from the script's; or ``pkg://`` and a package.
+        config_name: The primary config, without ``.yaml``.
+        version_base: The Hydra version whose defaults hold; None is the installed one's.
+        preflight_collectives: As for `smddp.run`.
+
+    Returns:
+        A decorator. The decorated function takes no arguments and ends the process, as `smddp.run` does.
+
+    Example:
+        >>> @main(config_path="conf", config_name="config")
+        ... def train(config: DictConfig, job: Job) -> None:
+        ...     print(config.lr, job.name)
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[[], NoReturn]:
+        if not set(signature(function).parameters) - {"job"}:
+            raise TypeError(
+                f"{function.__name__}() has no parameter for its config: write {function.__name__}(config, job)"
+            )
+        script = Path(function.__code__.co_filename).absolute()
+        files = ConfigFiles(path=_absolute(config_path, script.parent), name=config_name, version_base=version_base)
+
+        @functools.wraps(function)
+        def start() -> NoReturn:
+            script_run = _ScriptRun(function, files, script)
+
+            @functools.wraps(function)
+            def on_each_rank(**arguments: Any) -> None:
+                script_run.settle_config()
+                function(**arguments)
+
+            run_with_config(on_each_rank, script_run.read_config, preflight_collectives=preflight_collectives)
+
+        return start
+
+    return decorate
+
+
+class _ScriptRun:
+    """One run of a script: its config is composed before the ranks meet, and compared once they have."""
+
+    def __init__(self, function: Callable[..., None], files: ConfigFiles, script: Path) -> None:
+        self._function = function
+        self._files = files
+        self._script = script
+        self._config: DictConfig | None = None
+
+    def read_config(self, hint: Any, job: Job) -> tuple[DictConfig, Mapping[str, Any]]:
+        """Compose from the job's hyperparameters, or from the command line where there is no job."""
+        del hint  # a DictConfig, or the dataclass that it has the keys of
+        files = self._files
+        if job.on_sagemaker or job.hyperparameters:
+            overrides = to_overrides(job.hyperparameters)
+        elif only_shows(sys.argv[1:]):
+            self._show(job)
+        else:
+            given = parse(sys.argv[1:])
+            path = files.path if given.config_path is None else _absolute(given.config_path, self._script.parent)
+            files = replace(files, path=path, name=given.config_name or files.name)
+            overrides = list(given.overrides)
+        self._config = compose_config(files, overrides, job, self._script.stem)
+        config = own_part(self._config)
+        return config, recorded_values(config)
+
+    def settle_config(self) -> None:
+        """See that all ranks have composed the same, and keep it; all ranks must call it, once they have joined."""
+        membership = current_membership()
+        assert self._config is not None, "a config is composed for each parameter but the job"
+        assert membership is not None, "run_with_config has joined"
+        agree(own_part(self._config), membership)
+        if membership.cluster.is_main:
+            write_files(self._config)
+
+    def _show(self, job: Job) -> NoReturn:
+        """Let Hydra answer, and end."""
+        if job.cluster.is_main:
+            hydra.main(self._files.path, self._files.name, self._files.version_base)(self._function)()
+        raise SystemExit(0)
+
+
+def _absolute(config_path: str | None, directory: Path) -> str | None:
+    if config_path is None or config_path.startswith("pkg://"):
+        return config_path
+    return str((directory / config_path).resolve())
