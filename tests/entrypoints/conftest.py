@@ -3,9 +3,11 @@
 import hashlib
 import importlib.util
 import pickle
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +63,22 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         test_labels=bunch.target[test],
     )
     return channel
+
+
+def write_fashion_mnist(channel: Path, *, train: int, test: int) -> None:
+    """So many images of noise, labelled 0, 1, 2, ..., as torchvision keeps them."""
+    raw = channel / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for prefix, count in (("train", train), ("t10k", test)):
+        write_idx(raw / f"{prefix}-images-idx3-ubyte", generator.integers(0, 256, (count, 28, 28), dtype=np.uint8))
+        write_idx(raw / f"{prefix}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8) % 10)
+
+
+def write_idx(path: Path, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """The format of the MNIST family: magic number 0x08 and dimensions, big-endian, then bytes."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.tobytes())
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 import gzip
 import pickle
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from smddp.distributed import leave
 from smddp.job import Job
+from tests.entrypoints.conftest import write_fashion_mnist
 
 
 def config(entry_point: ModuleType, **values: Any) -> Any:
@@ -46,20 +46,9 @@ def test_digits_are_learned_in_a_few_epochs(
         assert (model.eval()(images).argmax(dim=1) == labels).double().mean() >= 0.97
 
 
-def write_idx(path: Path, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """The format of the MNIST family: magic number 0x08 and dimensions, big-endian, then bytes."""
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    path.write_bytes(header + array.tobytes())
-
-
 @pytest.fixture
 def fashion_mnist(tmp_path: Path) -> Path:
-    raw = tmp_path / "channel" / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    for prefix, count in (("train", 6), ("t10k", 3)):
-        write_idx(raw / f"{prefix}-images-idx3-ubyte", generator.integers(0, 256, (count, 28, 28), dtype=np.uint8))
-        write_idx(raw / f"{prefix}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8))
+    write_fashion_mnist(tmp_path / "channel", train=6, test=3)
     return tmp_path / "channel"
 
 
