@@ -42,6 +42,10 @@ def _succeeds(*command: str) -> bool:
 CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "docker": (_docker_answers, "no Docker engine answers"),
     "fuse": (lambda: ProcessExecutor().cannot_mount is None, "nothing can be mounted here: is /dev/fuse open?"),
+    "loops": (
+        lambda: all(find_spec(name) is not None for name in ("accelerate", "lightning", "transformers")),
+        "no accelerate, lightning and transformers: pip install -e '.[loops]'",
+    ),
     "mpi": (lambda: shutil.which("mpirun") is not None, "no mpirun: install openmpi-bin"),
     "namespaces": (_namespaces_allowed, "user namespaces are barred here"),
     "root": (_may_become_others, "only root, with mounts of its own, can act as another user"),

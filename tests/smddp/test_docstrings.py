@@ -26,6 +26,8 @@ import pytest
         "smddp.job.channels",
         "smddp.job.job",
         "smddp.hydra.overrides",
+        pytest.param("smddp.transformers.metrics", marks=pytest.mark.loops),
+        pytest.param("smddp.transformers.ranks", marks=pytest.mark.loops),
     ],
 )
 def test_examples_run(module: str) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lightning", reason="no Lightning: pip install smddp[benchmarks]")
+pytest.importorskip("lightning", reason="no Lightning: pip install smddp[loops]")
 
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 from smddp.lightning import SmddpEnvironment
+
+pytestmark = pytest.mark.loops
 
 RANK_3 = {
     "RANK": "3",
