@@ -1,6 +1,11 @@
 """Trains an image classifier on UCI digits, Fashion-MNIST or CIFAR-10: on a laptop, on SageMaker, on many GPUs.
 
-The channel ``training`` holds one of the three:
+    python image_classification.py --model resnet18                  one process
+    smddp run --processes-per-node 2 image_classification.py         two on this machine
+    srun --ntasks 16 python image_classification.py                  a Slurm allocation
+    Estimator(entry_point="image_classification.py", source_dir="entrypoints", ...).fit({"training": "s3://..."})
+
+The channel ``training`` (outside of a job: SM_CHANNEL_TRAINING) holds one of the three:
 
 - ``digits.npz`` with train_images, test_images (uint8, N x 8 x 8, 0 to 16), train_labels and test_labels;
 - ``FashionMNIST/raw/`` with the four unpacked idx files, as torchvision keeps them;

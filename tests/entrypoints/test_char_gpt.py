@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from smddp.distributed import leave
 from smddp.job import Job
+from tests.entrypoints.channels import write_text
 from tests.entrypoints.conftest import load
 
 SCRIPT = Path(__file__).parents[2] / "entrypoints" / "char_gpt.py"
@@ -27,11 +28,8 @@ def gpt() -> ModuleType:
 
 @pytest.fixture
 def channel(tmp_path: Path) -> Path:
-    directory = tmp_path / "channel"
-    directory.mkdir()
-    for number in range(40):
-        (directory / f"{number:02}.txt").write_text("the quick brown fox jumps over the lazy dog. " * (1 + number % 3))
-    return directory
+    write_text(tmp_path / "channel")
+    return tmp_path / "channel"
 
 
 def train(gpt: ModuleType, channel: Path, run_dir: Path, **values: Any) -> dict[str, torch.Tensor]:

@@ -16,14 +16,6 @@ from tests.entrypoints.conftest import load
 
 SCRIPT = Path(__file__).parents[2] / "entrypoints" / "cifar10.py"
 
-PATCHED = """
-import runpy, sys
-from torchvision.datasets import CIFAR10
-CIFAR10.train_list, CIFAR10.test_list, CIFAR10.meta = {lists!r}
-sys.argv[0] = {script!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
 
 @pytest.fixture(scope="module")
 def article() -> ModuleType:
@@ -40,24 +32,6 @@ def test_trains_in_each_precision(precision, article, cifar10, tmp_path):
     weights = torch.load(job.model_dir / "model.pt", weights_only=True)
     assert {weight.dtype for weight in weights.values()} == {torch.float16 if precision == "O3" else torch.float32}
     assert all(weight.isfinite().all() for weight in weights.values())
-
-
-def test_two_ranks_leave_the_articles_options_to_their_launcher(cifar10, tmp_path):
-    from torchvision.datasets import CIFAR10
-
-    (tmp_path / "data").symlink_to(cifar10)
-    lists = (CIFAR10.train_list, CIFAR10.test_list, CIFAR10.meta)
-    (tmp_path / "patched.py").write_text(PATCHED.format(lists=lists, script=str(SCRIPT)))
-    command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run", "patched.py"]
-    done = subprocess.run(
-        [*command, "--nodes", "1", "--gpus", "2", "--epochs", "1", "--batch-size", "4"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "accuracy=" in done.stderr
 
 
 @pytest.mark.parametrize(

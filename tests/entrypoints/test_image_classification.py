@@ -13,7 +13,7 @@ import torch
 
 from smddp.distributed import leave
 from smddp.job import Job
-from tests.entrypoints.conftest import write_fashion_mnist
+from tests.entrypoints.channels import write_fashion_mnist
 
 
 def config(entry_point: ModuleType, **values: Any) -> Any:

@@ -15,9 +15,10 @@ import torch
 from smddp.checkpoint import find_best, load_weights
 from smddp.distributed import leave
 from smddp.job import Job
-from tests.entrypoints.conftest import load, write_fashion_mnist
+from tests.entrypoints.channels import ENTRYPOINTS, write_fashion_mnist
+from tests.entrypoints.conftest import load
 
-SCRIPT = Path(__file__).parents[2] / "entrypoints" / "transfer_learning.py"
+SCRIPT = ENTRYPOINTS / "transfer_learning.py"
 
 
 @pytest.fixture(scope="module")
