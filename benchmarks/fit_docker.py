@@ -65,7 +65,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as directory,
         without_leftovers(arguments.image),
-        LocalSageMaker(docker=Docker()) as platform,
+        LocalSageMaker(executor=Docker()) as platform,
     ):
         os.chdir(directory)  # where Local Mode leaves what a job makes
         Path("nothing.py").write_text("print('done')\n")

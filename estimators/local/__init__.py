@@ -1,4 +1,4 @@
-"""The embedded SageMaker: training jobs run on this machine, through the real API."""
+"""The embedded SageMaker: training jobs run on this machine, or on a Slurm cluster, through the real API."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from estimators.local.executors.docker import Docker as Docker
+    from estimators.local.executors.slurm import Slurm as Slurm
     from estimators.local.platform import LocalSageMaker as LocalSageMaker
 
-__all__ = ["Docker", "LocalSageMaker"]
+__all__ = ["Docker", "LocalSageMaker", "Slurm"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from estimators.local.executors.docker import Docker
 
         return Docker
+    if name == "Slurm":
+        from estimators.local.executors.slurm import Slurm
+
+        return Slurm
     raise AttributeError(f"module 'estimators.local' has no attribute {name!r}; it offers {', '.join(__all__)}")

@@ -21,7 +21,7 @@ from smddp.process.interruptible import wait_for
 if TYPE_CHECKING:
     from types import FrameType
 
-    from estimators.local import Docker, LocalSageMaker
+    from estimators.local import Docker, LocalSageMaker, Slurm
 
 app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AWS account, Docker only if asked for.")
 
@@ -56,6 +56,14 @@ _Images = Annotated[
 ]
 _Cpus = Annotated[float | None, typer.Option(help="With --docker: cores that each host may use.")]
 _Memory = Annotated[str | None, typer.Option(help="With --docker: memory that each host may use, such as 8g.")]
+_Slurm = Annotated[
+    Path | None,
+    typer.Option(metavar="SHARED", help="Run jobs on Slurm, their files in this directory, which all nodes see."),
+]
+_Partition = Annotated[str | None, typer.Option(help="With --slurm: the partition.")]
+_SlurmOptions = Annotated[
+    list[str], typer.Option("--slurm-option", help="With --slurm: an option for salloc, such as --gpus-per-node=4.")
+]
 
 
 @app.command()
@@ -67,6 +75,9 @@ def up(
     image: _Images = [],  # noqa: B006  # typer makes a new one
     cpus: _Cpus = None,
     memory: _Memory = None,
+    slurm: _Slurm = None,
+    partition: _Partition = None,
+    slurm_option: _SlurmOptions = [],  # noqa: B006  # typer makes a new one
 ) -> None:
     """Run the platform until Ctrl-C, and print how to use it from another shell."""
     end = threading.Event()
@@ -77,8 +88,8 @@ def up(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    containers = _containers(docker, image, cpus, memory)
-    with _platform(directory, port=port, region=region, storage="disk", docker=containers) as sagemaker:
+    executor = _executor(slurm, partition, slurm_option, docker, image, cpus, memory)
+    with _platform(directory, port=port, region=region, storage="disk", executor=executor) as sagemaker:
         typer.echo(f"# SageMaker, S3 and CloudWatch Logs at {sagemaker.endpoint_url}, until Ctrl-C.")
         typer.echo(f"# Objects are kept in {directory.absolute()}. In another shell:")
         typer.echo(f'eval "$(smddp local env --directory {shlex.quote(str(directory.absolute()))})"')
@@ -115,12 +126,31 @@ def run(
     image: _Images = [],  # noqa: B006  # typer makes a new one
     cpus: _Cpus = None,
     memory: _Memory = None,
+    slurm: _Slurm = None,
+    partition: _Partition = None,
+    slurm_option: _SlurmOptions = [],  # noqa: B006  # typer makes a new one
 ) -> None:
     """Run a program all of whose AWS calls go to a platform that lasts as long as it."""
-    with _platform(None, region=region, docker=_containers(docker, image, cpus, memory)) as sagemaker:
+    executor = _executor(slurm, partition, slurm_option, docker, image, cpus, memory)
+    with _platform(None, region=region, executor=executor) as sagemaker:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         code = _run(command, {**clean, **sagemaker.environment})
     raise typer.Exit(code)
+
+
+def _executor(
+    slurm: Path | None,
+    partition: str | None,
+    slurm_options: list[str],
+    docker: bool,
+    images: list[str],
+    cpus: float | None,
+    memory: str | None,
+) -> Docker | Slurm | None:
+    """Where jobs are to run; None: as processes here."""
+    if docker and slurm:
+        raise typer.BadParameter("--docker and --slurm: jobs run in containers here, or on Slurm; give one of them.")
+    return _cluster(slurm, partition, slurm_options) or _containers(docker, images, cpus, memory)
 
 
 def _containers(docker: bool, images: list[str], cpus: float | None, memory: str | None) -> Docker | None:
@@ -143,12 +173,26 @@ def _containers(docker: bool, images: list[str], cpus: float | None, memory: str
         raise typer.BadParameter(str(error)) from error
 
 
+def _cluster(shared: Path | None, partition: str | None, options: list[str]) -> Slurm | None:
+    """What the options say of Slurm; None if jobs are not to run there."""
+    from estimators.local import Slurm
+
+    if shared is None:
+        if partition is not None or options:
+            raise typer.BadParameter("--partition and --slurm-option are for jobs on Slurm: add --slurm SHARED.")
+        return None
+    try:
+        return Slurm(shared=shared.absolute(), partition=partition, options=options)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 @contextlib.contextmanager
 def _platform(
     directory: Path | None,
     *,
     region: str,
-    docker: Docker | None,
+    executor: Docker | Slurm | None,
     port: int = 0,
     storage: Literal["memory", "disk"] = "memory",
 ) -> Iterator[LocalSageMaker]:
@@ -157,7 +201,7 @@ def _platform(
     from estimators.local.errors import LocalPlatformError
 
     try:
-        platform = LocalSageMaker(directory, region=region, port=port, storage=storage, docker=docker).start()
+        platform = LocalSageMaker(directory, region=region, port=port, storage=storage, executor=executor).start()
     except OSError as error:
         place = tempfile.gettempdir() if directory is None else directory.absolute()
         remedy = "Set TMPDIR to another directory." if directory is None else "Choose another --directory."

@@ -16,6 +16,7 @@ from estimators.local.access import ROLE, Access
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
+from estimators.local.executors.slurm import Slurm
 from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
@@ -34,8 +35,8 @@ class LocalSageMaker:
     FailureReason says: in `directory`, or without one in the machine's temporary directory. Training jobs themselves
     are forgotten.
 
-    With `docker`, it also makes containers and networks, which go with their jobs, and listens on the address of
-    Docker's bridge.
+    With `Docker`, it also makes containers and networks, which go with their jobs, and listens on the address of
+    Docker's bridge. With `Slurm`, it keeps the jobs' files where all nodes see them, and has an allocation for each.
 
     Example:
         >>> with LocalSageMaker() as sagemaker:
@@ -51,7 +52,7 @@ class LocalSageMaker:
         storage: Literal["memory", "disk"] = "memory",
         port: int = 0,
         grace_seconds: float = 120.0,
-        docker: Docker | None = None,
+        executor: Docker | Slurm | None = None,
     ) -> None:
         """Prepare a platform; `start`, or a ``with`` block, starts it.
 
@@ -61,7 +62,8 @@ class LocalSageMaker:
             storage: Where S3 objects lie: in memory, or on disk in `directory`, served by SeaweedFS.
             port: The port on 127.0.0.1; 0 takes any free one.
             grace_seconds: From SIGTERM to SIGKILL, when a job is stopped or interrupted.
-            docker: Runs each host of a job as a container of the job's image, instead of as processes.
+            executor: Runs each host of a job as a container of the job's image, or on a node of a Slurm cluster;
+                None: as processes of this machine.
 
         Raises:
             ValueError: The storage is unknown, the region is no name of one, or the directory is no path.
@@ -77,7 +79,7 @@ class LocalSageMaker:
         self._storage = storage
         self._port = port
         self._grace_seconds = grace_seconds
-        self._docker = docker
+        self._executor = executor
         self._server: ServerProcess | None = None
         self._session: Any = None
         self._boto_session: boto3.Session | None = None
@@ -105,7 +107,11 @@ class LocalSageMaker:
                 kept = KeptAccess(self._directory)
                 kept.make()
                 earlier = kept.read()
-        directory = Path(self._directory or tempfile.gettempdir(), f"smddp-local-{secrets.token_hex(8)}")
+        shared = self._executor.shared if isinstance(self._executor, Slurm) else None
+        if shared is not None:
+            require_unshared(Path(shared))
+        place = shared or self._directory or tempfile.gettempdir()
+        directory = Path(place, f"smddp-local-{secrets.token_hex(8)}")
         on_disk = (self._directory or directory) / "storage"
         self._server = ServerProcess(
             ServerSettings(
@@ -116,7 +122,7 @@ class LocalSageMaker:
                 port=self._port or (port_again(earlier.endpoint_url) if earlier is not None else 0),
                 s3_port=port_again(earlier.s3_endpoint_url) if earlier is not None else 0,
                 grace_seconds=self._grace_seconds,
-                docker=self._docker,
+                executor=self._executor,
                 keys=earlier.keys if earlier is not None else KeyPair.random(),
             )
         )

@@ -29,7 +29,8 @@ from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, HostStartError, ProcessExecutor
-from estimators.local.executors.docker import DockerExecutor, bridge_address
+from estimators.local.executors.docker import Docker, DockerExecutor, bridge_address
+from estimators.local.executors.slurm import SlurmExecutor, own_address
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
 
@@ -85,12 +86,17 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     listener, access = _open("127.0.0.1", settings.port, settings, storage, stack)
     listeners = [listener]
     executor: Executor
-    if settings.docker is None:
+    if settings.executor is None:
         executor = ProcessExecutor(lifeline=lifeline, open_files=open_files)
         environment = access.client_environment(client_directory, bypasses=bypassed_hosts(os.environ))
+    elif isinstance(settings.executor, Docker):
+        executor = DockerExecutor(settings.executor, lifeline=lifeline)
+        address = _bridge_address()
     else:
-        executor = DockerExecutor(settings.docker, lifeline=lifeline)
-        listener, inside = _open(_bridge_address(), 0, settings, storage, stack)
+        executor = SlurmExecutor(settings.executor)
+        address = settings.executor.address or own_address()
+    if settings.executor is not None:
+        listener, inside = _open(address, 0, settings, storage, stack)
         listeners.append(listener)
         environment = inside.container_environment()
     try:

@@ -23,6 +23,7 @@ from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import DirectoryReaperProcess
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
+from estimators.local.executors.slurm import Slurm
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +49,21 @@ class ServerSettings:
     s3_port: int
     """Likewise, of objects on disk."""
     grace_seconds: float
-    docker: Docker | None
-    """How jobs run in containers; None: they are processes."""
+    executor: Docker | Slurm | None
+    """How jobs run elsewhere; None: they are processes of this machine."""
     keys: KeyPair
 
     def to_json(self) -> str:
         """One line."""
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "kind": type(self.executor).__name__})
 
     @classmethod
     def from_json(cls, line: str) -> ServerSettings:
         """The settings that `to_json` wrote."""
         fields = json.loads(line)
-        docker = fields["docker"] and Docker(**fields["docker"])
-        return cls(**{**fields, "docker": docker, "keys": KeyPair(**fields["keys"])})
+        kind = {"Docker": Docker, "Slurm": Slurm}.get(fields.pop("kind"))
+        executor = None if kind is None else kind(**fields["executor"])
+        return cls(**{**fields, "executor": executor, "keys": KeyPair(**fields["keys"])})
 
 
 class ServerProcess:

@@ -24,5 +24,5 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
 @pytest.fixture(scope="session")
 def platform(images: Images) -> Iterator[LocalSageMaker]:
     """One whose hosts are containers."""
-    with LocalSageMaker(docker=Docker(), grace_seconds=120) as platform:
+    with LocalSageMaker(executor=Docker(), grace_seconds=120) as platform:
         yield platform

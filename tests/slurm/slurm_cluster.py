@@ -49,6 +49,7 @@ SchedulerParameters=defer_batch=0,sched_interval=1,batch_sched_delay=0,sched_min
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
+EnforcePartLimits=ALL
 KillWait={kill_wait}
 MessageTimeout=30
 ReturnToService=2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import fetch_all, plan_channel, receivers
+from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.fast_file import FastFiles
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.pipes import Pipes
@@ -31,6 +32,7 @@ class HostInputs:
         hosts: All hosts of the job.
         trees: Every host's /opt/ml.
         cannot_mount: Why channels in FastFile mode can't be mounted; None if they can.
+        cannot_pipe: Why channels in Pipe mode can't be had; None if they can.
         failed: Is told why data can't be sent to a program that runs.
         say: Writes a line into the log of a host.
     """
@@ -43,6 +45,7 @@ class HostInputs:
         trees: Mapping[str, HostTree],
         *,
         cannot_mount: Callable[[], str | None],
+        cannot_pipe: str | None = None,
         failed: Callable[[str], None],
         say: Callable[[str, str], None],
     ) -> None:
@@ -51,6 +54,7 @@ class HostInputs:
         self._hosts = hosts
         self._trees = trees
         self._cannot_mount = cannot_mount
+        self._cannot_pipe = cannot_pipe
         self._failed = failed
         self._say = say
         self._pipes: list[Pipes] = []
@@ -65,6 +69,11 @@ class HostInputs:
         """
         for channel in self._channels:
             if channel.mode == "Pipe":
+                if self._cannot_pipe is not None:
+                    raise FailedJobError(
+                        f'ClientError: channel "{channel.name}" is in Pipe mode, which can\'t be had here, because '
+                        f"{self._cannot_pipe}: use File mode."
+                    )
                 pipes = Pipes(self._s3, channel, self._hosts, self._trees, failed=self._failed)
                 self._pipes.append(pipes)
                 pipes.open()

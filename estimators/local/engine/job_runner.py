@@ -90,7 +90,6 @@ class JobRunner:
         remove_tree(self._directory)
         hosts = name_hosts(self._request.groups)
         roots = {host.name: self._directory / host.name for host in hosts}
-        self._job.enter(states.DOWNLOADING)
         logs = {host.name: self._log(host) for host in hosts}
         self._job.metrics.report_to(logs[hosts[0].name].say)
         cluster = self._platform.executor.cluster(
@@ -99,6 +98,8 @@ class JobRunner:
                 image=self._image,
                 roots=roots,
                 network_isolation=self._request.network_isolation,
+                cancelled=self._job.must_end,
+                say=logs[hosts[0].name].say,
             )
         )
         trees = {
@@ -110,11 +111,13 @@ class JobRunner:
             hosts,
             trees,
             cannot_mount=lambda: self._platform.executor.cannot_mount,
+            cannot_pipe=self._platform.executor.cannot_pipe,
             failed=self._job.platform_failed,
             say=lambda host, line: logs[host].say(line),
         )
         try:
             with cluster, inputs:
+                self._job.enter(states.DOWNLOADING)
                 checkpoints = self._prepare(hosts, trees, cluster, inputs)
                 for log in logs.values():
                     log.open()

@@ -27,6 +27,10 @@ class ClusterSpec:
     """By the platform's name of each host, ``algo-1``: the directory that its program is to see as ``/opt/ml``."""
     network_isolation: bool = False
     """Whether the hosts are to reach each other, and nothing else."""
+    cancelled: Callable[[], bool] = lambda: False
+    """Whether the hosts are not wanted any more; asked while they are waited for."""
+    say: Callable[[str], None] = lambda _: None
+    """Is told, for the log, what is waited for."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -114,6 +118,10 @@ class Executor(Protocol):
     @property
     def cannot_mount(self) -> str | None:
         """Why hosts can't have ``mounts`` here; None if they can."""
+
+    @property
+    def cannot_pipe(self) -> str | None:
+        """Why a named pipe of this machine does not reach hosts; None if it does."""
 
     def find_image(self, wanted: str) -> str:
         """What hosts are to run for a job's TrainingImage, in the executor's own terms.

@@ -4,11 +4,11 @@ The server that keeps the platform's objects runs like a host, too: see ``estima
 
 It is a program of its own, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, that imports nothing of this
 project. Standard input brings one line of JSON (what to start), then one byte for each signal to deliver. Its end means
-that whoever started the host is gone: the host dies with it. The status descriptor is a socket that keeps messages
-apart. Back over it comes JSON: if there are mounts, a message with a descriptor of /dev/fuse for each, as soon as they
-are mounted, for the search for the program may already go through one; then the program's process ID, or why it could
-not be started, and whether that is so because namespaces can't be had here. The supervisor's exit code is the
-program's; it is killed itself if the program was.
+that whoever started the host is gone: the host dies with it. Back over the status descriptor comes JSON, a message a
+line: if there are mounts, one with a descriptor of /dev/fuse for each, as soon as they are mounted, for the search for
+the program may already go through one (only a socket that keeps messages apart can carry these); then the program's
+process ID, or why it could not be started, and whether that is so because namespaces can't be had here. The
+supervisor's exit code is the program's; it is killed itself if the program was.
 
 With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
@@ -56,25 +56,25 @@ def main(descriptor: int, *kept: int) -> int:
     """Keep one host from its start to its end; the exit code of its program."""
     for own in (descriptor, *kept):  # not the program's
         os.set_inheritable(own, False)
-    status = socket.socket(fileno=descriptor)
     spec = json.loads(_read_line(0))
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGCHLD, *spec["delivered"]):
+        signal.signal(number, lambda *_: None)  # its number is in the pipe
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         if spec["isolated"]:
             _isolate(spec)
         if spec["mounts"]:
-            _hand_over(status, [_mount_served(f"{ML}/{path}") for path in spec["mounts"]])
+            _hand_over(descriptor, [_mount_served(f"{ML}/{path}") for path in spec["mounts"]])
         program = _start(spec)
     except (OSError, _NotStarted, _NoNamespaces) as error:
         no_namespaces = isinstance(error, _NoNamespaces)
-        status.send(json.dumps({"error": _describe(error), "no_namespaces": no_namespaces}).encode())
+        _tell(descriptor, {"error": _describe(error), "no_namespaces": no_namespaces})
         return 127
-    status.send(json.dumps({"pid": program}).encode())
-    status.close()
-    code = _wait(program, woken)
+    _tell(descriptor, {"pid": program})
+    os.close(descriptor)
+    code = _wait(program, woken, spec["delivered"])
     _kill_children()
     if code == -signal.SIGKILL:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -198,14 +198,16 @@ def _become(spec: dict[str, Any], failing: int) -> NoReturn:
         if spec["isolated"]:
             _mount_proc()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(1, 2)  # together, wherever this process tells its status
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, *spec["delivered"]):
             signal.signal(number, signal.SIG_DFL)
         if spec["open_files"] is not None:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (spec["open_files"], most))
         os.chdir(spec["directory"])
-        _execute(spec["argv"], spec["environment"])
+        given = {name: os.environ[name] for name in spec["given"] if name in os.environ}
+        _execute(spec["argv"], {**spec["environment"], **given})
     except (OSError, ValueError) as error:
         os.write(failing, _describe(error).encode())
     finally:
@@ -238,8 +240,13 @@ def _mount_proc() -> None:
         return
 
 
-def _wait(program: int, woken: int) -> int:
+def _wait(program: int, woken: int, delivered: list[int]) -> int:
     """Deliver signals until the program has ended; kill it when standard input ends.
+
+    Args:
+        program: Its process ID.
+        woken: The pipe that has the numbers of signals that came to this process.
+        delivered: Those of them that are the program's.
 
     Its exit code, or, if a signal ended it, the signal's negative number.
     """
@@ -252,7 +259,9 @@ def _wait(program: int, woken: int) -> int:
             continue
         ready, _, _ = select.select([*control, woken], [], [])
         if woken in ready:
-            os.read(woken, 4096)
+            for number in os.read(woken, 4096):
+                if number in delivered:
+                    os.kill(program, number)
         if 0 in ready:
             signals = os.read(0, 64)
             for number in signals or [signal.SIGKILL]:
@@ -315,9 +324,14 @@ def _read_line(descriptor: int) -> bytes:
     return line
 
 
-def _hand_over(status: socket.socket, devices: list[int]) -> None:
+def _tell(descriptor: int, answer: dict[str, Any]) -> None:
+    os.write(descriptor, json.dumps(answer).encode() + b"\n")
+
+
+def _hand_over(descriptor: int, devices: list[int]) -> None:
     """Give the devices away: a mount would not end with whoever serves it if they stayed open here."""
-    socket.send_fds(status, [b"{}"], devices)
+    with socket.socket(fileno=os.dup(descriptor)) as status:
+        socket.send_fds(status, [b"{}\n"], devices)
     for device in devices:
         os.close(device)
 

@@ -70,6 +70,10 @@ class ProcessExecutor:
             return str(error).partition("could not be started: ")[2] or str(error)
         return None
 
+    @property
+    def cannot_pipe(self) -> None:
+        """Nothing keeps named pipes from hosts."""
+
     def find_image(self, wanted: str) -> str:
         """Any image: what runs is this Python's environment."""
         return wanted

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from estimators.hosts.exit import Exit
 from estimators.local.executors.executor import HostStartError, NoNamespacesError, Serve
@@ -21,9 +21,9 @@ _MOST_MOUNTS = 253
 """As many descriptors as one message can carry; a job has at most 20 channels."""
 _MESSAGE_BYTES = 1 << 18
 """Room for the longest message: a PATH in which the program was not found."""
-_START_SECONDS = 60.0
+START_SECONDS = 60.0
 """How long a host may take to its next report; a machine under load takes seconds, a host that hangs for ever."""
-_SUPERVISOR = str(Path(__file__).with_name("host_supervisor.py"))
+SUPERVISOR = str(Path(__file__).with_name("host_supervisor.py"))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -51,6 +51,39 @@ class SupervisedProgram:
     """Its soft limit of open files; None: this process's."""
     private_network: bool = False
     """Whether its network has no address but its own loopback's: nobody else reaches a port that it opens."""
+    delivered: tuple[int, ...] = ()
+    """Signals that the supervisor, when it is sent one itself, delivers to it."""
+    given: tuple[str, ...] = ()
+    """Variables that are in its environment as the supervisor finds them on its machine, if it does."""
+
+
+class Orders:
+    """What a supervisor is told, through its standard input: a program, then signals for it.
+
+    Args:
+        program: What to start.
+        pipe: The other end of the supervisor's standard input, unbuffered.
+    """
+
+    def __init__(self, program: SupervisedProgram, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._send(json.dumps(asdict(program)).encode() + b"\n")
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the program alone; nothing if it has ended."""
+        self._send(bytes([signum]))
+
+    def close(self) -> None:
+        """Give no more: the program, if it still runs, is killed."""
+        self._pipe.close()
+
+    def _send(self, message: bytes) -> None:
+        """Write to the supervisor, which takes its orders until the host has ended and none thereafter."""
+        try:
+            while message:
+                message = message[self._pipe.write(message) :]
+        except (BrokenPipeError, ValueError):  # the supervisor has ended; its pipe may be closed already
+            return
 
 
 class SupervisedProcess:
@@ -81,7 +114,7 @@ class SupervisedProcess:
         status, reporting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with reporting:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", _SUPERVISOR, str(reporting.fileno()), *map(str, keep)],
+                [sys.executable, "-I", "-S", SUPERVISOR, str(reporting.fileno()), *map(str, keep)],
                 stdin=subprocess.PIPE,
                 stdout=log or subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -92,27 +125,26 @@ class SupervisedProcess:
                 bufsize=0,
             )
         assert self._keeper.stdin is not None
-        self._control = self._keeper.stdin
         self._output = self._keeper.stdout or BytesIO()
-        self._send(json.dumps(asdict(program)).encode() + b"\n")
+        self._orders = Orders(program, self._keeper.stdin)
         try:
             with status:
-                status.settimeout(_START_SECONDS)
+                status.settimeout(START_SECONDS)
                 answer = _receive(status, serve)
         except BaseException as error:
             self._keeper.kill()  # it takes no orders yet; its child goes with it
             self._output.close()
             self.wait()
             if isinstance(error, TimeoutError):
-                raise _not_started(program, f"it did not run within {_START_SECONDS:g} seconds") from error
+                raise not_started(program, f"it did not run within {START_SECONDS:g} seconds") from error
             raise
         if "pid" not in answer:
             with self._output as output:
                 said = answer.get("error") or output.read().decode(errors="replace").strip()
             self.wait()
             if answer.get("no_namespaces"):
-                raise NoNamespacesError(str(_not_started(program, said)), said)
-            raise _not_started(program, said)
+                raise NoNamespacesError(str(not_started(program, said)), said)
+            raise not_started(program, said)
         self._pid: int = answer["pid"]
 
     @property
@@ -127,7 +159,7 @@ class SupervisedProcess:
 
     def signal(self, signum: int) -> None:
         """Send a signal to the program alone; nothing if it has ended."""
-        self._send(bytes([signum]))
+        self._orders.signal(signum)
 
     def kill(self) -> None:
         """End the program and everything that it started, at once."""
@@ -140,19 +172,11 @@ class SupervisedProcess:
             code = self._keeper.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
-        self._control.close()
+        self._orders.close()
         if code >= 0:
             return Exit(code=code)
         # The program was killed, or its supervisor, and it with that.
         return Exit(code=128 - code, lost=None if self._killed else "its first process was killed from outside")
-
-    def _send(self, message: bytes) -> None:
-        """Write to the supervisor, which takes its orders until the host has ended and none thereafter."""
-        try:
-            while message:
-                message = message[self._control.write(message) :]
-        except (BrokenPipeError, ValueError):  # the supervisor has ended; its pipe may be closed already
-            return
 
 
 def _receive(status: socket.socket, serve: Serve | None) -> dict[str, Any]:
@@ -168,5 +192,6 @@ def _receive(status: socket.socket, serve: Serve | None) -> dict[str, Any]:
         serve(tuple(devices))
 
 
-def _not_started(program: SupervisedProgram, why: str) -> HostStartError:
+def not_started(program: SupervisedProgram, why: str) -> HostStartError:
+    """The error that says why a program does not run."""
     return HostStartError(f"{program.name}: {program.argv[0]} could not be started: {why}")

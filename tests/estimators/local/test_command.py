@@ -155,6 +155,9 @@ def test_a_platform_whose_server_was_killed_ends_with_a_reason(tmp_path):
         (["--image", "*=mine"], "are for jobs in containers: add --docker"),
         (["--docker", "--image", "mine"], "write PATTERN=IMAGE"),
         (["--docker", "--memory", "lots"], "give a whole number with b, k, m or g"),
+        (["--partition", "gpu"], "are for jobs on Slurm: add --slurm SHARED"),
+        (["--slurm", "no-such"], "give the absolute path of a directory that all nodes share"),
+        (["--slurm", "/tmp", "--docker"], "jobs run in containers here, or on Slurm; give one of them"),
     ],
 )
 def test_options_of_containers_that_mean_nothing_are_refused(options, reason):

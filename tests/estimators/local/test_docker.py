@@ -32,7 +32,7 @@ def settings() -> Docker:
 
 @pytest.fixture(scope="module")
 def platform(settings: Docker) -> Iterator[LocalSageMaker]:
-    with LocalSageMaker(grace_seconds=10, docker=settings) as platform:
+    with LocalSageMaker(grace_seconds=10, executor=settings) as platform:
         yield platform
 
 
@@ -188,7 +188,7 @@ def test_a_program_reaches_the_platform_and_its_storage_on_disk(settings: Docker
         "    try: u.urlopen(os.environ[name] + '/bucket?list-type=2', timeout=20)\n"
         "    except e.HTTPError as error: print(name, error.code, 'answers to' in error.read().decode())\n"
     )
-    with LocalSageMaker(docker=settings, storage="disk") as platform:
+    with LocalSageMaker(executor=settings, storage="disk") as platform:
         name = submit(platform, 'python3 -c "$ASK"', Environment={"ASK": ask})
         assert wait(platform, name)["TrainingJobStatus"] == "Completed"
         assert lines(platform, name) == ["AWS_ENDPOINT_URL 403 False", "AWS_ENDPOINT_URL_S3 403 False"]
@@ -196,7 +196,7 @@ def test_a_program_reaches_the_platform_and_its_storage_on_disk(settings: Docker
 
 @pytest.mark.docker
 def test_nothing_is_left_when_the_platform_is_killed(settings: Docker) -> None:
-    with LocalSageMaker(docker=settings) as platform:
+    with LocalSageMaker(executor=settings) as platform:
         name = submit(platform, WAITS)
         until(lambda: "up" in lines(platform, name))
         os.kill(platform.server_pid, signal.SIGKILL)
@@ -218,7 +218,7 @@ def test_without_a_docker_engine_the_platform_does_not_start_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent.sock")
     with pytest.raises(LocalPlatformError, match=r"No Docker engine answers|no `docker` program"):
-        LocalSageMaker(tmp_path, docker=Docker()).start()
+        LocalSageMaker(tmp_path, executor=Docker()).start()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -163,7 +163,7 @@ def test_torchrun_on_two_hosts(platform, submit):
 @pytest.mark.parametrize(("kind", "image", "ranks"), [("mpi", "toolkit", 2), ("torchrun", "smddp", 1)])
 def test_two_containers(submit, kind: str, image: str, ranks: int):
     """V3's driver of MPI takes a host for itself: it starts an sshd, and writes /etc/environment."""
-    with LocalSageMaker(docker=Docker(images={"an-image": getattr(build_images(), image)})) as platform:
+    with LocalSageMaker(executor=Docker(images={"an-image": getattr(build_images(), image)})) as platform:
         check_that_it_trains(platform, submit, kind, hosts=["algo-1"] * ranks + ["algo-2"] * ranks)
 
 

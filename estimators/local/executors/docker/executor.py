@@ -31,6 +31,10 @@ class DockerExecutor:
         """Why hosts can't have mounts."""
         return "a container may not mount"
 
+    @property
+    def cannot_pipe(self) -> None:
+        """Nothing keeps named pipes from hosts."""
+
     def find_image(self, wanted: str) -> str:
         """The ID of the local image that stands for a TrainingImage.
 

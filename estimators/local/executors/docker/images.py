@@ -45,7 +45,7 @@ def find_image(settings: Docker, wanted: str) -> str:
     )
     raise NoImageError(
         f"{wanted} is no image on this machine, and {rules}. Map it: "
-        f'LocalSageMaker(docker=Docker(images={{"{wanted}": "IMAGE"}})) or `smddp local up --docker --image '
+        f'LocalSageMaker(executor=Docker(images={{"{wanted}": "IMAGE"}})) or `smddp local up --docker --image '
         f"'{wanted}=IMAGE'`; * stands for anything, and `smddp image build` builds an image. {here}"
     )
 

@@ -17,7 +17,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Docker:
-    """Runs each host of a training job as a container: ``LocalSageMaker(docker=Docker(images={"*": "my-image"}))``.
+    """Runs each host of a training job as a container: ``LocalSageMaker(executor=Docker(images={"*": "my-image"}))``.
 
     Raises:
         ValueError: A limit is not one.

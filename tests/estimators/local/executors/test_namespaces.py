@@ -45,9 +45,9 @@ def test_what_is_barred_is_said(limit: str, answers: str) -> None:
 @pytest.mark.namespaces
 def test_a_machine_under_load_bars_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = tmp_path / "host_supervisor.py"
-    real = Path(supervised_process._SUPERVISOR).read_text()
+    real = Path(supervised_process.SUPERVISOR).read_text()
     supervisor.write_text(real.replace("def _call(", f"{OUT_OF_MEMORY}\n\ndef _call_really("))
-    monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(supervisor))
+    monkeypatch.setattr(supervised_process, "SUPERVISOR", str(supervisor))
     with pytest.raises(HostStartError, match="could not be started: unshare: Cannot allocate memory"):
         why_no_namespaces()
 

@@ -160,7 +160,7 @@ KILLED_EARLY = """if True:
         call(name, *arguments)
     host_supervisor._call = kill_first
     program = {"argv": ["touch", sys.argv[2]], "directory": "/", "environment": dict(os.environ), "open_files": None}
-    host_supervisor._start({**program, "isolated": False})
+    host_supervisor._start({**program, "isolated": False, "delivered": [], "given": []})
 """
 
 
@@ -350,8 +350,8 @@ def test_a_device_that_is_barred_is_why_nothing_can_be_mounted(
     isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = tmp_path / "host_supervisor.py"
-    supervisor.write_text(Path(supervised_process._SUPERVISOR).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
-    monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(supervisor))
+    supervisor.write_text(Path(supervised_process.SUPERVISOR).read_text().replace('"/dev/fuse"', '"/dev/no-fuse"'))
+    monkeypatch.setattr(supervised_process, "SUPERVISOR", str(supervisor))
     assert ProcessExecutor(isolated=True).cannot_mount == "/dev/no-fuse: No such file or directory"
 
 
@@ -384,8 +384,8 @@ def test_a_host_that_hangs_while_it_starts_is_given_up(
 ) -> None:
     token = f"token-{uuid.uuid4().hex}.py"
     (tmp_path / token).write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(tmp_path / token))
-    monkeypatch.setattr(supervised_process, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(supervised_process, "SUPERVISOR", str(tmp_path / token))
+    monkeypatch.setattr(supervised_process, "START_SECONDS", 0.2)
     with pytest.raises(HostStartError, match=r"algo-1: true could not be started: it did not run within 0\.2 seconds"):
         start("true")
     await_none_alive(str(tmp_path / token))

@@ -235,7 +235,7 @@ def test_is_started_again_on_the_same_data_when_it_is_killed(isolated, tmp_path,
 def test_a_restart_that_fails_is_tried_again_and_never_without_namespaces(tmp_path, caplog, monkeypatch):
     with running(tmp_path) as storage, client(storage) as s3:
         storage.watch(lambda reason: None)
-        monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(fails_once(tmp_path)))
+        monkeypatch.setattr(supervised_process, "SUPERVISOR", str(fails_once(tmp_path)))
         killed = storage.process
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
@@ -253,7 +253,7 @@ def fails_once(directory: Path) -> Path:
         try:
             os.mkdir({str(directory / "tried")!r})
         except FileExistsError:
-            real = {supervised_process._SUPERVISOR!r}
+            real = {supervised_process.SUPERVISOR!r}
             os.execv(sys.executable, [sys.executable, "-I", "-S", real, *sys.argv[1:]])
         sys.stdin.readline()
         socket.socket(fileno=int(sys.argv[1])).send(json.dumps({{"error": "too busy"}}).encode())
@@ -264,7 +264,7 @@ def fails_once(directory: Path) -> Path:
 
 @pytest.mark.namespaces
 def test_a_first_start_that_fails_is_an_error_and_not_one_without_namespaces(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervised_process, "_SUPERVISOR", str(fails_once(tmp_path)))
+    monkeypatch.setattr(supervised_process, "SUPERVISOR", str(fails_once(tmp_path)))
     refused = pytest.raises(LocalPlatformError, match=r"SeaweedFS did not start: .* could not be started: too busy")
     with refused, running(tmp_path):
         pass

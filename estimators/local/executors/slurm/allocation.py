@@ -1,0 +1,130 @@
+"""Nodes that Slurm has given: held by a salloc that gives them back as soon as this process lets go, or is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from estimators.local.executors.executor import HostStartError
+from estimators.local.executors.slurm import slurm_program
+from estimators.local.executors.slurm.settings import Slurm
+from estimators.local.executors.slurm.slurm_program import program
+
+logger = logging.getLogger(__name__)
+
+_HOLD = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat'
+"""What salloc runs: it says which nodes there are, and ends with its standard input, which this process holds."""
+_LOOK_SECONDS = 0.1
+_RELEASE_SECONDS = 10.0
+_SETTLE_SECONDS = 10.0
+"""How long Slurm may clear away what ran until it says how a job ended."""
+
+
+class Allocation:
+    """As many nodes as a job has hosts.
+
+    Args:
+        settings: Where they are to be.
+        name: What people see of it in squeue.
+        nodes: How many.
+        cancelled: Whether they are not wanted any more, asked while Slurm lets them wait.
+        say: Is told what is waited for.
+
+    Raises:
+        HostStartError: Slurm refuses, with its words; or they were not wanted any more.
+    """
+
+    def __init__(
+        self, settings: Slurm, *, name: str, nodes: int, cancelled: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        self._words: deque[str] = deque(maxlen=20)
+        self._granted: list[str] = []
+        self._answered = threading.Event()
+        command = [program("salloc"), f"--nodes={nodes}-{nodes}", "--ntasks-per-node=1", f"--job-name=smddp-{name}"]
+        command += [] if settings.partition is None else [f"--partition={settings.partition}"]
+        self._salloc = subprocess.Popen(
+            [*command, *settings.options, "sh", "-c", _HOLD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C in a terminal is not Slurm's business
+            env=slurm_program.environment(),
+            cwd="/",
+        )
+        threading.Thread(target=self._read_words, args=(say,), daemon=True).start()
+        threading.Thread(target=self._read_answer, daemon=True).start()
+        try:
+            while not self._answered.wait(_LOOK_SECONDS):
+                if cancelled():
+                    raise HostStartError("the job was ended while it waited for Slurm")
+            if not self._granted:
+                self._salloc.wait(_RELEASE_SECONDS)
+                time.sleep(_LOOK_SECONDS)  # for the last of its words
+                raise HostStartError(f"Slurm gives no {nodes} nodes: {' '.join(self._words) or 'it does not say why'}")
+            self.job, listed = self._granted
+            self.addresses = slurm_program.addresses(listed)
+            """By the name of each node, in Slurm's order."""
+            say(f"[platform] Slurm job {self.job} on {', '.join(self.addresses)}")
+        except BaseException:
+            self.release()
+            raise
+
+    def loss(self) -> str | None:
+        """Why its nodes are gone; None if they are not."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (state := slurm_program.job_state(self.job)).startswith("COMPLETING") and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        return None if state.startswith("RUNNING") else f"Slurm has ended job {self.job}, which is {state}"
+
+    def release(self) -> None:
+        """Give the nodes back."""
+        assert self._salloc.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._salloc.stdin.close()
+        if self._answered.is_set() and self._granted:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._salloc.wait(_RELEASE_SECONDS)
+        if self._salloc.poll() is None:  # it still waits in the queue, which SIGTERM makes it leave
+            self._salloc.terminate()
+            try:
+                self._salloc.wait(_RELEASE_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.warning("salloc does not end: see squeue for a job that was to be released")
+                self._salloc.kill()
+                self._salloc.wait()
+
+    def _read_answer(self) -> None:
+        assert self._salloc.stdout is not None
+        with self._salloc.stdout as answer:
+            self._granted = answer.readline().split()
+            self._answered.set()
+            answer.read()
+
+    def _read_words(self, say: Callable[[str], None]) -> None:
+        assert self._salloc.stderr is not None
+        with self._salloc.stderr as words:
+            for line in words:
+                self._words.append(line.strip())
+                if "queued and waiting" in line or "Pending job allocation" in line:
+                    say(f"[platform] {line.strip().removeprefix('salloc: ')}")
+
+
+def options_for_host(allocation: Allocation, node: str) -> Sequence[str]:
+    """The options of the srun that starts one program on a node of an allocation, with all that it has there."""
+    return (
+        f"--jobid={allocation.job}",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpu-bind=none",
+        "--mem=0",
+        "--kill-on-bad-exit=0",
+        "--unbuffered",
+        "--chdir=/",
+    )

@@ -1,0 +1,137 @@
+"""One host that is a task of Slurm: an srun, and on the node the supervisor that starts the program and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from typing import IO, Any, BinaryIO
+
+from estimators.hosts.exit import Exit
+from estimators.local.executors.executor import ExecutorError
+from estimators.local.executors.slurm import slurm_program
+from estimators.local.executors.slurm.allocation import Allocation, options_for_host
+from estimators.local.executors.supervised_process import (
+    START_SECONDS,
+    SUPERVISOR,
+    Orders,
+    SupervisedProgram,
+    not_started,
+)
+
+logger = logging.getLogger(__name__)
+
+_KILL_SECONDS = 15.0
+"""How long a node may take to end a program that was killed; a lost one does not answer, and srun waits for it."""
+
+
+class SlurmHost:
+    """A `HostProcess` on a node.
+
+    Args:
+        program: What to start.
+        allocation: The nodes.
+        node: Which of them.
+
+    Raises:
+        HostStartError: The program can't be started, with the reason.
+    """
+
+    def __init__(self, program: SupervisedProgram, allocation: Allocation, node: str) -> None:
+        self._allocation = allocation
+        self._killed = False
+        self._words: deque[str] = deque(maxlen=20)
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        # Its standard error is the status of the supervisor, whose program has standard output for both.
+        self._srun = subprocess.Popen(
+            [
+                slurm_program.program("srun"),
+                *options_for_host(allocation, node),
+                *(sys.executable, "-I", "-S", SUPERVISOR, "2"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=slurm_program.environment(),
+            cwd="/",
+            bufsize=0,
+        )
+        assert self._srun.stdin is not None
+        assert self._srun.stdout is not None
+        assert self._srun.stderr is not None
+        self._output = self._srun.stdout
+        threading.Thread(target=self._read_status, args=(self._srun.stderr, answers), daemon=True).start()
+        self._orders = Orders(program, self._srun.stdin)
+        try:
+            answer = answers.get(timeout=START_SECONDS)
+        except BaseException as error:
+            self._srun.kill()
+            self._output.close()
+            self.wait()
+            if isinstance(error, queue.Empty):
+                raise not_started(program, f"it did not run within {START_SECONDS:g} seconds on {node}") from error
+            raise
+        if "pid" not in answer:
+            self._output.close()
+            self.wait()
+            if "error" not in answer:  # no word of the supervisor's: srun could not start it
+                raise ExecutorError(f"{program.name}: srun started nothing on {node}: {' '.join(self._words)}")
+            remedy = " Give Slurm(isolated=False)." if answer.get("no_namespaces") else ""
+            raise not_started(program, f"on {node}: {answer['error']}.{remedy}".replace("..", "."))
+
+    @property
+    def output(self) -> BinaryIO:
+        """Standard output and standard error, together."""
+        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the program alone; nothing if it has ended."""
+        self._orders.signal(signum)
+
+    def kill(self) -> None:
+        """End the program and everything that it started, at once."""
+        self._killed = True
+        self.signal(signal.SIGKILL)
+        late = threading.Timer(_KILL_SECONDS, self._srun.kill)
+        late.daemon = True
+        late.start()
+
+    def wait(self, timeout: float | None = None) -> Exit | None:
+        """How it ended, or None after ``timeout`` seconds."""
+        try:
+            code = self._srun.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        self._orders.close()
+        code = code if code >= 0 else 128 - code
+        return Exit(code=code, lost=None if code == 0 or self._killed else self._loss(code))
+
+    def _loss(self, code: int) -> str | None:
+        try:
+            lost = self._allocation.loss()
+        except ExecutorError as error:
+            lost = f"Slurm does not say: {error}"
+        if lost is None and code == 128 + signal.SIGKILL:
+            return "its first process was killed from outside"
+        return lost
+
+    def _read_status(self, status: IO[bytes], answers: queue.SimpleQueue[dict[str, Any]]) -> None:
+        """Read the supervisor's answer from among srun's words, and then these to their end."""
+        with status:
+            for line in status:
+                answer = None
+                with contextlib.suppress(ValueError):
+                    answer = json.loads(line)
+                if isinstance(answer, dict):
+                    answers.put(answer)
+                else:
+                    self._words.append(line.decode(errors="replace").strip())
+                    logger.info("%s", self._words[-1])
+        answers.put({})  # if none has come yet, none comes

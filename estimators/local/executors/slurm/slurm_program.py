@@ -1,0 +1,91 @@
+"""Slurm's own programs: found, run, and read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+
+from estimators.local.executors.executor import ExecutorError
+from smddp.cluster.env_values import EnvValue
+from smddp.cluster.slurm import expand_nodes
+
+SECONDS = 30.0
+"""How long Slurm may take to answer; a controller under load takes some."""
+
+
+def program(name: str) -> str:
+    """The path of one of Slurm's programs.
+
+    Raises:
+        ExecutorError: It is not there.
+    """
+    path = shutil.which(name)
+    if path is None:
+        raise ExecutorError(f"there is no {name} in PATH: jobs on Slurm are started from a machine that submits to it")
+    return path
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, without what an allocation that it may itself run in says."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SALLOC_", "SRUN_"))}
+
+
+def scontrol(*words: str) -> str:
+    """What scontrol prints.
+
+    Raises:
+        ExecutorError: Slurm does not answer.
+    """
+    command = [program("scontrol"), *words]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment())
+    except subprocess.TimeoutExpired:
+        raise ExecutorError(f"Slurm did not answer scontrol {' '.join(words)} within {SECONDS:g} s") from None
+    if ended.returncode != 0:
+        raise ExecutorError(f"scontrol {' '.join(words)}: {ended.stderr.strip() or ended.stdout.strip()}")
+    return ended.stdout
+
+
+def job_state(job: str) -> str:
+    """What Slurm says of a job, such as RUNNING or PREEMPTED, with its reason if it gives one."""
+    fields = dict(re.findall(r"\b(JobState|Reason)=(\S+)", scontrol("show", "job", job, "--oneliner")))
+    reason = fields.get("Reason", "None")
+    return fields["JobState"] if reason == "None" else f"{fields['JobState']} ({reason})"
+
+
+def own_address() -> str:
+    """This machine's address from which it reaches the first node.
+
+    Raises:
+        ExecutorError: Slurm does not answer, or the node's address is not known.
+    """
+    found = re.search(r"\bNodeAddr=(\S+)", scontrol("show", "node", "--oneliner"))
+    if found is None:
+        raise ExecutorError("Slurm has no nodes: see sinfo")
+    try:
+        with socket.socket(type=socket.SOCK_DGRAM) as way:
+            way.connect((found[1], 9))  # nothing is sent
+            return str(way.getsockname()[0])
+    except OSError as error:
+        raise ExecutorError(
+            f"{found[1]}, a node of Slurm's, can't be reached: {error}; give Slurm(address=…)"
+        ) from error
+
+
+def addresses(listed: str) -> Mapping[str, str]:
+    """The address of each node in a list of Slurm's, by its name and in the list's order.
+
+    Raises:
+        ExecutorError: One has none.
+    """
+    text = scontrol("show", "node", listed, "--oneliner")
+    known = dict(re.findall(r"\bNodeName=(\S+).*?\bNodeAddr=(\S+)", text))
+    names = expand_nodes(EnvValue(listed, f"Slurm's list {listed}"))
+    try:
+        return {name: socket.gethostbyname(known[name]) for name in names}
+    except (KeyError, OSError) as error:
+        raise ExecutorError(f"the address of a node of {listed} is not known: {error}") from error
