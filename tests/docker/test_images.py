@@ -43,6 +43,11 @@ def test_ranks_start_on_another_container_over_ssh(images: Images) -> None:
     assert sorted(said.split("\n")) == ["algo-1 0", "algo-1 1"]
 
 
+def test_the_command_line_is_there(images: Images) -> None:
+    for image in (images.smddp, images.toolkit):
+        assert "launcher: single" in docker("run", "--rm", image, "smddp", "env")
+
+
 def test_no_compiler_stays_behind(images: Images) -> None:
     for image in (images.smddp, images.toolkit):
         assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", "command -v gcc cc || echo none") == "none"
