@@ -148,7 +148,8 @@ def test_nodes_whose_agents_counted_other_numbers_of_restarts_train_on(
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_each_sample_is_taken_once_by_one_two_one_and_two_nodes(node: StartNode, tmp_path: Path) -> None:
-    # Agents that share their store with the ranks never let a node in later, whatever the ranks run (torch 2.15).
+    # Agents that share their store with the ranks tell its address in their first round only (torch 2.15): a node that
+    # comes later ends the job, whatever the ranks run.
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     # The one that stays keeps the agents' store. The other's address is the lower one, so its rank becomes rank 0.
     first = node("first", "1:2", **environ, WAY="fails", address="127.0.0.2")
