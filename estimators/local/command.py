@@ -106,11 +106,9 @@ def env(directory: _Directory = Path(".smddp")) -> None:
 
     kept = KeptAccess(directory.absolute())
     try:
-        access = kept.read_running()
+        access = kept.require_running()
     except LocalPlatformError as error:
         _fail(str(error))
-    if access is None:
-        _fail(f"no platform runs on {directory.absolute()}: start one with smddp local up --directory {directory}")
     environment = access.environment(kept.directory)
     if foreign := sorted(name for name in os.environ if name.startswith("AWS_") and name not in environment):
         typer.echo(f"unset {' '.join(foreign)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -64,6 +65,21 @@ class KeptAccess:
         access = self.read()
         runs = access is not None and is_locked(self.directory.parent / "storage") and answers(access)
         return access if runs else None
+
+    def require_running(self) -> Access:
+        """The addresses and keys of the platform that runs here now.
+
+        Raises:
+            LocalPlatformError: None does; or as `read` does.
+        """
+        access = self.read_running()
+        if access is None:
+            platform = self.directory.parent
+            quoted = shlex.quote(str(platform))
+            raise LocalPlatformError(
+                f"no platform runs on {platform}: start one with smddp local up --directory {quoted}"
+            )
+        return access
 
     def write(self, access: Access) -> None:
         """Keep it, readable by this user alone."""

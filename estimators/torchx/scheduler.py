@@ -1,0 +1,240 @@
+"""TorchX's scheduler ``smddp``: sends an app through `estimators.Estimator`, and shows the training job it became."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import ClientError
+from torchx.schedulers.api import (
+    DescribeAppResponse,
+    ListAppResponse,
+    Scheduler,
+    Stream,
+    StructuredOpts,
+    filter_regex,
+)
+from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, ReplicaStatus, Role, RoleStatus, runopts
+from torchx.specs.finder import ComponentValidationException
+
+from estimators.errors import EstimatorError
+from estimators.estimator import Estimator
+from estimators.local.errors import LocalPlatformError
+from estimators.log_reader import LogLine, LogReader
+from estimators.torchx.place import Place
+from estimators.training_job import TrainingJob
+
+_METADATA = "smddp."
+_STATES = {
+    "Completed": AppState.SUCCEEDED,
+    "Failed": AppState.FAILED,
+    "Stopped": AppState.CANCELLED,
+    "Stopping": AppState.RUNNING,
+}
+_BEFORE_TRAINING = frozenset({"Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack", "Downloading"})
+
+
+@dataclass
+class Options(StructuredOpts):  # type: ignore[misc]  # TorchX is not looked at by mypy
+    """Those of ``-cfg``; TorchX shows what follows each as its help."""
+
+    local: bool = False
+    """Send the job to the local platform that runs on this machine, and not to AWS."""
+
+    directory: str = ".smddp"
+    """With local: the directory that the platform was started with, smddp local up --directory."""
+
+    @property
+    def place(self) -> Place:
+        """Where these options lead."""
+        return Place(directory=Path(self.directory).absolute() if self.local else None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRequest:
+    """What is sent, once it was checked."""
+
+    estimator: Estimator
+    inputs: Mapping[str, str] | None
+    place: Place
+    plan: str
+    """What the job would run on, and what may be wrong with it."""
+
+    def __str__(self) -> str:
+        arguments = "\n".join(f"  {name}={value!r}" for name, value in sorted(self.estimator.arguments.items()))
+        where = "AWS" if self.place.directory is None else f"the local platform on {self.place.directory}"
+        return f"to {where}: {self.plan}\n{arguments}\n  inputs={self.inputs!r}"
+
+
+class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
+    """Training jobs on AWS or on a local platform.
+
+    Example:
+        >>> create_scheduler("torchx").run_opts().resolve({})["local"]
+        False
+    """
+
+    def _run_opts(self) -> runopts:
+        return Options.as_runopts()
+
+    def _validate(self, app: AppDef, scheduler: str, cfg: Options) -> None:
+        """Nothing: a job's hosts are its instance type, and TorchX would ask for CPUs and memory."""
+
+    def _submit_dryrun(self, app: AppDef, cfg: Options) -> AppDryRunInfo[JobRequest, Options]:
+        """Describe the job and check it. Nothing is sent.
+
+        Raises:
+            ComponentValidationException: The job can't work, or no local platform runs on the directory. TorchX shows
+                its message, and not where it came from.
+        """
+        try:
+            return AppDryRunInfo(_request(app, cfg.place), str)
+        except (EstimatorError, LocalPlatformError) as error:
+            raise ComponentValidationException(str(error)) from error
+
+    def schedule(self, dryrun_info: AppDryRunInfo[JobRequest, Options]) -> str:
+        """Send the job and return its id."""
+        request: JobRequest = dryrun_info.request
+        return request.place.app_id(request.estimator.fit(request.inputs, wait=False).name)
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """Return the state of a training job, the same for all of its hosts; None if there is no such job."""
+        place, name = Place.of(app_id)
+        try:
+            found = TrainingJob(name, place.boto_session()).describe()
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("ValidationException", "ResourceNotFound"):
+                return None
+            raise
+        state = _state(found["TrainingJobStatus"], found.get("SecondaryStatus", ""))
+        count = found["ResourceConfig"].get("InstanceCount", 1)
+        replicas = [
+            ReplicaStatus(id=index, role="algo", state=state, hostname=f"algo-{index + 1}") for index in range(count)
+        ]
+        return DescribeAppResponse(
+            app_id=app_id,
+            state=state,
+            msg=found.get("FailureReason") or found.get("SecondaryStatus", ""),
+            roles=[
+                Role(name="algo", image=found["AlgorithmSpecification"].get("TrainingImage", ""), num_replicas=count)
+            ],
+            roles_statuses=[RoleStatus(role="algo", replicas=replicas)],
+        )
+
+    def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
+        """Return the 100 newest training jobs: of the account, or with ``-cfg local=True`` of the local platform."""
+        place = Options.from_cfg(self.run_opts().resolve(cfg or {})).place
+        found = (
+            place.boto_session()
+            .client("sagemaker")
+            .list_training_jobs(MaxResults=100, SortBy="CreationTime", SortOrder="Descending")
+        )
+        return [
+            ListAppResponse(
+                app_id=place.app_id(job["TrainingJobName"]),
+                name=job["TrainingJobName"],
+                state=_state(job["TrainingJobStatus"], ""),
+            )
+            for job in found["TrainingJobSummaries"]
+        ]
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Return the lines of host ``algo-{k + 1}``: those that there are, or with ``should_tail`` until the job's end.
+
+        Raises:
+            ValueError: One of the two streams is asked for; a job's log has both in one.
+        """
+        if streams not in (None, Stream.COMBINED):
+            raise ValueError(f"streams={streams.value}: a training job's log has both streams in one; leave it out")
+        del role_name  # a job has one
+        place, name = Place.of(app_id)
+        session = place.boto_session()
+        found: Iterator[LogLine] = (
+            TrainingJob(name, session).lines() if should_tail else LogReader(session.client("logs"), name).unread()
+        )
+        lines = (f"{line.message}\n" for line in found if line.host == f"algo-{k + 1}" and _is_in(line, since, until))
+        return filter_regex(regex, lines) if regex else lines
+
+    def _cancel_existing(self, app_id: str) -> None:
+        place, name = Place.of(app_id)
+        TrainingJob(name, place.boto_session()).stop()
+
+
+def create_scheduler(session_name: str, **_: object) -> SmddpScheduler:
+    """Make the scheduler; TorchX finds this function by its entry point."""
+    return SmddpScheduler("smddp", session_name)
+
+
+def _request(app: AppDef, place: Place) -> JobRequest:
+    """Describe and check a job.
+
+    Raises:
+        EstimatorError: It can't work; all that is wrong is in the message.
+        LocalPlatformError: It is for a local platform, and none runs on the directory.
+    """
+    arguments = _arguments(app)
+    inputs = arguments.pop("inputs", None)
+    if place.default_role is not None:
+        arguments.setdefault("role", place.default_role)
+    estimator = Estimator(**arguments, base_job_name=app.name, sagemaker_session=place.session())
+    plan = estimator.plan(inputs)
+    plan.require()
+    return JobRequest(estimator=estimator, inputs=inputs, place=place, plan=str(plan))
+
+
+def _arguments(app: AppDef) -> dict[str, Any]:
+    """What the Estimator is given for an app that the component ``smddp.train`` has made.
+
+    Raises:
+        EstimatorError: It is another's.
+    """
+    if len(app.roles) != 1 or f"{_METADATA}instance_type" not in app.roles[0].metadata:
+        raise EstimatorError(
+            f"The app {app.name!r} is no training job: the scheduler smddp takes those of the component smddp.train. "
+            "Do: torchx run -s smddp smddp.train --help"
+        )
+    (role,) = app.roles
+    environment = {name: value for name, value in role.env.items() if not name.startswith("TORCHX_")}
+    return {
+        **{key.removeprefix(_METADATA): value for key, value in role.metadata.items() if key.startswith(_METADATA)},
+        "entry_point": role.entrypoint,
+        "instance_count": role.num_replicas,
+        "hyperparameters": dict(map(_hyperparameter, role.args)),
+        "image_uri": role.image or None,
+        **({"environment": environment} if environment else {}),
+    }
+
+
+def _hyperparameter(argument: str) -> tuple[str, Any]:
+    name, equals, text = argument.partition("=")
+    if not (name and equals) or name.startswith("-"):
+        raise EstimatorError(f"{argument!r} is no hyperparameter. Write name=value, such as epochs=3.")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
+
+
+def _state(status: str, secondary: str) -> AppState:
+    if status == "InProgress":
+        return AppState.PENDING if secondary in _BEFORE_TRAINING else AppState.RUNNING
+    return _STATES.get(status, AppState.UNKNOWN)
+
+
+def _is_in(line: LogLine, since: datetime | None, until: datetime | None) -> bool:
+    seconds = line.timestamp / 1000
+    return (since is None or seconds >= since.timestamp()) and (until is None or seconds <= until.timestamp())
