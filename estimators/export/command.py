@@ -1,4 +1,4 @@
-"""``smddp sbatch``: a submit script's job as a batch script of Slurm."""
+"""``smddp sbatch`` and ``smddp export``: a submit script's job as a batch script of Slurm, or a job file of OpenPAI."""
 
 from __future__ import annotations
 
@@ -30,25 +30,77 @@ def sbatch(
     from estimators.export.portable_job import PortableJob
     from estimators.export.submit_script import first_job
 
-    data = {}
-    for given in channel:
-        name, _, directory = given.partition("=")
-        if not (name and directory):
-            _fail(f"--channel {given}: write NAME=DIRECTORY, such as training=/nfs/digits.")
-        if not Path(directory).is_dir():
-            _fail(f"--channel {given}: there is no directory {directory} here.")
-        data[name] = Path(directory).resolve()
+    data = _directories("sbatch", channel)
+    for name, directory in data.items():
+        if not directory.is_dir():
+            _fail("sbatch", f"--channel {name}={directory}: there is no directory {directory} here.")
     if strange := [option for option in options if not option.startswith("-") or "\n" in option]:
-        _fail(f"{strange[0]!r} is no option for sbatch: write --name=value, with the equals sign.")
+        _fail("sbatch", f"{strange[0]!r} is no option for sbatch: write --name=value, with the equals sign.")
     try:
-        job = PortableJob.of(first_job(submit), data=data)
+        job = PortableJob.of(first_job(submit), data={name: path.resolve() for name, path in data.items()})
     except EstimatorError as error:
-        _fail(str(error))
+        _fail("sbatch", str(error))
     where = str((run_dir or Path("runs") / job.name).absolute())
     what = f"Written by smddp sbatch from {submit}: what it would train on {job.hosts} × {job.instance_type}."
     typer.echo(batch_script(job, options=options, run_dir=where, what=what), nl=False)
 
 
-def _fail(reason: str) -> NoReturn:
-    typer.echo(f"smddp sbatch: {reason}", err=True)
+def export(
+    submit: Annotated[Path, typer.Argument(help="The script that calls Estimator.fit().")],
+    cpus: Annotated[int, typer.Option(help="Cores of each host.")],
+    memory_mb: Annotated[int, typer.Option(help="Memory of each host, in MB.")],
+    gpus: Annotated[int, typer.Option(help="GPUs of each host.")],
+    run_dir: Annotated[Path, typer.Option(help="Model, output and checkpoints, on storage that all hosts share.")],
+    openpai: Annotated[bool, typer.Option("--openpai", help="Write a job file of OpenPAI, the one format there is.")],
+    image: Annotated[
+        str | None,
+        typer.Option(help="A Docker image with smddp and what the script needs; the job's image_uri if left out."),
+    ] = None,
+    channel: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=DIRECTORY", help="Where the containers see a channel's data."),
+    ] = [],  # noqa: B006  # typer makes a new one
+    code: Annotated[
+        Path | None, typer.Option(help="Where the containers see the source directory, if not where it is here.")
+    ] = None,
+    python: Annotated[str, typer.Option(help="The Python of the image.")] = "python3",
+) -> None:
+    """Print a job file that trains elsewhere what SUBMIT would train on SageMaker; nothing is sent.
+
+    smddp export --openpai submit.py --image IMAGE --cpus 8 --memory-mb 65536 --gpus 4 --run-dir /mnt/run > job.yaml
+    """
+    from estimators.errors import EstimatorError
+    from estimators.export.openpai import Container, job_file
+    from estimators.export.portable_job import PortableJob
+    from estimators.export.submit_script import first_job
+
+    del openpai  # the command line requires it: it names the format
+    data = _directories("export", channel)
+    for path in (run_dir, *data.values(), *([] if code is None else [code])):
+        if not path.is_absolute():
+            _fail("export", f"{path} is a directory of the containers: give its absolute path.")
+    try:
+        sent = first_job(submit)
+        job = PortableJob.of(sent, data=data, code=code)
+        uri = image or sent.estimator.arguments.get("image_uri") or ""
+        container = Container(image=uri, cpus=cpus, memory_mb=memory_mb, gpus=gpus)
+    except EstimatorError as error:
+        _fail("export", str(error))
+    what = f"Written by smddp export from {submit}: what it would train on {job.hosts} × {job.instance_type}."
+    typer.echo(job_file(job, container, run_dir=str(run_dir), python=python, what=what), nl=False)
+
+
+def _directories(command: str, channels: list[str]) -> dict[str, Path]:
+    """The directories that --channel names."""
+    data = {}
+    for given in channels:
+        name, _, directory = given.partition("=")
+        if not (name and directory):
+            _fail(command, f"--channel {given}: write NAME=DIRECTORY, such as training=/nfs/digits.")
+        data[name] = Path(directory)
+    return data
+
+
+def _fail(command: str, reason: str) -> NoReturn:
+    typer.echo(f"smddp {command}: {reason}", err=True)
     raise typer.Exit(2)

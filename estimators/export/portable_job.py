@@ -43,18 +43,19 @@ class PortableJob:
     """Seconds that it may train."""
 
     @classmethod
-    def of(cls, job: SentJob, *, data: Mapping[str, Path]) -> PortableJob:
+    def of(cls, job: SentJob, *, data: Mapping[str, Path], code: Path | None = None) -> PortableJob:
         """Take a job from SageMaker.
 
         Args:
             job: What would be sent.
             data: By channel, the directory that each host sees; one that is not given must be a ``file://`` URI.
+            code: Where the hosts see the source directory, or the script's; None: where it is on this machine.
 
         Raises:
             EstimatorError: It needs what only SageMaker has. The message says all of it.
         """
         given = job.estimator.arguments
-        if problems := tuple(_problems(given, job.inputs, data)):
+        if problems := tuple(_problems(given, job.inputs, data, code)):
             listed = "\n".join(f"  - {problem}" for problem in problems)
             raise EstimatorError(f"The job can't run without SageMaker as it is:\n{listed}", problems)
         source = SourceCode.of(given)
@@ -62,7 +63,7 @@ class PortableJob:
         is_alone = not enabled_kinds(given.get("distribution"))
         return cls(
             name=re.sub(r"[^A-Za-z0-9-]+", "-", named).strip("-") or "job",
-            script=source.script.resolve(),
+            script=source.script.resolve() if code is None else code / source.script.relative_to(_folder(source)),
             arguments=tuple(_words(given.get("hyperparameters") or {})),
             hosts=given["instance_count"],
             processes_per_host=1 if is_alone else processes_per_host(given["distribution"]),
@@ -87,12 +88,14 @@ class PortableJob:
         return [*command, [str(self.script)], *([word] for word in self.arguments)]
 
 
-def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path]) -> Iterator[Problem]:
+def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], code: Path | None) -> Iterator[Problem]:
     source = SourceCode.of(given)
     if not source.is_local:
         yield error("entry_point", "it is not on this machine", "Give a script, and a source_dir, that all hosts see.")
     elif not source.script.is_file():
         yield error("entry_point", f"there is no script {source.script}", "Give an existing one.")
+    if code is not None and source.dependencies:
+        yield error("dependencies", "they are not in the source directory", "Put them there, or leave out --code.")
     if not isinstance(given.get("instance_count"), int):
         yield error("instance_count", "the number of hosts is not known", "Give it; instance groups are SageMaker's.")
     for kind in enabled_kinds(given.get("distribution")):
@@ -107,6 +110,11 @@ def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path]) -
     for name in sorted(set(data) - set(there)):
         known = f"There are: {', '.join(sorted(there))}." if there else "There is none."
         yield error("--channel", f"the job has no channel {name!r}", known)
+
+
+def _folder(source: SourceCode) -> Path:
+    """What is uploaded with the script."""
+    return source.script.parent if source.source_dir is None else Path(source.source_dir)
 
 
 def _words(hyperparameters: Mapping[str, Any]) -> Iterator[str]:
