@@ -108,6 +108,7 @@ def agree(config: DictConfig, membership: Membership) -> None:
             )
     begun = datetime.fromtimestamp(ranks[0][1])
     OmegaConf.register_new_resolver("now", lambda pattern: begun.strftime(pattern), use_cache=True, replace=True)
+    OmegaConf.clear_cache(config)  # of what was asked for before
 
 
 def write_files(config: DictConfig) -> None:

@@ -82,6 +82,9 @@ class _ScriptRun:
         self._files = files
         self._script = script
         self._config: DictConfig | None = None
+        """With Hydra's own part, once it is composed."""
+        self._given: DictConfig | None = None
+        """What the script's function is called with."""
 
     def read_config(self, hint: Any, job: Job) -> tuple[DictConfig, Mapping[str, Any]]:
         """Compose from the job's hyperparameters, or from the command line where there is no job."""
@@ -97,15 +100,16 @@ class _ScriptRun:
             files = replace(files, path=path, name=given.config_name or files.name)
             overrides = list(given.overrides)
         self._config = compose_config(files, overrides, job, self._script.stem)
-        config = own_part(self._config)
-        return config, recorded_values(config)
+        self._given = own_part(self._config)
+        return self._given, recorded_values(self._given)
 
     def settle_config(self) -> None:
         """See that all ranks have composed the same, and keep it; all ranks must call it, once they have joined."""
         membership = current_membership()
-        assert self._config is not None, "a config is composed for each parameter but the job"
+        assert self._config is not None, "there is a parameter for the config"
+        assert self._given is not None
         assert membership is not None, "run_with_config has joined"
-        agree(own_part(self._config), membership)
+        agree(self._given, membership)
         if membership.cluster.is_main:
             write_files(self._config)
 
