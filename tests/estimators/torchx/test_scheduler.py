@@ -15,6 +15,8 @@ from torchx.specs import AppDef, AppState, Role
 from torchx.specs.finder import ComponentValidationException
 
 from estimators.local import LocalSageMaker
+from estimators.local.access import ROLE
+from estimators.local.kept_access import KeptAccess
 from estimators.torchx.place import Place
 from tests.fork_python import ForkPython
 
@@ -83,6 +85,17 @@ def test_a_job_that_is_cancelled_ends(directory, script):
     assert status is not None
     assert status.state == AppState.CANCELLED
     assert runner.status(handle.replace("sleep-", "never-")) is None
+
+
+def test_without_local_it_goes_where_boto3_leads(directory, script, monkeypatch, capsys):
+    kept = KeptAccess(directory)
+    for name, value in kept.require_running().environment(kept.directory).items():
+        monkeypatch.setenv(name, value)
+    words = ["--script", script, "--instance_type", "ml.c5.xlarge", "--iam_role", ROLE, "seconds=0"]
+    torchx(["run", "--dryrun", "-s", "smddp", "smddp.train", *words])
+    assert "to AWS: 1 × ml.c5.xlarge" in capsys.readouterr().out
+    torchx(["list", "-s", "smddp"])
+    assert "APP HANDLE" in capsys.readouterr().out
 
 
 def test_what_the_estimator_finds_reaches_the_user(directory, tmp_path, caplog):
