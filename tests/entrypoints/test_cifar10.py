@@ -69,6 +69,16 @@ def test_without_options_this_process_trains(article, monkeypatch):
     assert sys.argv[1:] == ["--epochs", "5"]
 
 
+def test_a_launchers_ranks_start_no_others(article, monkeypatch):
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    monkeypatch.setattr(sys, "argv", ["cifar10.py"])
+    assert article.start_ranks(["--nodes", "1", "--gpus", "2", "--epochs", "5"]) is None
+    assert sys.argv[1:] == ["--epochs", "5"]
+
+
 def test_missing_data_is_told_by_both_ranks_that_this_file_starts(tmp_path):
     done = subprocess.run(
         [sys.executable, SCRIPT, "--nodes", "1", "--gpus", "2"],
