@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import time
 import uuid
 import zlib
@@ -26,6 +27,7 @@ from smddp.distributed import Agreement, Membership, PeerFailedError
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
+from smddp.process.slurm_grace import seconds_left
 from smddp.training.auto_interval import AutoInterval
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.run_saves import Moment, RunSaves, open_saves
@@ -38,6 +40,9 @@ said of a checkpoint that is not takes time too."""
 
 _LONG_EVALUATION_SECONDS = 30.0
 """An evaluation that took longer begins with a checkpoint: a stop may come in it, and it must be over in 90 s."""
+
+_PART_OF_GRACE = STOP_SECONDS / 120
+"""The same part of another grace."""
 
 LEAST_SECONDS = 10.0
 """How long the last checkpoint has in any case, also where the step in which SIGTERM came took most of that time."""
@@ -256,7 +261,7 @@ class RunCheckpoints:
             self._measured = report
             self._agreement.save_seconds = self._auto.after(stall=decision.stall, durable=report.durable_seconds)
         if decision.stop:
-            self._stop(saves, max(STOP_SECONDS - decision.stop_age, LEAST_SECONDS))
+            self._stop(saves, self._seconds_to_save(decision.stop_age))
         if decision.metrics_differ and self._is_main and not self._told_of_metrics:
             self._told_of_metrics = True
             logger.warning(
@@ -266,6 +271,14 @@ class RunCheckpoints:
             )
         if decision.save:
             self.save()
+
+    def _seconds_to_save(self, stop_age: float) -> float:
+        """How long the last checkpoint may take; on rank 0 no longer than Slurm allows, if that is known."""
+        seconds = STOP_SECONDS - stop_age
+        if self._is_main and (left := seconds_left(os.environ, since=stop_age)) is not None:
+            logger.info("Slurm ends this job in %.0f s", left)
+            seconds = min(seconds, _PART_OF_GRACE * left)
+        return max(seconds, LEAST_SECONDS)
 
     def save(self, *, again: bool = False) -> None:
         """Save a checkpoint of this moment, unless there is one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -118,6 +119,8 @@ def test_a_warning_before_the_time_is_up_stops_and_requeues(
     slurm.run("scancel", "--signal=TERM", batch.job)  # as sbatch --signal=TERM@120 does
     batch.await_resumption()
     stopped_at = batch.saved()[-1]
+    (left,) = re.findall(r"Slurm ends this job in (\d+) s", batch.log())  # its time limit is ten minutes
+    assert 400 < int(left) < 600
     batch.await_log("step 40 of 2 ranks")
     steps = [line for line in batch.log().splitlines() if line.startswith("step ")]
     assert steps == [f"step {step} of 2 ranks" for step in range(1, 41)]
@@ -146,5 +149,7 @@ def test_scancel_saves_and_the_job_stays_cancelled(
     slurm.run("scancel", batch.job)
     slurm.await_end(batch.job)
     assert slurm.state(batch.job) == "CANCELLED"
+    (left,) = re.findall(r"Slurm ends this job in (\d+) s", batch.log())  # the cluster's KillWait is 10 s
+    assert 5 <= int(left) <= 10
     shown = [line for line in batch.log().splitlines() if line.startswith("step ")]
     assert batch.saved()[-1] == len(shown)

@@ -22,6 +22,8 @@ _DELIVERED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What scancel, preemption and ``--signal`` send to a task."""
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 """Which of a node's devices are the job's, as Slurm says it there."""
+_GRACE = ("SLURM_JOB_ID", "SLURM_CONF")
+"""For whom Slurm tells to stop, and asks how long that may take."""
 _OF_THIS_MACHINE = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TMPDIR")
 _ELSEWHERE = "its hosts are other machines"
 
@@ -94,7 +96,7 @@ class SlurmCluster:
             environment={**inherited, "SMDDP_MASTER_PORT": str(self._port), **host.environment, **base},
             directory=f"{self.ml_root(host.name)}/code",
             delivered=_DELIVERED,
-            given=_DEVICES,
+            given=(*_DEVICES, *_GRACE),
         )
         return SlurmHost(program, self._allocation, self._nodes[host.name])
 
