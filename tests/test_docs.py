@@ -20,6 +20,7 @@ import pytest
 
 from estimators.local import LocalSageMaker
 from tests.fork_python import ForkPython
+from tests.slurm import SlurmCluster
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,7 +59,16 @@ def environment(fork_server: ForkPython) -> Iterator[dict[str, str]]:
         for page in PAGES
     ],
 )
-def test_every_block_runs(page: Path, tmp_path: Path, environment: dict[str, str], fork_python: ForkPython) -> None:
+def test_every_block_runs(
+    page: Path,
+    tmp_path: Path,
+    environment: dict[str, str],
+    fork_python: ForkPython,
+    request: pytest.FixtureRequest,
+) -> None:
+    if "slurm" in _NEEDS.findall(page.read_text()):
+        slurm: SlurmCluster = request.getfixturevalue("slurm")
+        environment = environment | {"PATH": f"{slurm.programs}{os.pathsep}{environment['PATH']}"}
     if (ROOT / ".venv").is_dir():
         # Else `make demo` would install from the directory below, and leave an installation that leads nowhere.
         fresh = subprocess.run(["make", "--question", ".venv/demo.stamp"], cwd=ROOT, capture_output=True, check=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from estimators.checks import channels
-from estimators.distribution import enabled_kinds, processes_per_host
+from estimators.distribution import enabled_kinds, launcher, processes_per_host
 from estimators.errors import EstimatorError
 from estimators.export.submit_script import SentJob
 from estimators.problem import Problem, error
@@ -60,7 +60,7 @@ class PortableJob:
             raise EstimatorError(f"The job can't run without SageMaker as it is:\n{listed}", problems)
         source = SourceCode.of(given)
         named = job.name or given.get("base_job_name") or source.script.stem
-        is_alone = not enabled_kinds(given.get("distribution"))
+        is_alone = launcher(given.get("distribution")) == launcher(None)
         return cls(
             name=re.sub(r"[^A-Za-z0-9-]+", "-", named).strip("-") or "job",
             script=source.script.resolve() if code is None else code / source.script.relative_to(_folder(source)),
