@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from torchx.cli.main import main as torchx
 from torchx.runner import get_runner
@@ -88,6 +89,7 @@ def test_a_job_that_is_cancelled_ends(directory, script):
 
 
 def test_without_local_it_goes_where_boto3_leads(directory, script, monkeypatch, capsys):
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # that of a test before has read another environment
     kept = KeptAccess(directory)
     for name, value in kept.require_running().environment(kept.directory).items():
         monkeypatch.setenv(name, value)
