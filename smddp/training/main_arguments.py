@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from smddp.job import Job, hyperparameters
 
 ConfigReader = Callable[[Any, Job], tuple[Any, Mapping[str, Any]] | None]
-"""Makes a config for a parameter of this type: with its values for the run's records, or None if it makes no such."""
+"""Makes a config for a parameter of this type, with the hyperparameters to be recorded; None: it makes no such."""
 
 
 def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReader) -> tuple[dict[str, Any], Job]:
@@ -36,14 +36,13 @@ def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReade
                 "hyperparameters (annotate it with its class) and a smddp.Job, and nothing else"
             )
         arguments[name], recorded = read
-        job = dataclasses.replace(job, hyperparameters={**job.hyperparameters, **recorded})
+        job = dataclasses.replace(job, hyperparameters=recorded)
     return arguments | dict.fromkeys(wants_job, job), job
 
 
 def read_dataclass(hint: Any, job: Job) -> tuple[Any, Mapping[str, Any]] | None:
     """Fill a dataclass with the job's hyperparameters, or outside of a job from the command line."""
-    del job
     if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
         return None
     config = hyperparameters.load(hint)
-    return config, hyperparameters.encode(config)
+    return config, {**job.hyperparameters, **hyperparameters.encode(config)}
