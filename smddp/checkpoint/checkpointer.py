@@ -73,7 +73,7 @@ class Checkpointer:
         *,
         per_rank: Mapping[str, Stateful] | None = None,
         keep: Retention = _THE_LAST_THREE,
-        share: Literal["node", "all"] = "node",
+        share: Literal["node", "all", "alone"] = "node",
         hyperparameters: Mapping[str, Any] | None = None,
         tolerate_failures: int = 0,
         listener: CommitListener | None = None,
@@ -89,7 +89,8 @@ class Checkpointer:
                 was saved keeps what it has: its load_state_dict is not called.
             keep: which checkpoints stay, once a newer one is durable.
             share: who writes what is the same on all ranks: the ranks of rank 0's node, each a share, or all. The
-                latter needs a place that all nodes see, S3 or a shared file system.
+                latter needs a place that all nodes see, S3 or a shared file system. ``"alone"`` is this process and no
+                other: nothing is collective then.
             hyperparameters: what the run was started with, JSON values; kept with each checkpoint, and compared when
                 one is loaded.
             tolerate_failures: how many saves in a row may fail because of the disk, the network or the like, before
@@ -102,9 +103,9 @@ class Checkpointer:
         """
         self._state, self._per_rank = dict(state), dict(per_rank or {})
         check_parts(self._state, self._per_rank)
-        if tolerate_failures < 0 or share not in ("node", "all"):
+        if tolerate_failures < 0 or share not in ("node", "all", "alone"):
             raise ValueError(
-                f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more, 'node' or 'all'"
+                f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more; 'node', 'all' or 'alone'"
             )
         self._store = open_store(location)
         self._keep = keep

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.callbacks import Callback
 
 from smddp.job import Job
+from smddp.lightning.checkpoint_io import is_checkpoint
 from smddp.process.preemption import Stopped, stop_signal
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
     @property
     def resume_from(self) -> Path | None:
         """The checkpoint of an earlier stop, or None."""
-        return self._file if self._file.exists() else None
+        return self._file if is_checkpoint(self._file) else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Takes SIGTERM back from Lightning, whose handler broadcasts within it: ranks at other batches would hang."""

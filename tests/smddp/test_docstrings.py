@@ -26,6 +26,7 @@ import pytest
         "smddp.job.channels",
         "smddp.job.job",
         "smddp.hydra.overrides",
+        pytest.param("smddp.lightning.checkpoint_io", marks=pytest.mark.loops),
         pytest.param("smddp.transformers.metrics", marks=pytest.mark.loops),
         pytest.param("smddp.transformers.ranks", marks=pytest.mark.loops),
     ],

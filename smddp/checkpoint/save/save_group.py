@@ -35,16 +35,16 @@ class SaveGroup:
     results: RankResults
 
     @classmethod
-    def gather(cls, share: Literal["node", "all"]) -> SaveGroup:
-        """Agree; collective.
+    def gather(cls, share: Literal["node", "all", "alone"]) -> SaveGroup:
+        """Agree; collective, unless this process saves alone.
 
         Args:
-            share: whether the ranks of rank 0's node share the writing, or all.
+            share: whether the ranks of rank 0's node share the writing, or all; or there are no others to ask.
 
         Raises:
             CheckpointError: a rank cannot reach the store that the threads meet in; on every rank.
         """
-        ranks = Ranks.current()
+        ranks = Ranks(rank=0, world_size=1) if share == "alone" else Ranks.current()
         run = ranks.on_main(lambda: secrets.token_hex(6))
         if ranks.world_size == 1:
             return cls(ranks=ranks, run=run, writers=[0], results=RankResults(None, rank=0, world_size=1, run=run))

@@ -32,7 +32,7 @@ SCRIPT = """
 import torch, lightning
 from torch import nn
 import smddp
-from smddp.lightning import SmddpEnvironment, StopCallback
+from smddp.lightning import SmddpEnvironment, StopCallback, VerifiedCheckpointIO
 
 class Module(lightning.LightningModule):
     def __init__(self):
@@ -50,7 +50,7 @@ def main(job: smddp.Job) -> None:
     stop = StopCallback(job)
     trainer = lightning.Trainer(
         max_steps={steps}, accelerator="cpu", devices=job.cluster.local_world_size,
-        plugins=[SmddpEnvironment(job.cluster)], callbacks=[stop],
+        plugins=[SmddpEnvironment(job.cluster), VerifiedCheckpointIO()], callbacks=[stop],
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )
     trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=8), ckpt_path=stop.resume_from)
