@@ -14,6 +14,7 @@ import pytest
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 from smddp.job import Job
+from smddp.launch.torchrun import free_port
 
 pytestmark = pytest.mark.loops
 
@@ -140,6 +141,43 @@ def test_the_ranks_of_slurm_are_told_as_torchrun_tells_them():
     told = {name: environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")}
     assert told == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
     assert Cluster.detect(environ).world_size == 4
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+import smddp
+from smddp.transformers import export_ranks
+
+def main(job: smddp.Job) -> None:
+    export_ranks(job.cluster)
+    accelerator = Accelerator()
+    ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+    print(f"{accelerator.process_index} of {accelerator.num_processes}, all: {ranks}", flush=True)
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fork_python")
+def test_accelerate_finds_the_tasks_of_srun(tmp_path):
+    (tmp_path / "train.py").write_text(ACCELERATED)
+    one_node = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0"}
+    hosts = {"SLURM_TASKS_PER_NODE": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "n1"}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=tmp_path,
+            env=os.environ | SLURM | one_node | hosts | master | {"SLURM_PROCID": task, "SLURM_LOCALID": task},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for task in ("0", "1")
+    ]
+    printed = [task.communicate(timeout=60)[0] for task in tasks]
+    assert printed == ["0 of 2, all: [0, 1]\n", "1 of 2, all: [0, 1]\n"]
 
 
 def test_a_variable_that_says_something_else_is_refused():
