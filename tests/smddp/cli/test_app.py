@@ -60,7 +60,7 @@ def test_env_shows_where_in_s3_the_checkpoints_go(tmp_path: Path) -> None:
     [
         (["env"], {"RANK": "3", "WORLD_SIZE": "4"}, "LOCAL_RANK"),
         (["run", "no-such-script.py"], {}, "no-such-script.py"),
-        (["run", "--processes-per-node", "0", "train.py"], {}, "1 nodes of 0 processes"),
+        (["run", "--processes-per-node", "0", "train.py"], {}, "0 processes per node"),
         (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "Node rank 5 is not one of 0 to 1"),
         (["run", "--checkpoint-s3-uri", "bucket", "train.py"], {}, "SMDDP_CHECKPOINT_S3_URI=bucket is no place in S3"),
     ],
