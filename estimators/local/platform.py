@@ -66,10 +66,16 @@ class LocalSageMaker:
                 None: as processes of this machine.
 
         Raises:
-            ValueError: The storage is unknown, the region is no name of one, or the directory is no path.
+            ValueError: The storage is unknown, the region is no name of one, the directory is no path, or the executor
+                is none.
         """
         if storage not in ("memory", "disk"):
             raise ValueError(f"storage={storage!r}: give 'memory' or 'disk'")
+        if not isinstance(executor, Docker | Slurm | None):
+            raise ValueError(
+                f"executor={executor!r}: give a Docker or a Slurm of estimators.local, or None for processes of this "
+                "machine"
+            )
         if not _is_region(region):
             raise ValueError(f"region={region!r}: give the name of an AWS region, such as 'us-east-1'")
         if directory == "":

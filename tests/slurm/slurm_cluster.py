@@ -110,6 +110,11 @@ class SlurmCluster:
             time.sleep(0.2)
         return state
 
+    def preempt(self) -> None:
+        """Run an urgent job on all nodes, which ends what runs in the partition ``low``, to its end."""
+        options = ("--partition=high", f"--nodes={len(NODES)}", "--exclusive", "--output=/dev/null", "--wrap=true")
+        self.await_state(self.run("sbatch", "--parsable", *options).strip(), "COMPLETED")
+
     def await_end(self, job: str) -> None:
         """Wait until nothing of a job runs any more."""
         self._await(lambda: not self.run("squeue", "--noheader", "--job", job).strip())

@@ -36,6 +36,11 @@ def test_refuses_a_storage_that_there_is_not():
         LocalSageMaker(storage="tape")
 
 
+def test_refuses_an_executor_that_is_none():
+    with pytest.raises(ValueError, match="executor='slurm': give a Docker or a Slurm of estimators.local, or None"):
+        LocalSageMaker(executor="slurm")
+
+
 @pytest.mark.parametrize("region", ["", "no region!", "a" * 64])
 def test_refuses_a_region_that_is_no_name_of_one(region):
     with pytest.raises(ValueError, match=r"region=.*: give the name of an AWS region, such as 'us-east-1'"):

@@ -133,8 +133,7 @@ def test_a_preempted_job_saves_and_goes_on(
 ) -> None:
     batch = submit(train(steps=40, seconds=0.1))
     batch.await_log("step 3 of 2 ranks")
-    urgent = slurm.run("sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--wrap=true").strip()
-    slurm.await_state(urgent, "COMPLETED")
+    slurm.preempt()
     batch.await_resumption()
     batch.await_log("step 40 of 2 ranks")
     steps = [line for line in batch.log().splitlines() if line.startswith("step ")]

@@ -46,7 +46,8 @@ def scontrol(*words: str) -> str:
     except subprocess.TimeoutExpired:
         raise ExecutorError(f"Slurm did not answer scontrol {' '.join(words)} within {SECONDS:g} s") from None
     if ended.returncode != 0:
-        raise ExecutorError(f"scontrol {' '.join(words)}: {ended.stderr.strip() or ended.stdout.strip()}")
+        said = " ".join((ended.stderr or ended.stdout).split())
+        raise ExecutorError(f"scontrol {' '.join(words)} failed: {said}")
     return ended.stdout
 
 
