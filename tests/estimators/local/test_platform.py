@@ -37,7 +37,7 @@ def test_refuses_a_storage_that_there_is_not():
 
 
 def test_refuses_an_executor_that_is_none():
-    with pytest.raises(ValueError, match="executor='slurm': give a Docker or a Slurm of estimators.local, or None"):
+    with pytest.raises(ValueError, match="executor='slurm': give a Docker or a Slurm"):
         LocalSageMaker(executor="slurm")
 
 
