@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,9 @@ def write_text(channel: Path) -> None:
 
 def copy_entrypoints(directory: Path, cifar10: Lists) -> None:
     """The entry points; CIFAR-10's knows the MD5 sums of the few images that are here."""
-    directory.mkdir()
     sums = (
         f"from torchvision.datasets import CIFAR10\n\nCIFAR10.train_list, CIFAR10.test_list, CIFAR10.meta = {cifar10!r}"
     )
-    for script in ENTRYPOINTS.glob("*.py"):
-        text = script.read_text()
-        if script.name == "cifar10.py":
-            text = text.replace(_BEFORE_MAIN, f"{sums}\n\n\n{_BEFORE_MAIN}")
-        (directory / script.name).write_text(text)
+    shutil.copytree(ENTRYPOINTS, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    script = directory / "cifar10.py"
+    script.write_text(script.read_text().replace(_BEFORE_MAIN, f"{sums}\n\n\n{_BEFORE_MAIN}"))

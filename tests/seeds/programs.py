@@ -31,6 +31,9 @@ SMALL = "--batch-size 20 --lr 0.01"  # for 500 images instead of 50,000; 2 epoch
 CIFAR10 = "smddp run --processes-per-node 2 --run-dir runs/cifar10 entrypoints/cifar10.py"
 BEST = "smddp checkpoints best runs/cifar10/checkpoints --metric accuracy"
 BY_ADDRESS = "RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT"
+BY_OPENPAI = (
+    "PAI_HOST_IP_worker_0=127.0.0.1 PAI_HOST_IP_worker_1=127.0.0.1 PAI_worker_0_SynPort_PORT=$PORT PAI_TASK_INDEX=$task"
+)
 TORCHRUN = "torchrun --nnodes=1 --nproc_per_node=2 --rdzv_id=100 --rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:0"
 
 PROGRAMS: dict[str, list[Program]] = {
@@ -82,6 +85,13 @@ PROGRAMS: dict[str, list[Program]] = {
             differs="the batch is that of all processes: as many steps on two as on one",
         ),
         Program(
+            program="Multi-node: `cifar10-distributed.py` in OpenPAI's environment",
+            command=f"for task in 0 1; do {BY_OPENPAI} SMDDP_RUN_DIR=runs/pai"
+            f" python entrypoints/cifar10.py -n 2 -g 1 {SMALL} & done; wait",
+            shows=TRAINED,
+            differs="an older OpenPAI's variables, and today's, are read without a line in the script",
+        ),
+        Program(
             program="With Apex, `opt_level='O2'`",
             command=f"smddp run --processes-per-node 2 --run-dir runs/o2 entrypoints/cifar10.py --precision O2 {SMALL}",
             shows=TRAINED,
@@ -94,6 +104,13 @@ PROGRAMS: dict[str, list[Program]] = {
             command=f"for rank in 0 1; do {BY_ADDRESS} python entrypoints/ddp_tutorial.py --demo basic & done; wait",
             shows=DDP,
             differs="the environment alone, as `env://` reads it",
+        ),
+        Program(
+            program="Basics: Hydra's `job.rank=1`",
+            command="smddp run --processes-per-node 2 --run-dir runs/hydra entrypoints/hydra_digits/train.py"
+            " optimizer=adam epochs=2",
+            shows=TRAINED.replace("accuracy=", "test_accuracy="),
+            differs="Hydra configures the training; the ranks are the launcher's",
         ),
         Program(
             program="Launcher, `ex2.py`",
