@@ -38,7 +38,7 @@ class LocalSageMaker:
     With `Docker`, it also makes containers and networks, which go with their jobs, and listens on the address of
     Docker's bridge. With `Slurm`, it keeps the jobs' files where all nodes see them, and has an allocation for each.
 
-    Example:
+    Examples:
         >>> with LocalSageMaker() as sagemaker:
         ...     sagemaker.boto_session.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
         []

@@ -73,7 +73,7 @@ class JobRequest:
 class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
     """Training jobs on AWS or on a local platform.
 
-    Example:
+    Examples:
         >>> create_scheduler("torchx").run_opts().resolve({})["local"]
         False
     """

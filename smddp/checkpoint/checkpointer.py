@@ -51,7 +51,7 @@ class Checkpointer:
     `load` is collective, and so is whichever is the first of `load`, `warm_up` and `save`; later calls of the last two
     are not, but every rank must save the same steps.
 
-    Example:
+    Examples:
         >>> with Checkpointer(
         ...     job.checkpoint_location, {"model": model, "optimizer": optimizer, "sampler": sampler}
         ... ) as checkpointer:

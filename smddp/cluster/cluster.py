@@ -19,7 +19,7 @@ class Cluster:
 
     Two clusters are equal if their fields are, whatever variables they came from.
 
-    Example:
+    Examples:
         >>> cluster = Cluster.detect({})
         >>> cluster.rank, cluster.world_size, cluster.launcher
         (0, 1, 'single')
@@ -65,7 +65,7 @@ class Cluster:
             ClusterError: They are contradictory or incomplete. The message names the variable, its value and what is
                 expected.
 
-        Example:
+        Examples:
             >>> Cluster.detect({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).rank
             1
         """

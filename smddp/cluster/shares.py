@@ -12,7 +12,7 @@ def is_equal_share(rank: int, world_size: int, *, outer_rank: int, outer_size: i
         outer_rank: Whose rank it would be.
         outer_size: All outer ranks.
 
-    Example:
+    Examples:
         >>> is_equal_share(3, 4, outer_rank=1, outer_size=2), is_equal_share(1, 2, outer_rank=0, outer_size=2)
         (True, False)
     """

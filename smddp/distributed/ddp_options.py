@@ -12,7 +12,7 @@ CommHookName = Literal["fp16", "bf16", "powersgd"]
 class DDPOptions:
     """How the gradients of several ranks are averaged. With one rank nothing is averaged, and no option has an effect.
 
-    Example:
+    Examples:
         >>> options = DDPOptions(bucket_cap_mb=50, gradient_as_bucket_view=True, comm_hook="bf16")
         >>> DDPOptions(static_graph=True, find_unused_parameters=True)
         Traceback (most recent call last):

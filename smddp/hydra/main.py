@@ -44,7 +44,7 @@ def main(
     Returns:
         A decorator. The decorated function takes no arguments and ends the process, as `smddp.run` does.
 
-    Example:
+    Examples:
         >>> @main(config_path="conf", config_name="config")
         ... def train(config: DictConfig, job: Job) -> None:
         ...     print(config.lr, job.name)

@@ -33,7 +33,7 @@ def to_overrides(hyperparameters: Mapping[str, Any]) -> list[str]:
     Raises:
         HyperparameterError: Hydra would read one as something else; it tells the name and not the value.
 
-    Example:
+    Examples:
         >>> to_overrides({"lr": 0.1, "model.depth": 3, "optimizer": "adam", "note": "${x}", "seeds": [1, None]})
         ['lr=0.1', 'model.depth=3', "optimizer='adam'", "note='\\${x}'", 'seeds=[1,null]']
     """

@@ -51,7 +51,7 @@ class Input:
 class Inputs(dict[str, Input]):
     """The job's input, by channel.
 
-    Example:
+    Examples:
         >>> Inputs(training=Input(name="training", path=Path("/data")))["train"]
         Traceback (most recent call last):
         smddp.errors.JobError: There is no channel 'train'; this job has: training. ...
@@ -64,7 +64,7 @@ class Inputs(dict[str, Input]):
 class Channels(dict[str, Path]):
     """The directories of the job's input, by channel.
 
-    Example:
+    Examples:
         >>> Channels(training=Path("/data"))["train"]
         Traceback (most recent call last):
         smddp.errors.JobError: There is no channel 'train'; this job has: training. ...

@@ -82,7 +82,7 @@ class Job:
             JobError: A configuration file, or a variable that holds JSON or a URI, is not what the contract promises.
             ClusterError: The cluster is to be detected, and the variables contradict each other.
 
-        Example:
+        Examples:
             >>> job = Job.detect({"SMDDP_RUN_DIR": "/tmp/runs/first", "SM_CHANNEL_TRAINING": "/data"})
             >>> job.name, str(job.model_dir), str(job.channels["training"])
             ('first', '/tmp/runs/first/model', '/data')

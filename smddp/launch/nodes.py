@@ -53,7 +53,7 @@ def find_nodes(
         DistributedError: The arguments contradict each other or the launcher.
         ClusterError: The launcher's variables are contradictory or incomplete.
 
-    Example:
+    Examples:
         >>> find_nodes({}, count=2, master_port=29500).here
         range(0, 2)
     """

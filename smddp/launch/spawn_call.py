@@ -28,7 +28,7 @@ def find_spawn_call(script: Path) -> int | None:
     Returns:
         The line, from 1. None if there is no such call, or the file is none of Python's.
 
-    Example:
+    Examples:
         >>> find_spawn_call(Path("train.py"))
         31
     """

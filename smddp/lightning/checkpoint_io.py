@@ -25,7 +25,7 @@ class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # Lightning is 
     checkpoint holds tensors, numbers, texts, dicts, lists and tuples: a callback or a module that saves anything else,
     which Lightning would pickle, is refused by name.
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> io, path = VerifiedCheckpointIO(), tempfile.mkdtemp() + "/last.ckpt"
         >>> io.save_checkpoint({"global_step": 3, "state_dict": {"weight": torch.ones(2)}}, path)

@@ -16,7 +16,7 @@ class SmddpEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning i
     Args:
         cluster: This rank; detected from the environment if None.
 
-    Example:
+    Examples:
         >>> environment = SmddpEnvironment()
         >>> environment.world_size()
         1

@@ -45,7 +45,7 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
         device_name: As ``torch.cuda.get_device_name`` gives it. Part of a GPU (MIG) has no known peak.
         dtype: float32 counts as TF32 where ``torch.set_float32_matmul_precision`` allows it.
 
-    Example:
+    Examples:
         >>> peak_flops("NVIDIA H100 80GB HBM3", torch.bfloat16)
         989500000000000.0
     """

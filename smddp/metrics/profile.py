@@ -24,7 +24,7 @@ class Profile:
     The trace is ``profile/rank0.pt.trace.json`` in the job's output data directory, with ``.gz`` beyond 64 MiB. The
     step before the first one is run under the profiler too, so that its start is not in the trace.
 
-    Example:
+    Examples:
         >>> Profile(first=10, last=12)
         Profile(first=10, last=12, every_rank=False, shapes=False, memory=False)
 

@@ -14,7 +14,7 @@ from smddp.distributed import current_membership, sum_over_ranks
 class RunningMean:
     """The mean of what all ranks added; ``Trainer(state={"train_loss": mean})`` keeps it in the checkpoints.
 
-    Example:
+    Examples:
         >>> mean = RunningMean()
         >>> mean.add(torch.tensor(2.0), count=3)
         >>> mean.add(6.0)

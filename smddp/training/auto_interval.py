@@ -31,7 +31,7 @@ def best_interval(cost: float, between_failures: float) -> float:
         cost: Seconds that a save keeps training waiting.
         between_failures: Mean seconds from one failure of the job to the next.
 
-    Example:
+    Examples:
         >>> round(best_interval(5 * 60, 24 * 3600) / 60)  # the figure in Daly's paper, in minutes
         117
     """

@@ -18,7 +18,7 @@ from smddp.job import Job
 class CheckpointPolicy:
     """When a trainer saves, and what becomes of it. Each epoch ends with a checkpoint anyway, and so does a stop.
 
-    Example:
+    Examples:
         >>> policy = CheckpointPolicy(every=1000, keep=Retention(last=2, best=1, metric="accuracy"))
         >>> policy.seconds  # or every five minutes, whichever is due first
         300.0

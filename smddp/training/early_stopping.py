@@ -25,7 +25,7 @@ class EarlyStopping:
     Raises:
         ValueError: One of these is not possible.
 
-    Example:
+    Examples:
         >>> stopping = EarlyStopping(patience=2)
         >>> [stopping.update(loss) for loss in (0.9, 0.7, 0.8, 0.75)]
         [False, False, False, True]

@@ -27,7 +27,7 @@ class ExponentialMovingAverage(AveragedModel):
     Raises:
         ValueError: The decay is out of its range, or the weights are too coarse for it.
 
-    Example:
+    Examples:
         >>> model = nn.Linear(2, 1)
         >>> average = ExponentialMovingAverage(model, 0.9)
         >>> average.update_parameters(model)  # after each optimizer step

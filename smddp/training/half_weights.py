@@ -34,7 +34,7 @@ class HalfWeightsModel(PrecisionModel):
     Raises:
         ValueError: It is the result of ``torch.compile``, which would not see the copies.
 
-    Example:
+    Examples:
         >>> model = HalfWeightsModel(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
         >>> model(torch.ones(1, 2)).sum().backward()
         >>> {weight.dtype for weight in model.parameters()} | {weight.grad.dtype for weight in model.parameters()}

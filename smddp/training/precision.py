@@ -54,7 +54,7 @@ class Precision:
     the optimizer's state included: a baseline of speed, which seldom learns (Adam's eps of 1e-8 is 0 in float16).
     TF32 is switched on for the whole process, and a log line says so.
 
-    Example:
+    Examples:
         >>> precision = Precision("bf16", torch.device("cpu"))
         >>> model = precision.wrap(torch.nn.Linear(2, 1))
         >>> model(torch.ones(1, 2)).dtype
@@ -116,7 +116,7 @@ class Precision:
         (a tuple, a dict, an object of its own) is handed on as it is, its tensors in the precision that they were
         computed in: call ``.float()`` on those that a loss takes. In fp32 that costs nothing.
 
-        Example:
+        Examples:
             >>> class Classifier(torch.nn.Linear):
             ...     def forward(self, x):
             ...         return {"logits": super().forward(x)}

@@ -25,7 +25,7 @@ def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, fin
     Raises:
         ValueError: A number is out of its range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
         >>> scheduler = warmup_cosine(optimizer, warmup_steps=1, total_steps=5, final_ratio=0.1)

@@ -20,7 +20,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     These are the names that the Estimator's metric definitions look for. transformers' own, such as ``eval_loss``,
     stay as they are: give the Estimator definitions of them to see them in SageMaker.
 
-    Example:
+    Examples:
         >>> from transformers import TrainerState
         >>> callback = MetricsCallback()
         >>> callback.on_log(None, TrainerState(epoch=0.5), None, logs={"loss": 0.31})

@@ -31,7 +31,7 @@ def export_ranks(cluster: Cluster | None = None, environ: MutableMapping[str, st
     Raises:
         DistributedError: One is set already, and says something else.
 
-    Example:
+    Examples:
         >>> found = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
         >>> export_ranks(Cluster.detect(found), found)
         >>> found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["MASTER_ADDR"]

@@ -33,7 +33,7 @@ def from_arguments(cls: type[T], argv: Sequence[str]) -> T:
         HyperparameterError: Unknown or missing options, wrong types: all of them, with the fields there are.
         SystemExit: Code 0, after ``--help``.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass, field
         >>> @dataclass
         ... class Config:

@@ -36,7 +36,7 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
     Raises:
         HyperparameterError: Unknown or missing keys, wrong types: all of them, with the fields there are.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> @dataclass
         ... class Config:
@@ -54,7 +54,7 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
 def decode_untyped(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The user's hyperparameters without a dataclass: each is JSON if it reads as JSON, else the text itself.
 
-    Example:
+    Examples:
         >>> decode_untyped({"epochs": "5", "optimizer": "adam", "sagemaker_region": '"eu-west-1"'})
         {'epochs': 5, 'optimizer': 'adam'}
     """

@@ -26,7 +26,7 @@ def encode(config: Any) -> dict[str, Any]:
     Raises:
         HyperparameterError: A value is not of its field's type, or of a type that can't be sent.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> @dataclass
         ... class Config:
@@ -44,7 +44,7 @@ def encode(config: Any) -> dict[str, Any]:
 def to_strings(config: Any) -> dict[str, str]:
     """The same as CreateTrainingJob takes them: each value as JSON text, as V2 sends it.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> @dataclass
         ... class Config:

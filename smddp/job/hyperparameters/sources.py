@@ -41,7 +41,7 @@ def from_sm_hps(cls: type[T], text: str) -> T:
     Raises:
         HyperparameterError: The text is no JSON object, or does not fit the dataclass.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> @dataclass
         ... class Config:

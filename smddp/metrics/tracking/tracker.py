@@ -37,7 +37,7 @@ class Tracker(Protocol):
 
     One that raises is told of in the log, with the reason, and called no more: training goes on.
 
-    Example:
+    Examples:
         >>> class Loudest(Tracker):
         ...     def log(self, step, metrics):
         ...         if metrics.get("loss", 0) > 10:
