@@ -9,7 +9,7 @@ JOBS ?= $(shell expr 3 \* $(CORES) / 2)
 # Jobs in containers wait as often as they work: AWS's toolkit alone sleeps half a minute after each of mpirun's.
 DOCKER_JOBS ?= $(shell expr 2 \* $(CORES))
 
-.PHONY: demo test test-docker torture lint format bench clean
+.PHONY: demo test test-docker torture lint format docs bench clean
 
 demo: .venv/demo.stamp  ## train digits on two hosts, through a spot interruption
 	$(BIN)/smddp demo
@@ -37,11 +37,14 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/dev.stamp  ## the site of docs/, in ./site; needs no network to be read
+	$(BIN)/zensical build --strict --clean
+
 bench: .venv/bench.stamp  ## the benchmarks, each against its peers in one run
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .cache site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "smddp needs Python 3.10 or newer; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 …")'

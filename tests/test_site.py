@@ -1,0 +1,66 @@
+"""`make docs`: the site builds without a warning, nothing in it comes from elsewhere, and each page can be found."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+
+import smddp
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+NAVIGATION = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+_FETCHED = re.compile(r'<(?:script|img|iframe)[^>]* src="https?://|<link[^>]* href="https?://[^>]*stylesheet')
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built from a copy: the tree stays as it is."""
+    directory = tmp_path_factory.mktemp("site")
+    for name in ("docs", "smddp", "estimators"):
+        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "zensical.toml", directory)
+    command = [Path(sys.prefix) / "bin" / "zensical", "build", "--strict"]
+    built = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=100)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return directory / "site"
+
+
+def pages(entries: Any) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from pages(value)
+
+
+def test_the_navigation_has_each_page_once() -> None:
+    written = sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    assert sorted(pages(NAVIGATION)) == written
+
+
+def test_a_page_shows_what_the_docstrings_say_and_fetches_nothing(site: Path) -> None:
+    reference = (site / "reference" / "smddp" / "index.html").read_text()
+    assert "SIGTERM" in reference
+    assert "Always. The code is 0 after success" in reference
+    fetched = {str(page): _FETCHED.findall(page.read_text()) for page in site.rglob("*.html")}
+    assert len(fetched) > 25
+    assert not any(fetched.values()), fetched
+
+
+def test_the_reference_has_each_public_name() -> None:
+    shown = (ROOT / "docs" / "reference" / "smddp.md").read_text()
+    assert [name for name in smddp.__all__ if f".{name}\n" not in shown and name != "__version__"] == []
