@@ -179,6 +179,20 @@ def test_a_stop_reaches_the_programs_and_gives_the_nodes_back(platform: LocalSag
     slurm.await_end(number)
 
 
+def test_nodes_are_given_back_also_when_what_held_them_was_killed(
+    platform: LocalSageMaker, slurm: SlurmCluster
+) -> None:
+    job = submit(platform, WAITS)
+    await_log(platform, job, "up")
+    number = slurm_job(slurm, job)
+    found = subprocess.run(["pgrep", "--full", f"^[^ ]*salloc .*--job-name=smddp-{job}"], stdout=subprocess.PIPE)
+    os.kill(int(found.stdout), signal.SIGKILL)
+    assert describe(platform, job)["TrainingJobStatus"] == "InProgress"
+    platform.boto_session.client("sagemaker").stop_training_job(TrainingJobName=job)
+    assert await_end(platform, job)["TrainingJobStatus"] == "Stopped"
+    slurm.await_end(number)
+
+
 def test_a_job_that_waits_for_nodes_says_so_and_can_be_stopped(platform: LocalSageMaker, slurm: SlurmCluster) -> None:
     running = submit(platform, WAITS)
     await_log(platform, running, "up")

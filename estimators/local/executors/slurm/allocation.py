@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from estimators.local.executors.executor import HostStartError
+from estimators.local.executors.executor import ExecutorError, HostStartError
 from estimators.local.executors.slurm import slurm_program
 from estimators.local.executors.slurm.settings import Slurm
 from estimators.local.executors.slurm.slurm_program import program
@@ -95,9 +95,13 @@ class Allocation:
             try:
                 self._salloc.wait(_RELEASE_SECONDS)
             except subprocess.TimeoutExpired:
-                logger.warning("salloc does not end: see squeue for a job that was to be released")
                 self._salloc.kill()
                 self._salloc.wait()
+        if self._salloc.returncode < 0 and self._granted:  # it was killed, and has given nothing back
+            try:
+                slurm_program.cancel(self._granted[0])
+            except ExecutorError as error:
+                logger.warning("Slurm job %s may still hold its nodes: %s", self._granted[0], error)
 
     def _read_answer(self) -> None:
         assert self._salloc.stdout is not None
@@ -126,5 +130,6 @@ def options_for_host(allocation: Allocation, node: str) -> Sequence[str]:
         "--mem=0",
         "--kill-on-bad-exit=0",
         "--unbuffered",
+        "--export=NONE",  # what the program is to see is not told on a command line, nor kept by Slurm
         "--chdir=/",
     )

@@ -31,7 +31,17 @@ def program(name: str) -> str:
 
 def environment() -> dict[str, str]:
     """This process's environment, without what an allocation that it may itself run in says."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SALLOC_", "SRUN_"))}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {**own, **{name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}}
+
+
+def cancel(job: str) -> None:
+    """End a job, if it still runs.
+
+    Raises:
+        ExecutorError: Slurm does not answer.
+    """
+    _run("scancel", job)
 
 
 def scontrol(*words: str) -> str:
@@ -40,14 +50,18 @@ def scontrol(*words: str) -> str:
     Raises:
         ExecutorError: Slurm does not answer.
     """
-    command = [program("scontrol"), *words]
+    return _run("scontrol", *words)
+
+
+def _run(name: str, *words: str) -> str:
+    command = [program(name), *words]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment())
     except subprocess.TimeoutExpired:
-        raise ExecutorError(f"Slurm did not answer scontrol {' '.join(words)} within {SECONDS:g} s") from None
+        raise ExecutorError(f"Slurm did not answer {name} {' '.join(words)} within {SECONDS:g} s") from None
     if ended.returncode != 0:
         said = " ".join((ended.stderr or ended.stdout).split())
-        raise ExecutorError(f"scontrol {' '.join(words)} failed: {said}")
+        raise ExecutorError(f"{name} {' '.join(words)} failed: {said}")
     return ended.stdout
 
 
