@@ -4,7 +4,9 @@ Where the server can't serve (options of Python, another user), it becomes the r
 paths in.
 """
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -50,19 +52,15 @@ def main():
         server.connect(SERVER)
     except OSError:
         os.execv(PYTHON, [PYTHON, *sys.argv[1:]])
-    pending = []
-
-    def forward(signum, _frame):
-        pending.append(signum)
-        if started:
-            server.send(bytes([signum]))
-
-    started = False
+    # A handler would run between two instructions, and not in a call that blocks if the signal came just before it. So
+    # the numbers go through a pipe, which is looked at beside the server's word.
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(waker)
     content["ignored"] = [n for n in signal.Signals if signal.getsignal(n) == signal.SIG_IGN and n != signal.SIGPIPE]
     content["blocked"] = [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
     forwarded = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
     for signum in forwarded - set(content["ignored"]):
-        signal.signal(signum, forward)
+        signal.signal(signum, lambda *_: None)
     content.update(
         executable=sys.argv[0], directory=os.getcwd(), environ=dict(os.environ), umask=os.umask(0), kept=kept
     )
@@ -71,17 +69,19 @@ def main():
 
     spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ("user", "mnt", "uts", "pid")]
     socket.send_fds(server, [(json.dumps(content) + "\n").encode()], [0, 1, 2, *spaces, *kept])
-    started = True
-    for signum in pending:
-        server.send(bytes([signum]))
     for descriptor in (0, 1, 2, *spaces, *kept):
         os.close(descriptor)  # the program alone has them: its end is their end
     status = b""
     while not status.endswith(b"\n"):
-        told = server.recv(64)
-        if not told:
-            os._exit(125)  # the server is gone
-        status += told
+        ready, _, _ = select.select([server, woken], [], [])
+        if woken in ready:
+            with contextlib.suppress(BrokenPipeError):  # the program has ended, and its status is there
+                server.sendall(os.read(woken, 64))
+        if server in ready:
+            told = server.recv(64)
+            if not told:
+                os._exit(125)  # the server is gone
+            status += told
     code = os.waitstatus_to_exitcode(int(status))
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):

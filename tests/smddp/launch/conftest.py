@@ -37,7 +37,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            stream.close()  # nobody waits here for what still holds the other end
 
 
 @pytest.fixture
