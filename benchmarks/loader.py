@@ -1,7 +1,7 @@
 """How fast data come to a training loop: images and bytes a second of each kind of channel.
 
 All kinds read the same images, one epoch each, in a process of its own, one after the other and in another order each
-turn. What is on S3 lies in SeaweedFS on this machine, its objects in memory; Pipe and FastFile are served by the local
+turn. What is on S3 lies in SeaweedFS on this machine, its objects in memory; Pipe is served by the local
 platform to real jobs, whose S3 stands behind a gateway. An image is decoded by copying its bytes, so that what is
 measured is how they come; each kind but the plain ones gives them in an order that resumes. Below, those that only
 read the bytes of the same tar files tell what the server, and each client, can do at all. Peers that are not installed
@@ -101,7 +101,7 @@ def in_job(sagemaker: LocalSageMaker, name: str, turn: int, workers: int, report
     client.create_training_job(
         TrainingJobName=job,
         RoleArn=sagemaker.role,
-        AlgorithmSpecification={"TrainingImage": "any", "TrainingInputMode": KINDS[name].mode},
+        AlgorithmSpecification={"TrainingImage": "any", "TrainingInputMode": "Pipe"},
         HyperParameters={key: json.dumps(value) for key, value in parameters.items()},
         InputDataConfig=[
             {
@@ -109,7 +109,7 @@ def in_job(sagemaker: LocalSageMaker, name: str, turn: int, workers: int, report
                 "DataSource": {
                     "S3DataSource": {
                         "S3DataType": "S3Prefix",
-                        "S3Uri": f"{prefix}/{PREFIX}/{format_}/" + ("0" if KINDS[name].mode == "Pipe" else ""),
+                        "S3Uri": f"{prefix}/{PREFIX}/{format_}/0",
                     }
                 },
             }
@@ -148,7 +148,7 @@ def main(names: list[str], images: int, workers: int, repeats: int, parent: Path
         s3.create_bucket(Bucket=BUCKET)
         upload(s3, BUCKET, directory)
         sagemaker = None
-        if any(KINDS[name].mode for name in names):
+        if any(KINDS[name].piped for name in names):
             platforms = start_jobs(directory)
             stack.callback(lambda: next(platforms, None))
             for variable in environ:
@@ -156,7 +156,7 @@ def main(names: list[str], images: int, workers: int, repeats: int, parent: Path
             sagemaker = next(platforms)
         for turn in range(repeats):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                if KINDS[name].mode:
+                if KINDS[name].piped:
                     assert sagemaker is not None
                     in_job(sagemaker, name, turn, workers, report)
                 else:

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from estimators.local.executors import ProcessExecutor
 from tests.fork_python import ForkPython
 from tests.slurm import SlurmCluster, can_run_slurm
 
@@ -41,7 +40,6 @@ def _succeeds(*command: str) -> bool:
 
 CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "docker": (_docker_answers, "no Docker engine answers"),
-    "fuse": (lambda: ProcessExecutor().cannot_mount is None, "nothing can be mounted here: is /dev/fuse open?"),
     "loops": (
         lambda: all(find_spec(name) is not None for name in ("accelerate", "lightning", "transformers")),
         "no accelerate, lightning and transformers: pip install -e '.[loops]'",

@@ -1,6 +1,6 @@
 """The ways that images come to a training loop: each gives one epoch of them, or only the bytes that they lie in.
 
-It is the program of the jobs that measure Pipe and FastFile too, so it imports nothing of its neighbours.
+It is the program of the jobs that measure Pipe too, so it imports nothing of its neighbours.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Kind:
     gives: str = "images"
     needs: str | None = None
     """A package that may be missing."""
-    mode: str | None = None
-    """The input mode of the job that it is a part of."""
+    piped: bool = False
+    """Whether it is a job of its own, whose channel is in Pipe mode."""
 
     @property
     def is_available(self) -> bool:
@@ -128,12 +128,6 @@ def shards(format: str, place: Place, location: str | None = None) -> Epoch:  # 
 
 def streamed_shards(format: str, place: Place) -> Epoch:  # noqa: A002
     return shards(format, place, f"{place.uri}/{format}")
-
-
-def channel_shards(format: str, place: Place) -> Epoch:  # noqa: A002
-    from smddp import Job
-
-    return shards(format, place, str(Job.detect().channels["training"]))
 
 
 def pipe(format: str, place: Place) -> Epoch:  # noqa: A002
@@ -297,8 +291,7 @@ KINDS: dict[str, Kind] = {
     "S3 stream, jsonl": Kind(begin=partial(streamed_shards, "jsonl")),
     "s3torchconnector, objects": Kind(begin=connector_mapped, needs="s3torchconnector"),
     "s3torchconnector, tar": Kind(begin=connector_tar, needs="s3torchconnector"),
-    "FastFile, tar": Kind(begin=partial(channel_shards, "tar"), mode="FastFile"),
-    "Pipe, tar": Kind(begin=partial(pipe, "tar"), mode="Pipe"),
+    "Pipe, tar": Kind(begin=partial(pipe, "tar"), piped=True),
     "raw sockets, 1": Kind(begin=partial(raw_bytes, 1), gives="bytes"),
     "raw sockets, 4": Kind(begin=partial(raw_bytes, 4), gives="bytes"),
     "S3Source": Kind(begin=source_bytes, gives="bytes"),

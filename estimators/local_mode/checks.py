@@ -151,5 +151,5 @@ def _check_input_mode(parameter: str, mode: Any) -> Iterator[Problem]:
             f"Give 'File', or run the job with {_LOCAL_SAGEMAKER}, which serves pipes.",
         )
     elif mode == "FastFile":
-        remedy = f"{_LOCAL_SAGEMAKER} reads it from S3 as the script does, as SageMaker would."
+        remedy = "SageMaker alone reads it from S3 as the script does."
         yield warning(parameter, "the SDK's Local Mode copies the data before the start, as with 'File'", remedy)

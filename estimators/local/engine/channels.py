@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
-from estimators.local.engine.objects import S3Object, S3Uri, download, explaining, list_objects
+from estimators.local.engine.objects import S3Uri, download, explaining, list_objects
 from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
@@ -65,20 +65,13 @@ def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
     Raises:
         FailedJobError: If there is no object, or one can't be a file of the channel.
     """
-    if not channel.manifest:
-        return {name: found.uri for name, found in listed_files(s3, channel).items()}
     with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
-        objects = _manifest(s3, channel)
+        if channel.manifest:
+            objects = _manifest(s3, channel)
+        else:
+            objects = {_below(channel.uri.key, uri.key): uri for uri in list_objects(s3, channel.uri)}
     _check_files(channel, objects)
     return {str(relative_path(name)): uri for name, uri in objects.items()}
-
-
-def listed_files(s3: S3Client, channel: Channel) -> dict[str, S3Object]:
-    """As `channel_files`, of a channel without a manifest, with what a list tells of an object."""
-    with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
-        objects = {_below(channel.uri.key, found.uri.key): found for found in list_objects(s3, channel.uri)}
-    _check_files(channel, {name: found.uri for name, found in objects.items()})
-    return {str(relative_path(name)): found for name, found in objects.items()}
 
 
 def share_out(channel: Channel, names: Iterable[str], hosts: int, *, epoch: int = 0) -> list[list[str]]:
@@ -117,7 +110,7 @@ def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: C
 def prefix_objects(s3: S3Client, uri: S3Uri) -> dict[str, S3Uri]:
     """The objects below a prefix that is a folder, by their path in it."""
     folder = S3Uri(bucket=uri.bucket, key=f"{uri.key.rstrip('/')}/" if uri.key else "")
-    return {_below(folder.key, found.uri.key): found.uri for found in list_objects(s3, folder)}
+    return {_below(folder.key, found.key): found for found in list_objects(s3, folder)}
 
 
 def relative_path(name: str) -> PurePosixPath | None:

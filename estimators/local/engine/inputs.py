@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import fetch_all, plan_channel, receivers
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.fast_file import FastFiles
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.pipes import Pipes
 from estimators.local.engine.request import Channel
@@ -17,10 +16,7 @@ from estimators.local.engine.request import Channel
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_COPIED = (
-    "[platform] Channel {name} is in FastFile mode, but is copied before the start, as in File mode: nothing can be "
-    "mounted here ({problem})"
-)
+_COPIED = "[platform] Channel {name} is in FastFile mode: here it is copied before the start, as in File mode"
 
 
 class HostInputs:
@@ -31,7 +27,6 @@ class HostInputs:
         channels: The channels.
         hosts: All hosts of the job.
         trees: Every host's /opt/ml.
-        cannot_mount: Why channels in FastFile mode can't be mounted; None if they can.
         cannot_pipe: Why channels in Pipe mode can't be had; None if they can.
         failed: Is told why data can't be sent to a program that runs.
         say: Writes a line into the log of a host.
@@ -44,7 +39,6 @@ class HostInputs:
         hosts: Sequence[Host],
         trees: Mapping[str, HostTree],
         *,
-        cannot_mount: Callable[[], str | None],
         cannot_pipe: str | None = None,
         failed: Callable[[str], None],
         say: Callable[[str, str], None],
@@ -53,12 +47,10 @@ class HostInputs:
         self._channels = channels
         self._hosts = hosts
         self._trees = trees
-        self._cannot_mount = cannot_mount
         self._cannot_pipe = cannot_pipe
         self._failed = failed
         self._say = say
         self._pipes: list[Pipes] = []
-        self._fast_files = FastFiles(s3, say=say)
 
     def bring(self, *, cancelled: Callable[[], bool]) -> None:
         """Copy what is to be there when the program starts, and make the pipes.
@@ -77,33 +69,14 @@ class HostInputs:
                 pipes = Pipes(self._s3, channel, self._hosts, self._trees, failed=self._failed)
                 self._pipes.append(pipes)
                 pipes.open()
-            elif channel.mode == "FastFile" and (problem := self._cannot_mount()) is None:
-                self._fast_files.plan(channel, self._hosts)
             else:
                 if channel.mode == "FastFile":
                     for host in receivers(channel, self._hosts):
-                        self._say(host.name, _COPIED.format(name=channel.name, problem=problem))
+                        self._say(host.name, _COPIED.format(name=channel.name))
                 what = f'Data download failed: channel "{channel.name}"'
                 roots = {name: tree.root for name, tree in self._trees.items()}
                 fetches = plan_channel(self._s3, channel, self._hosts, roots)
                 fetch_all(self._s3, fetches, what, cancelled=cancelled)
-
-    def mounts(self, host: str) -> tuple[str, ...]:
-        """Where in its /opt/ml a host is to have mounts."""
-        return self._fast_files.mounts(host)
-
-    def serve(self, host: str, devices: Sequence[int]) -> None:
-        """Serve a host's mounts, in the order of `mounts`. The descriptors are closed in the end."""
-        self._fast_files.serve(host, devices)
-
-    @property
-    def read_failure(self) -> str | None:
-        """Why a program could not read a file of a mount, if there was one that could not."""
-        return self._fast_files.failure
-
-    def break_off(self) -> None:
-        """End the mounts now: a program that waits for one could not be killed."""
-        self._fast_files.close()
 
     def __enter__(self) -> HostInputs:
         return self
@@ -111,6 +84,5 @@ class HostInputs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.break_off()
         for pipes in self._pipes:
             pipes.close()

@@ -110,7 +110,6 @@ class JobRunner:
             self._request.channels,
             hosts,
             trees,
-            cannot_mount=lambda: self._platform.executor.cannot_mount,
             cannot_pipe=self._platform.executor.cannot_pipe,
             failed=self._job.platform_failed,
             say=lambda host, line: logs[host].say(line),
@@ -121,7 +120,7 @@ class JobRunner:
                 checkpoints = self._prepare(hosts, trees, cluster, inputs)
                 for log in logs.values():
                     log.open()
-                ending, exits = Training(self._job, self._platform).run(trees, logs, cluster, checkpoints, inputs)
+                ending, exits = Training(self._job, self._platform).run(trees, logs, cluster, checkpoints)
         except (FailedJobError, HostStartError, CancelledError) as error:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
@@ -143,7 +142,7 @@ class JobRunner:
         self._job.upload()
         if ending in (Ending.FAILED, Ending.LOST):
             with self._noting(problems):
-                problems.append(self._explain(exits, trees, logs, inputs))
+                problems.append(self._explain(exits, trees, logs))
         self._save(trees, checkpoints, problems)
         return True
 
@@ -181,9 +180,7 @@ class JobRunner:
         logger.error("job %s met a defect of the platform", self._job.name, exc_info=error)
         return f"InternalServerError: {type(error).__name__}: {error}"
 
-    def _explain(
-        self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog], inputs: HostInputs
-    ) -> str:
+    def _explain(self, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog]) -> str:
         if sending := self._job.platform_failure:
             return within_limit(sending)
         if lost := loss_of_hosts(exits):
@@ -191,8 +188,8 @@ class JobRunner:
             return within_limit(lost, spot)
         codes = {name: end.code for name, end in exits.items()}
         tails = {name: log.tail for name, log in logs.items()}
-        remarks = [inputs.read_failure, *(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)]
-        return algorithm_error(codes, trees, tails, "; ".join(filter(None, remarks)))
+        shortages = "; ".join(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)
+        return algorithm_error(codes, trees, tails, shortages)
 
     def _prepare(
         self, hosts: tuple[Host, ...], trees: Mapping[str, HostTree], cluster: HostCluster, inputs: HostInputs

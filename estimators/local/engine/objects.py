@@ -55,18 +55,6 @@ class S3Uri:
         return f"s3://{self.bucket}/{self.key}"
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class S3Object:
-    """One version of an object."""
-
-    uri: S3Uri
-    size: int
-    """Bytes."""
-    etag: str
-    modified: int
-    """Seconds since the epoch."""
-
-
 class BadKeyError(Exception):
     """No object in S3 can have the name of a file."""
 
@@ -100,21 +88,11 @@ def require_bucket(s3: S3Client, uri: S3Uri, what: str) -> None:
         s3.head_bucket(Bucket=uri.bucket)
 
 
-def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Object]:
+def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Uri]:
     """All whose keys begin with the URI's, sorted by key; without the empty objects that only mark a folder."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=uri.bucket, Prefix=uri.key)
-    found = [
-        S3Object(
-            uri=S3Uri(bucket=uri.bucket, key=item["Key"]),
-            size=item["Size"],
-            etag=item["ETag"],
-            modified=int(item["LastModified"].timestamp()),
-        )
-        for page in pages
-        for item in page.get("Contents", [])
-        if not item["Key"].endswith("/")
-    ]
-    return sorted(found, key=lambda one: one.uri.key)
+    keys = sorted(item["Key"] for page in pages for item in page.get("Contents", []))
+    return [S3Uri(bucket=uri.bucket, key=key) for key in keys if not key.endswith("/")]
 
 
 def require_key(uri: S3Uri) -> None:

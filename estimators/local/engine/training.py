@@ -12,7 +12,6 @@ from estimators.hosts.failure import tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.environment import host_environment
-from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job import Ending, JobRecord
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.platform import Platform
@@ -41,16 +40,15 @@ class Training:
         logs: Mapping[str, HostLog],
         cluster: HostCluster,
         checkpoints: CheckpointSync | None,
-        inputs: HostInputs,
     ) -> tuple[Ending, dict[str, Exit]]:
         """Run the hosts to their end; how it ended, and how each of them did."""
-        specs = self._specify(trees, inputs)
+        specs = self._specify(trees)
         self._job.begin_training(len(specs))
         running: list[HostProcess] = []
         watchers: list[threading.Thread] = []
 
         def start(spec: HostSpec) -> None:
-            process = cluster.start(spec, lambda devices: inputs.serve(spec.name, devices))
+            process = cluster.start(spec)
             running.append(process)
             followed = (spec.name, trees[spec.name], process, logs[spec.name])
             watcher = threading.Thread(target=self._watch, args=followed, daemon=True)
@@ -66,7 +64,6 @@ class Training:
         finally:
             for process in running:
                 process.kill()
-            inputs.break_off()
             for watcher in watchers:
                 watcher.join()
             self._job.metrics.settle()
@@ -74,7 +71,7 @@ class Training:
                 checkpoints.abandon()
         return self._job.end_training()
 
-    def _specify(self, hosts: Iterable[str], inputs: HostInputs) -> list[HostSpec]:
+    def _specify(self, hosts: Iterable[str]) -> list[HostSpec]:
         environment = host_environment(
             job_name=self._job.name,
             job_arn=self._job.arn,
@@ -88,7 +85,6 @@ class Training:
                 entrypoint=self._request.entrypoint,
                 arguments=self._request.arguments,
                 environment=environment,
-                mounts=inputs.mounts(host),
             )
             for host in hosts
         ]

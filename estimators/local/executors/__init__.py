@@ -13,7 +13,6 @@ from estimators.local.executors.executor import (
     HostStartError,
     NoImageError,
     NoNamespacesError,
-    Serve,
 )
 from estimators.local.executors.namespaces import why_no_namespaces
 from estimators.local.executors.process import ProcessExecutor
@@ -31,7 +30,6 @@ __all__ = [
     "NoImageError",
     "NoNamespacesError",
     "ProcessExecutor",
-    "Serve",
     "SupervisedProcess",
     "SupervisedProgram",
     "why_no_namespaces",

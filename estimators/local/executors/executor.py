@@ -43,17 +43,6 @@ class HostSpec:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str]
     """What the program is to see besides what the executor itself has to tell it, and in its stead."""
-    mounts: tuple[str, ...] = ()
-    """Directories in the host's root at which the program is to see file systems that whoever starts the host serves.
-    """
-
-
-Serve = Callable[[tuple[int, ...]], None]
-"""Begins to serve a host's ``mounts``: for each it is given a descriptor of /dev/fuse, which it has to close.
-
-It is called before the program is started, as the search for the program may go through a mount. Who uses a mount waits
-until it is served, or its descriptor closed, and can't even be killed. A mount ends with its host, or its descriptor.
-"""
 
 
 class HostProcess(Protocol):
@@ -89,12 +78,8 @@ class HostCluster(Protocol):
     def ml_root(self, host: str) -> PurePath:
         """Where a host's program finds its directory: ``/opt/ml``, if that can be had."""
 
-    def start(self, host: HostSpec, serve: Serve | None = None) -> HostProcess:
+    def start(self, host: HostSpec) -> HostProcess:
         """Start the host's program.
-
-        Args:
-            host: What to start.
-            serve: Serves the host's mounts; only a host without any needs none. What it raises ends the host.
 
         Raises:
             HostStartError: If the program can't be started, with the reason.
@@ -114,10 +99,6 @@ class HostCluster(Protocol):
 
 class Executor(Protocol):
     """Runs clusters."""
-
-    @property
-    def cannot_mount(self) -> str | None:
-        """Why hosts can't have ``mounts`` here; None if they can."""
 
     @property
     def cannot_pipe(self) -> str | None:

@@ -4,11 +4,9 @@ The server that keeps the platform's objects runs like a host, too: see ``estima
 
 It is a program of its own, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, that imports nothing of this
 project. Standard input brings one line of JSON (what to start), then one byte for each signal to deliver. Its end means
-that whoever started the host is gone: the host dies with it. Back over the status descriptor comes JSON, a message a
-line: if there are mounts, one with a descriptor of /dev/fuse for each, as soon as they are mounted, for the search for
-the program may already go through one (only a socket that keeps messages apart can carry these); then the program's
-process ID, or why it could not be started, and whether that is so because namespaces can't be had here. The
-supervisor's exit code is the program's; it is killed itself if the program was.
+that whoever started the host is gone: the host dies with it. Back over the status descriptor comes one line of JSON:
+the program's process ID, or why it could not be started, and whether that is so because namespaces can't be had here.
+The supervisor's exit code is the program's; it is killed itself if the program was.
 
 With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
@@ -34,11 +32,11 @@ from typing import Any, NoReturn
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x04000000, 0x10000000, 0x20000000
 CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 0x1
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """A machine under load says them. Whatever else keeps a program from namespaces will do so the next time, too."""
-OPT, ML, HOSTS, ENVIRONMENT, FUSE = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment", "/dev/fuse"
+OPT, ML, HOSTS, ENVIRONMENT = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment"
 
 
 class _NoNamespaces(Exception):  # noqa: N818  # as below
@@ -65,8 +63,6 @@ def main(descriptor: int, *kept: int) -> int:
     try:
         if spec["isolated"]:
             _isolate(spec)
-        if spec["mounts"]:
-            _hand_over(descriptor, [_mount_served(f"{ML}/{path}") for path in spec["mounts"]])
         program = _start(spec)
     except (OSError, _NotStarted, _NoNamespaces) as error:
         no_namespaces = isinstance(error, _NoNamespaces)
@@ -140,18 +136,6 @@ def _raise_loopback() -> None:
     """Switch the private network's one interface on."""
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
-
-
-def _mount_served(target: str) -> int:
-    """Mount what another process serves; the descriptor of /dev/fuse to serve it at.
-
-    The device must be opened in the user namespace that mounts it. The mount is nobody else's, and needs no clean-up:
-    it ends with this namespace, or with the last who has the descriptor.
-    """
-    device = os.open(FUSE, os.O_RDWR)
-    options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
-    _mount("smddp", target, "fuse", MS_RDONLY | MS_NOSUID | MS_NODEV, options)
-    return device
 
 
 def _mount_hosts(hosts: dict[str, str]) -> None:
@@ -326,14 +310,6 @@ def _read_line(descriptor: int) -> bytes:
 
 def _tell(descriptor: int, answer: dict[str, Any]) -> None:
     os.write(descriptor, json.dumps(answer).encode() + b"\n")
-
-
-def _hand_over(descriptor: int, devices: list[int]) -> None:
-    """Give the devices away: a mount would not end with whoever serves it if they stayed open here."""
-    with socket.socket(fileno=os.dup(descriptor)) as status:
-        socket.send_fds(status, [b"{}\n"], devices)
-    for device in devices:
-        os.close(device)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ Either way a supervisor process stands between: see ``host_supervisor.py``.
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.local.directory_reaper_process import Lifeline
-from estimators.local.executors.executor import ClusterSpec, HostSpec, HostStartError, Serve
+from estimators.local.executors.executor import ClusterSpec, HostSpec
 from estimators.local.executors.inherited import inherited_environment
 from estimators.local.executors.loopback import free_port, give_addresses
 from estimators.local.executors.namespaces import why_no_namespaces
@@ -58,17 +55,6 @@ class ProcessExecutor:
         If not, it gets ``SAGEMAKER_BASE_DIR``, and hosts are known by their addresses.
         """
         return self._isolated
-
-    @functools.cached_property
-    def cannot_mount(self) -> str | None:
-        """Why hosts can't have mounts here; None if they can. Tried once."""
-        if not self._isolated:
-            return "user namespaces are barred here"
-        try:
-            _try_a_mount()
-        except HostStartError as error:
-            return str(error).partition("could not be started: ")[2] or str(error)
-        return None
 
     @property
     def cannot_pipe(self) -> None:
@@ -128,19 +114,12 @@ class ProcessCluster:
         """``/opt/ml``, or, without namespaces, the directory itself."""
         return _ML_ROOT if self._isolated else self._roots[host]
 
-    def start(self, host: HostSpec, serve: Serve | None = None) -> SupervisedProcess:
+    def start(self, host: HostSpec) -> SupervisedProcess:
         """Start the host's program in ``/opt/ml/code``.
-
-        Args:
-            host: What to start.
-            serve: Serves the host's mounts; only a host without any needs none. What it raises ends the host.
 
         Raises:
             HostStartError: If the program can't be started, with the reason.
         """
-        if host.mounts and not self._isolated:
-            raise HostStartError(f"{host.name}: only a host with namespaces of its own can have mounts")
-        assert serve or not host.mounts
         root = self._roots[host.name]
         if self._isolated:
             (root / _TEMPORARY).mkdir(exist_ok=True)
@@ -154,10 +133,8 @@ class ProcessCluster:
                 argv=(*(host.entrypoint or TRAIN), *host.arguments),
                 environment={**self._environment, **host.environment, **base},
                 directory=f"{self.ml_root(host.name)}/code",
-                mounts=host.mounts,
                 open_files=self._open_files,
             ),
-            serve,
             keep=self._keep,
         )
 
@@ -179,27 +156,3 @@ def _namespaces_allowed() -> bool:
             why,
         )
     return why is None
-
-
-def _try_a_mount() -> None:
-    """Start a host with a mount, and see it end.
-
-    Raises:
-        HostStartError: It could not be started.
-    """
-    with tempfile.TemporaryDirectory(prefix="smddp-probe-") as directory:
-        root = Path(directory)
-        for name in ("code", "mount"):
-            (root / name).mkdir()
-        spec = ClusterSpec(name="probe", image="", roots={"algo-1": root})
-        with ProcessExecutor(isolated=True).cluster(spec) as cluster:
-            host = cluster.start(
-                HostSpec(name="algo-1", entrypoint=("true",), environment={}, mounts=("mount",)), _close
-            )
-            with host.output:
-                host.wait()
-
-
-def _close(devices: tuple[int, ...]) -> None:
-    for device in devices:
-        os.close(device)

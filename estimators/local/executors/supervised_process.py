@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,14 +14,10 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from estimators.hosts.exit import Exit
-from estimators.local.executors.executor import HostStartError, NoNamespacesError, Serve
+from estimators.local.executors.executor import HostStartError, NoNamespacesError
 
-_MOST_MOUNTS = 253
-"""As many descriptors as one message can carry; a job has at most 20 channels."""
-_MESSAGE_BYTES = 1 << 18
-"""Room for the longest message: a PATH in which the program was not found."""
 START_SECONDS = 60.0
-"""How long a host may take to its next report; a machine under load takes seconds, a host that hangs for ever."""
+"""How long a host may take to its report; a machine under load takes seconds, a host that hangs for ever."""
 SUPERVISOR = str(Path(__file__).with_name("host_supervisor.py"))
 
 
@@ -45,8 +40,6 @@ class SupervisedProgram:
     """Addresses by name, besides localhost."""
     binds: Mapping[str, str] = field(default_factory=dict)
     """Files and directories of the machine by the path, which must be there, at which it is to see them."""
-    mounts: tuple[str, ...] = ()
-    """Directories in `ml_root` at which it sees what whoever starts it serves."""
     open_files: int | None = None
     """Its soft limit of open files; None: this process's."""
     private_network: bool = False
@@ -91,7 +84,6 @@ class SupervisedProcess:
 
     Args:
         program: What to start.
-        serve: Serves the host's mounts.
         log: Where its output goes; None: `output` has it.
         keep: Descriptors that are to stay open in the supervisor, and not in the program, until it has ended.
         umask: Of the program; -1: this process's.
@@ -104,14 +96,13 @@ class SupervisedProcess:
     def __init__(
         self,
         program: SupervisedProgram,
-        serve: Serve | None = None,
         *,
         log: BinaryIO | None = None,
         keep: tuple[int, ...] = (),
         umask: int = -1,
     ) -> None:
         self._killed = False
-        status, reporting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        status, reporting = socket.socketpair()
         with reporting:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", SUPERVISOR, str(reporting.fileno()), *map(str, keep)],
@@ -128,9 +119,9 @@ class SupervisedProcess:
         self._output = self._keeper.stdout or BytesIO()
         self._orders = Orders(program, self._keeper.stdin)
         try:
-            with status:
+            with status, status.makefile("rb") as report:
                 status.settimeout(START_SECONDS)
-                answer = _receive(status, serve)
+                answer: dict[str, Any] = json.loads(report.readline() or b"{}")  # it may end without a word
         except BaseException as error:
             self._keeper.kill()  # it takes no orders yet; its child goes with it
             self._output.close()
@@ -177,19 +168,6 @@ class SupervisedProcess:
             return Exit(code=code)
         # The program was killed, or its supervisor, and it with that.
         return Exit(code=128 - code, lost=None if self._killed else "its first process was killed from outside")
-
-
-def _receive(status: socket.socket, serve: Serve | None) -> dict[str, Any]:
-    """What the supervisor reports in the end; empty if it ended without a word. The mounts are served in between."""
-    while True:
-        text, devices, _, _ = socket.recv_fds(status, _MESSAGE_BYTES, _MOST_MOUNTS)
-        if not devices:
-            answer: dict[str, Any] = json.loads(text or b"{}")
-            return answer
-        for device in devices:
-            os.set_inheritable(device, False)
-        assert serve is not None
-        serve(tuple(devices))
 
 
 def not_started(program: SupervisedProgram, why: str) -> HostStartError:

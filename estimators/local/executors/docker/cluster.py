@@ -17,7 +17,7 @@ from estimators.local.executors.docker.container import Container, create, not_s
 from estimators.local.executors.docker.container_reaper import LABEL
 from estimators.local.executors.docker.container_reaper_process import ContainerReaperProcess
 from estimators.local.executors.docker.settings import Docker
-from estimators.local.executors.executor import ClusterSpec, HandOverError, HostSpec, Serve
+from estimators.local.executors.executor import ClusterSpec, HandOverError, HostSpec
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +54,13 @@ class DockerCluster:
         """``/opt/ml``."""
         return PurePosixPath(_ML_ROOT)
 
-    def start(self, host: HostSpec, serve: Serve | None = None) -> Container:  # noqa: ARG002  # there are no mounts
+    def start(self, host: HostSpec) -> Container:
         """Start the host's program, in the image's own directory.
 
         Raises:
             HostStartError: If the program can't be started, with Docker's reason; `ExecutorError` if that is Docker's
                 own.
         """
-        assert not host.mounts
         name = f"{self._name}-{host.name}"
         entrypoint = (f"--entrypoint={host.entrypoint[0]}",) if host.entrypoint else ()
         options = (

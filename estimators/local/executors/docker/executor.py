@@ -27,11 +27,6 @@ class DockerExecutor:
         self._lifeline = lifeline
 
     @property
-    def cannot_mount(self) -> str:
-        """Why hosts can't have mounts."""
-        return "a container may not mount"
-
-    @property
     def cannot_pipe(self) -> None:
         """Nothing keeps named pipes from hosts."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePath, PurePosixPath
 from types import TracebackType
 
-from estimators.local.executors.executor import ClusterSpec, HostSpec, Serve
+from estimators.local.executors.executor import ClusterSpec, HostSpec
 from estimators.local.executors.inherited import inherited_environment
 from estimators.local.executors.slurm.allocation import Allocation
 from estimators.local.executors.slurm.host import SlurmHost
@@ -25,7 +25,6 @@ _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
 _GRACE = ("SLURM_JOB_ID", "SLURM_CONF")
 """For whom Slurm tells to stop, and asks how long that may take."""
 _OF_THIS_MACHINE = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TMPDIR")
-_ELSEWHERE = "its hosts are other machines"
 
 
 class SlurmExecutor:
@@ -35,8 +34,7 @@ class SlurmExecutor:
         settings: Where they run.
     """
 
-    cannot_mount = _ELSEWHERE
-    cannot_pipe = _ELSEWHERE
+    cannot_pipe = "its hosts are other machines"
 
     def __init__(self, settings: Slurm) -> None:
         self._settings = settings
@@ -75,13 +73,12 @@ class SlurmCluster:
         """``/opt/ml``, or, without namespaces, the directory itself."""
         return _ML_ROOT if self._settings.isolated else self._roots[host]
 
-    def start(self, host: HostSpec, serve: Serve | None = None) -> SlurmHost:  # noqa: ARG002  # there are no mounts
+    def start(self, host: HostSpec) -> SlurmHost:
         """Start the host's program in ``/opt/ml/code``.
 
         Raises:
             HostStartError: If the program can't be started, with the reason.
         """
-        assert not host.mounts
         root, isolated = str(self._roots[host.name]), self._settings.isolated
         base = {} if isolated else {"SAGEMAKER_BASE_DIR": root}
         inherited = {
