@@ -181,7 +181,7 @@ def _refused_at_last(
         yield error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")
         return
     for member, value in request.items():
-        yield from (each for each in aws_limits.check_member(member, value) if each.severity == "error")
+        yield from (each for each in aws_limits.check(member, value) if each.severity == "error")
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ParamValidationError
-from botocore.session import get_session
 from botocore.validate import validate_parameters
 from sagemaker.fw_utils import UploadedCode
 
@@ -18,6 +17,7 @@ from estimators.errors import EstimatorError
 from estimators.sdk import v2
 from estimators.sdk.quiet import without_log
 from estimators.sdk.v2 import PyTorchWithoutTelemetry
+from estimators.service_model import service_model
 
 if TYPE_CHECKING:
     from estimators.sdk.v2 import Session
@@ -54,7 +54,7 @@ def build(
             copied = copy.deepcopy({name: value for name, value in arguments.items() if name not in skipped})
             pytorch = v2.pytorch(copied, _offline(session or v2.session(), requests), kind=_DryRun)
             pytorch.fit(copy.deepcopy(inputs), wait=False, job_name=job_name)
-        shape = get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+        shape = service_model().operation_model("CreateTrainingJob").input_shape
         assert shape is not None
         validate_parameters(requests[0], shape)
     except ParamValidationError as fault:

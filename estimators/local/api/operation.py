@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 
 from estimators.local.api.offered import S3
 from estimators.local.engine import ApiError
-from estimators.local.engine.validation import service_model
+from estimators.service_model import service_model
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment

@@ -8,12 +8,12 @@ from typing import Any
 
 from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, DEFAULT_MAX_RUNTIME
 from estimators.local.engine.states import JobProgress
-from estimators.local.engine.validation import operation_model
+from estimators.service_model import service_model
 
 
 def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
     """The members of a request that are shown, with AWS's defaults, and what was changed since."""
-    shape = operation_model("DescribeTrainingJob").output_shape
+    shape = service_model().operation_model("DescribeTrainingJob").output_shape
     assert shape is not None
     asked = copy.deepcopy({name: value for name, value in members.items() if name in shape.members})
     asked["OutputDataConfig"] = {"KmsKeyId": "", "CompressionType": "GZIP"} | asked["OutputDataConfig"]

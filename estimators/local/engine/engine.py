@@ -15,8 +15,9 @@ from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest, read_tags
 from estimators.local.engine.search import search_jobs
-from estimators.local.engine.validation import check_request, service_model
+from estimators.local.engine.validation import check_request
 from estimators.local.executors import Executor, NoImageError
+from estimators.service_model import service_model
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient

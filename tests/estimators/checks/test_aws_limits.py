@@ -45,7 +45,9 @@ def test_every_field_is_one_of_the_api(parameter: str, request_shape: Any) -> No
         ("environment", {"A_1": "x" * 512}, {"A_1": "x" * 513}, "['A_1'] has 513 characters. The most is 512"),
         ("environment", {"A": "1"}, {"A-B": "1"}, "the name 'A-B' is not of the form"),
         ("environment", {"A": "1"}, {"A": 1}, "['A'] is 1, of type int. Give text"),
+        ("environment", {"A": "1"}, {"A": "\0"}, "['A'] has the character U+0000"),
         ("tags", [{"Key": "a", "Value": ""}], [{"Key": "a"}], "[0] lacks Value"),
+        ("tags", [{"Key": "größe", "Value": ""}], [{"Key": "a|b", "Value": ""}], "[0]['Key'] 'a|b' is not of the form"),
         (
             "metric_definitions",
             [{"Name": "m", "Regex": "x"}],

@@ -23,7 +23,7 @@ from botocore.model import ListShape, MapShape, Shape, StructureShape
 from estimators.local import LocalSageMaker
 from estimators.local.api.offered import OFFERS
 from estimators.local.api.signature import ALGORITHM, KeyPair, Request, sign_without
-from estimators.local.engine.validation import operation_model, service_model
+from estimators.service_model import service_model
 
 OPERATIONS = tuple(service_model().operation_names)
 OFFERED = {operation for offer in OFFERS if offer.service == "sagemaker" for operation in offer.operations}
@@ -61,7 +61,7 @@ def test_every_operation_is_answered_whatever_it_is_sent(platform: LocalSageMake
 
 def bodies(operation: str) -> Iterator[bytes]:
     """What it needs and no more, and what it can't take."""
-    shape = operation_model(operation).input_shape
+    shape = service_model().operation_model(operation).input_shape
     assert shape is not None
     yield json.dumps(least(shape)).encode()
     yield json.dumps({name: {"a": [1, None]} for name in shape.members}).encode()

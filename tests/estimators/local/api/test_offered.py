@@ -10,8 +10,8 @@ import pytest
 
 from estimators.local.api.offered import OFFERS, require_offered
 from estimators.local.engine import ApiError, Engine
-from estimators.local.engine.validation import service_model
 from estimators.local.executors import ProcessExecutor
+from estimators.service_model import service_model
 
 DOCS = Path(__file__).parents[4] / "docs" / "local.md"
 

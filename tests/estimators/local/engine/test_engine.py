@@ -9,11 +9,11 @@ import pytest
 from botocore.validate import ParamValidator
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.validation import operation_model
+from estimators.service_model import service_model
 
 
 def fits_the_model(operation: str, answer: dict[str, Any]) -> bool:
-    shape = operation_model(operation).output_shape
+    shape = service_model().operation_model(operation).output_shape
     return shape is None or not ParamValidator().validate(answer, shape).has_errors()
 
 
@@ -62,7 +62,7 @@ def test_unknown_operations_and_other_regions_are_refused(client: Any) -> None:
 def test_operations_are_named(client: Any) -> None:
     assert {"CreateTrainingJob", "Search", "ListTags", "UpdateTrainingJob"} <= client.engine.operations
     for operation in client.engine.operations:
-        operation_model(operation)
+        service_model().operation_model(operation)
 
 
 def test_jobs_are_listed(client: Any) -> None:

@@ -23,9 +23,9 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.validate import ParamValidator
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.validation import operation_model
 from estimators.local.executors import ExecutorError, HandOverError, ProcessExecutor
 from estimators.local.executors.process import ProcessCluster
+from estimators.service_model import service_model
 from tests.estimators.local.processes import processes_with
 
 Lines = Callable[..., list[str]]
@@ -88,7 +88,7 @@ def test_creating_answers_at_once(client: Any) -> None:
 
 
 def test_descriptions_fit_the_services_model(client: Any) -> None:
-    shape = operation_model("DescribeTrainingJob").output_shape
+    shape = service_model().operation_model("DescribeTrainingJob").output_shape
     running = client.describe(client.submit(ENDLESS, **SPOT, CheckpointConfig={"S3Uri": f"s3://{client.bucket}/c"}))
     for job in (running, client.run("exit(1)"), client.run("pass", Tags=[{"Key": "a", "Value": "b"}])):
         job.setdefault("ModelArtifacts", {"S3ModelArtifacts": "s3://as/long/as/there/is/none"})

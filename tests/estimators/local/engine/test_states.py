@@ -8,7 +8,7 @@ import pytest
 
 from estimators.local.engine import states
 from estimators.local.engine.states import JobProgress
-from estimators.local.engine.validation import service_model
+from estimators.service_model import service_model
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
