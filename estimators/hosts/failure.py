@@ -9,10 +9,8 @@ from pathlib import PurePath
 from estimators.hosts.exit import Exit
 from estimators.hosts.opt_ml_tree import HostTree
 from smddp.job import failure_report
+from smddp.job.failure_report import within_limit
 
-MAX_CHARACTERS = 1024
-"""The service keeps no more of a FailureReason."""
-_GAP = " … "
 _FAILURE, _SUCCESS = PurePath("output", "failure"), PurePath("output", "success")
 
 
@@ -50,20 +48,6 @@ def loss_of_hosts(exits: Mapping[str, Exit]) -> str | None:
 def tells_outcome(tree: HostTree) -> bool:
     """Whether the program of the host with this /opt/ml came to an end of its own, and wrote which."""
     return any(map(tree.status, (_FAILURE, _SUCCESS)))
-
-
-def within_limit(text: str, suffix: str = "") -> str:
-    """``text`` and ``suffix`` in `MAX_CHARACTERS`: what is too much goes from the middle of the text.
-
-    Names of files need not be text: what of them no JSON can carry is escaped.
-    """
-    text, suffix = (part.encode(errors="backslashreplace").decode() for part in (text, suffix))
-    room = MAX_CHARACTERS - len(suffix)
-    if len(text) > room:
-        head = room // 2
-        tail = room - head - len(_GAP)
-        text = text[:head] + _GAP + text[-tail:]
-    return text + suffix
 
 
 def _first_text(trees: Iterable[HostTree]) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from estimators.hosts.exit import Exit
-from estimators.hosts.failure import algorithm_error, loss_of_hosts, tells_outcome, within_limit
+from estimators.hosts.failure import algorithm_error, loss_of_hosts, tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local_mode.containers import End
 from estimators.local_mode.directory import Outcome
+from smddp.job.failure_report import within_limit
 from smddp.process.preemption import RESUMABLE
 
 _KILLED = 128 + signal.SIGKILL

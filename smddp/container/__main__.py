@@ -14,10 +14,11 @@ from smddp.container.environment import process_environment
 from smddp.container.gpus import count_gpus, count_visible
 from smddp.container.hosts import await_names
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
-from smddp.container.outcome import describe_failure, forget_outcome, is_full_disk, report_failure, report_success
+from smddp.container.outcome import forget_outcome, is_full_disk, report_failure, report_success
 from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
 from smddp.errors import JobError, SmddpError
+from smddp.job.failure_report import describe_exit
 from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger("smddp.container")
@@ -54,7 +55,7 @@ def train(environ: Mapping[str, str]) -> int:
         directory=contract.code_dir,
         group=command.through_shell,
     )
-    reason = describe_failure(entry_point, contract.current_host, result.code, result.tail, many=command.many)
+    reason = describe_exit(entry_point, contract.current_host, result.code, result.tail, many=command.many)
     _report(contract.output_dir, result, reason)
     return result.code
 

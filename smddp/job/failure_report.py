@@ -1,17 +1,21 @@
 """What is told about a failure: the file ``output/failure``, whose first 1024 characters become SageMaker's reason.
 
 So few characters must do: the exception's type and message, the rank and host, what it was raised from, and the
-traceback's frames that tell most, the user's own. This file writes text; which rank's text it is to be when several
-fail is settled in ``smddp.distributed.first_failure``.
+traceback's frames that tell most, the user's own; of a program that wrote none, its exit code and the error that it
+printed. Every such text is composed here; who writes it, or shows it, only carries it. Which rank's text it is to be
+when several fail is settled in ``smddp.distributed.first_failure``.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import site
 import stat
 import sysconfig
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from smddp.cluster import Cluster
@@ -23,6 +27,9 @@ _END_BYTES = 4 * LIMIT  # as many as LIMIT characters can have
 _MESSAGE_LIMIT = 600
 _CAUSE_LIMIT = 160
 _CODE_LIMIT = 120
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_NOISE = re.compile(r"\[W\d+|.*Warning: |\W*$")
 
 
 def describe(error: BaseException, cluster: Cluster | None) -> str:
@@ -49,8 +56,33 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
 
 
+def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) -> str:
+    """A program's failure as it looks from outside, within `LIMIT`: the error first, then as much around it as fits.
+
+    Args:
+        program: What ran.
+        host: Where.
+        code: Its exit code.
+        tail: The end of its standard error.
+        many: Whether many ranks wrote there: then the first error counts, for those after it follow from it.
+    """
+    head = f"{program} ended with exit code {code}{_signal(code)} on {host}"
+    error, context = _root_cause(tail, first=many)
+    reason = f"{head}: {error}" if error else f"{head}."
+    room = LIMIT - len(reason) - 1
+    if room < 80 or not context:
+        return reason[:LIMIT]
+    return f"{reason}\n{context if len(context) <= room else '...' + context[3 - room :]}"
+
+
+def within_limit(text: str, suffix: str = "") -> str:
+    """``text`` and ``suffix`` in `LIMIT` characters: what is too much goes from the middle of the text."""
+    text, suffix = _plain(text), _plain(suffix)
+    return _shorten(text, LIMIT - len(suffix)) + suffix
+
+
 def record(output_dir: Path, report: str) -> None:
-    """Writes the report, its first 1024 characters, to ``failure`` in the output directory, whole or not at all."""
+    """Write the report, its first 1024 characters, to ``failure`` in the output directory, whole or not at all."""
     output_dir.mkdir(parents=True, exist_ok=True)
     temporary = output_dir / f".failure.{os.getpid()}"
     temporary.write_text(report[:LIMIT], encoding="utf-8")
@@ -92,9 +124,8 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
 
 
 def _summary(told: traceback.TracebackException) -> str:
-    """Type, message and notes, as Python prints them, in characters that any file and terminal takes."""
-    text = "".join(told.format_exception_only()).strip()
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Type, message and notes, as Python prints them."""
+    return _plain("".join(told.format_exception_only()).strip())
 
 
 def _cause(told: traceback.TracebackException) -> traceback.TracebackException | None:
@@ -129,8 +160,7 @@ _INSTALLED = _installed_prefixes()
 def _frame_line(frame: traceback.FrameSummary) -> str:
     code = f": {_shorten(frame.line, _CODE_LIMIT)}" if frame.line else ""
     path = Path(frame.filename)
-    text = f"  {path.parent.name}/{path.name}:{frame.lineno} {frame.name}{code}"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return _plain(f"  {path.parent.name}/{path.name}:{frame.lineno} {frame.name}{code}")
 
 
 def _fit(lines: list[str], room: int) -> list[str]:
@@ -153,5 +183,39 @@ def _shorten(text: str, limit: int) -> str:
     """The text's beginning and end, with a mark between them where it is cut."""
     if len(text) <= limit:
         return text
-    half = (limit - 5) // 2
-    return f"{text[:half]} ... {text[-half:]}"
+    head = (limit - 5) // 2
+    return f"{text[:head]} ... {text[head + 5 - limit :]}"
+
+
+def _plain(text: str) -> str:
+    """The text in characters that any file, terminal and JSON takes: names of files need not be text."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _signal(code: int) -> str:
+    if code - 128 not in set(signal.Signals):
+        return ""
+    name = signal.Signals(code - 128).name
+    hint = ", often because the host ran out of memory" if name == "SIGKILL" else ""
+    return f" (killed by {name}{hint})"
+
+
+def _root_cause(tail: str, *, first: bool) -> tuple[str, str]:
+    """An uncaught exception and its traceback; without one, the last line and those before it."""
+    lines = [line for line in tail.splitlines() if line.strip()]
+    errors = list(_tracebacks(lines))
+    if errors:
+        start, end = errors[0 if first else -1]
+        return lines[end].strip(), "\n".join(lines[start:end])
+    lines = [line for line in lines if not _NOISE.match(line)]
+    return (lines[-1].strip(), "\n".join(lines[:-1])) if lines else ("", "")
+
+
+def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where each traceback starts, and where its exception stands; of a chain, only the last."""
+    for start, line in enumerate(lines):
+        if line.startswith(_TRACEBACK):
+            following = range(start + 1, len(lines))
+            end = next((number for number in following if not lines[number].startswith(" ")), len(lines) - 1)
+            if not any(text.startswith(_CHAINED) for text in lines[end + 1 : end + 2]):
+                yield start, end

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 
 from estimators.hosts.exit import Exit
-from estimators.hosts.failure import algorithm_error, loss_of_hosts, within_limit
+from estimators.hosts.failure import algorithm_error, loss_of_hosts
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine import states
@@ -36,6 +36,7 @@ from estimators.local.executors import (
     HostCluster,
     HostStartError,
 )
+from smddp.job.failure_report import within_limit
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from estimators.hosts.exit import Exit
-from estimators.hosts.failure import MAX_CHARACTERS, algorithm_error, loss_of_hosts, tells_outcome, within_limit
+from estimators.hosts.failure import algorithm_error, loss_of_hosts, tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
+from smddp.job.failure_report import LIMIT
 
 LOST = Exit(code=137, lost="its container was killed from outside")
 
@@ -78,7 +79,7 @@ def test_a_long_reason_keeps_its_beginning_its_end_and_the_exit_code(
 ) -> None:
     write(roots["algo-1"], "ValueError: " + "x" * 5000 + " in train.py")
     reason = algorithm_error({"algo-1": 1}, trees, TAILS)
-    assert len(reason) == MAX_CHARACTERS
+    assert len(reason) == LIMIT
     assert reason.startswith("AlgorithmError: ValueError: xxx")
     assert reason.endswith("xxx in train.py, exit code: 1")
 
@@ -97,12 +98,7 @@ def test_a_reason_of_any_size_is_read_in_little_memory(roots: dict[str, Path], t
         tracemalloc.stop()
     assert reason.startswith("AlgorithmError: ValueError: it beginsxxx")
     assert reason.endswith("xxxit ends, exit code: 1")
-    assert len(reason) == MAX_CHARACTERS
-
-
-def test_a_reason_that_fits_is_left_alone() -> None:
-    assert within_limit("a" * MAX_CHARACTERS) == "a" * MAX_CHARACTERS
-    assert len(within_limit("a" * (MAX_CHARACTERS + 1))) == MAX_CHARACTERS
+    assert len(reason) == LIMIT
 
 
 def test_bytes_that_are_no_text_do_no_harm(roots: dict[str, Path], trees: dict[str, HostTree]) -> None:

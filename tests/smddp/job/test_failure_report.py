@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
 from smddp.job import Channels
-from smddp.job.failure_report import LIMIT, describe, find, forget, read, record
+from smddp.job.failure_report import LIMIT, describe, describe_exit, find, forget, read, record, within_limit
 
 
 def rank(number: int, of: int = 4) -> Cluster:
@@ -229,3 +229,70 @@ def test_what_is_read_of_a_long_report_is_its_beginning_and_its_end(tmp_path: Pa
 def test_only_a_file_is_a_report(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "failure")  # who read it would wait for ever
     assert find(tmp_path) is None
+
+
+def test_a_reason_that_fits_is_left_alone() -> None:
+    assert within_limit("a" * LIMIT) == "a" * LIMIT
+    assert len(within_limit("a" * (LIMIT + 1))) == LIMIT
+
+
+ROOT = """Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    main()
+ValueError: bad label 11
+"""
+PEER = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    dist.all_reduce(x)
+RuntimeError: Connection closed by peer [127.0.0.1]:4242
+"""
+
+
+def outside(tail: str, *, code: int = 1, many: bool = False) -> str:
+    return describe_exit("train.py", "algo-1", code, tail, many=many)
+
+
+def test_of_many_ranks_the_first_exception_counts() -> None:
+    reason = outside("step=1 loss=2\n" + ROOT + PEER + "Rank 1 ended with code 1.\n", many=True)
+    assert reason.startswith("train.py ended with exit code 1 on algo-1: ValueError: bad label 11\nTraceback")
+    assert "Connection closed" not in reason
+
+
+def test_of_one_process_the_last_exception_counts_because_earlier_ones_were_caught() -> None:
+    assert outside(PEER + "retrying\n" + ROOT).splitlines()[0].endswith(": ValueError: bad label 11")
+
+
+def test_of_a_chain_the_exception_that_was_not_caught_counts() -> None:
+    cause = "Traceback (most recent call last):\n  File 'a', line 1\nKeyError: 'x'\n"
+    link = "\nThe above exception was the direct cause of the following exception:\n\n"
+    assert outside(cause + link + ROOT, many=True).splitlines()[0].endswith(": ValueError: bad label 11")
+
+
+def test_without_a_traceback_the_last_lines_are_given() -> None:
+    reason = outside("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lr 0.1\n", code=2)
+    assert reason == (
+        "train.py ended with exit code 2 on algo-1: train.py: error: unrecognized arguments: --lr 0.1\n"
+        "usage: train.py [-h]"
+    )
+
+
+def test_warnings_and_rules_do_not_count_as_the_last_line() -> None:
+    noise = "[W1121 08:00:00.0 socket.cpp:1] retry\nx.py:1: UserWarning: old\n-----\n"
+    assert outside("----\nmpirun detected that one process failed\n" + noise).endswith(
+        ": mpirun detected that one process failed"
+    )
+
+
+def test_a_silent_death_is_explained_by_its_signal() -> None:
+    assert outside("", code=137) == (
+        "train.py ended with exit code 137 (killed by SIGKILL, often because the host ran out of memory) on algo-1."
+    )
+
+
+def test_never_longer_than_what_the_service_keeps_and_the_error_comes_first() -> None:
+    frames = "".join(f'  File "module_{number}.py", line {number}\n    call()\n' for number in range(200))
+    reason = outside(f"Traceback (most recent call last):\n{frames}ValueError: boom\n")
+    assert len(reason) == LIMIT
+    assert reason.startswith("train.py ended with exit code 1 on algo-1: ValueError: boom\n...")
+    assert reason.endswith('File "module_199.py", line 199\n    call()')
+    assert len(outside("Traceback (most recent call last):\nValueError: " + "x" * 5000)) == LIMIT
