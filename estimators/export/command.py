@@ -40,6 +40,7 @@ def sbatch(
         job = PortableJob.of(first_job(submit), data={name: path.resolve() for name, path in data.items()})
     except EstimatorError as error:
         _fail("sbatch", str(error))
+    _tell_of_requirements(job.requirements)
     where = str((run_dir or Path("runs") / job.name).absolute())
     what = f"Written by smddp sbatch from {submit}: what it would train on {job.hosts} × {job.instance_type}."
     typer.echo(batch_script(job, options=options, run_dir=where, what=what), nl=False)
@@ -86,6 +87,7 @@ def export(
         container = Container(image=uri, cpus=cpus, memory_mb=memory_mb, gpus=gpus)
     except EstimatorError as error:
         _fail("export", str(error))
+    _tell_of_requirements(job.requirements)
     what = f"Written by smddp export from {submit}: what it would train on {job.hosts} × {job.instance_type}."
     typer.echo(job_file(job, container, run_dir=str(run_dir), python=python, what=what), nl=False)
 
@@ -99,6 +101,11 @@ def _directories(command: str, channels: list[str]) -> dict[str, Path]:
             _fail(command, f"--channel {given}: write NAME=DIRECTORY, such as training=/nfs/digits.")
         data[name] = Path(directory)
     return data
+
+
+def _tell_of_requirements(file: Path | None) -> None:
+    if file is not None:
+        typer.echo(f"Install {file} where the job runs: only SageMaker does so by itself.", err=True)
 
 
 def _fail(command: str, reason: str) -> NoReturn:

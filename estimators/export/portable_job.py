@@ -15,7 +15,7 @@ from estimators.distribution import enabled_kinds, launcher, processes_per_host
 from estimators.errors import EstimatorError
 from estimators.export.submit_script import SentJob
 from estimators.problem import Problem, error
-from estimators.source_code import SourceCode
+from estimators.source_code import REQUIREMENTS, SourceCode
 
 _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
 """The distributions whose ranks ``smddp run`` starts as well; the others are AWS's own libraries."""
@@ -41,6 +41,8 @@ class PortableJob:
     checkpoint_s3_uri: str | None
     max_run: int
     """Seconds that it may train."""
+    requirements: Path | None = None
+    """What SageMaker would install before it starts the script."""
 
     @classmethod
     def of(cls, job: SentJob, *, data: Mapping[str, Path], code: Path | None = None) -> PortableJob:
@@ -71,6 +73,7 @@ class PortableJob:
             environment={**_environment(given, source), **_places(job.inputs, data)},
             checkpoint_s3_uri=given.get("checkpoint_s3_uri"),
             max_run=given["max_run"],
+            requirements=_requirements(source),
         )
 
     def run_command(self, *, run_dir: str, python: str | None = None) -> list[list[str]]:
@@ -115,6 +118,11 @@ def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], c
 def _folder(source: SourceCode) -> Path:
     """What is uploaded with the script."""
     return source.script.parent if source.source_dir is None else Path(source.source_dir)
+
+
+def _requirements(source: SourceCode) -> Path | None:
+    path = Path(source.source_dir or source.script.parent, REQUIREMENTS)
+    return path.resolve() if path.is_file() else None
 
 
 def _words(hyperparameters: Mapping[str, Any]) -> Iterator[str]:

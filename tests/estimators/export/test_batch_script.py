@@ -114,6 +114,12 @@ def test_the_script_asks_slurm_for_what_the_job_asks_for(sbatch) -> None:
     assert subprocess.run(["bash", "-n"], input=written, text=True, check=False).returncode == 0
 
 
+def test_requirements_that_sagemaker_would_install_are_told_of(sbatch, tmp_path: Path) -> None:
+    assert "Install" not in sbatch(inputs="").stderr
+    (tmp_path / "code" / "requirements.txt").write_text("timm")
+    assert f"Install {tmp_path}/code/requirements.txt where the job runs" in sbatch(inputs="").stderr
+
+
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [

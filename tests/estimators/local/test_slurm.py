@@ -231,6 +231,16 @@ def test_what_goes_wrong_is_the_jobs_failure_reason(
     assert not slurm.run("squeue", "--noheader").strip()
 
 
+def test_nodes_that_bar_namespaces_run_programs_in_the_directory_itself(slurm: SlurmCluster, tmp_path: Path) -> None:
+    one = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", slurm.environment["PATH"])
+        with LocalSageMaker(executor=Slurm(shared=tmp_path, isolated=False)) as platform:
+            job = submit(platform, 'cd "$SAGEMAKER_BASE_DIR/code" && pwd && test ! -e /opt/ml', ResourceConfig=one)
+            assert await_end(platform, job)["TrainingJobStatus"] == "Completed"
+            assert f"\n{tmp_path}/smddp-local-" in logged(platform, job)
+
+
 HELD = """
 import sys, time
 from estimators.local import LocalSageMaker, Slurm
