@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -132,6 +132,8 @@ def leave(*, together: bool = False) -> None:
     if membership is None:
         return
     if not membership.is_adopted and dist.is_initialized():  # a script may have ended it
+        if membership.store is not None:
+            _await_joined(membership.cluster, membership.store)
         drain_gloo()
         dist.destroy_process_group()
     if membership.store is not None:
@@ -157,6 +159,7 @@ def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membersh
     device = _take_device(cluster, store)
     chosen = choose_backend(backend, device, os.environ)
     _init_group(chosen, store, cluster, timeout, device)
+    store.set(_joined(cluster.rank), "")
     return Membership(cluster=cluster, backend=chosen, device=device, store=store, prefix=f"{PREFIX}/{prefix}")
 
 
@@ -235,6 +238,20 @@ def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:
         )
         return {}
     return {name: interface for name in (_GLOO_INTERFACE, "NCCL_SOCKET_IFNAME") if name not in environ}
+
+
+def _joined(rank: int) -> str:
+    """The key that a rank sets once its process group is open."""
+    return f"joined/{rank}"
+
+
+def _await_joined(cluster: Cluster, store: Store) -> None:
+    """Wait for ranks that still connect: gloo fails in one whose peer is gone by then, though all had found each other.
+
+    A rank of a script that reduces nothing may come here while another has only begun.
+    """
+    with suppress(RuntimeError):  # whoever has not come by then has its own error, or the launcher's
+        store.wait([_joined(rank) for rank in range(cluster.world_size)], timedelta(seconds=_FAREWELL_SECONDS))
 
 
 def _say_farewell(cluster: Cluster, store: Store, *, together: bool) -> None:

@@ -223,3 +223,35 @@ def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[..., 
     asked = [int(step) for step in first.splitlines()[2].removeprefix("asked [").removesuffix("]").split(", ")]
     assert asked[0] == 1
     assert asked[-2] < 20 <= asked[-1]
+
+
+LEAVES_AT_ONCE = """
+import time
+import torch.distributed as dist
+import smddp
+from smddp.cluster import Cluster
+
+rank = Cluster.detect().rank
+destroy, init = dist.destroy_process_group, dist.init_process_group
+
+def end_group():
+    print(time.monotonic())
+    destroy()
+
+def connect(*words, **options):
+    init(*words, **options)
+    if rank == 1:
+        time.sleep(1)  # as if it still connected
+        print(time.monotonic())
+
+dist.destroy_process_group, dist.init_process_group = end_group, connect
+smddp.join()
+smddp.leave()
+"""
+
+
+def test_a_group_is_not_ended_while_another_rank_still_connects(run_ranks: Callable[..., list[Any]]) -> None:
+    first, second = run_ranks(LEAVES_AT_ONCE)
+    assert [first.code, second.code] == [0, 0], first
+    (ended,), (connected, _) = (list(map(float, rank.printed.split())) for rank in (first, second))
+    assert ended > connected
