@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from smddp.process.preemption import STOP_SIGNALS
 from tests.fork_python import ForkPython
 from tests.slurm import SlurmCluster, can_run_slurm
 
@@ -91,6 +92,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
     if absent := sorted(REQUIRED & set(missing)):
         raise pytest.UsageError("; ".join(f"{name} is required: {missing[name]}" for name in absent))
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    """A test that calls ``smddp.run`` here leaves its signals ignored, and whatever is started later inherits that."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
