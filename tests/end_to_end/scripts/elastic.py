@@ -39,7 +39,8 @@ def main(config: Config, job: smddp.Job) -> None:
                 time.sleep(1)  # so that the last save, in the background, is whole
                 os.kill(os.getpid(), signal.SIGKILL)
     if trainer.is_main:
-        print("weights", [value.hex() for weight in model.parameters() for value in weight.flatten().tolist()])
+        weights = [value.hex() for weight in model.parameters() for value in weight.flatten().tolist()]
+        print(f"weights {weights}")  # in one piece: the log comes through the same pipe
 
 
 smddp.run(main)

@@ -29,5 +29,5 @@ for epoch in range(order.epoch, 2):
         order.advance()
         step += 1
         if step == last:
-            print("place", json.dumps(order.state_dict()))
+            print(f"place {json.dumps(order.state_dict())}")
             raise SystemExit
