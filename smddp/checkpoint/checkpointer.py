@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -30,6 +31,8 @@ from smddp.checkpoint.save.save_group import SaveGroup
 from smddp.checkpoint.save.save_request import SaveReport, SaveRequest
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores import open_store
+from smddp.distributed import PeerFailedError, Ranks
+from smddp.distributed.ranks import error_text
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -133,29 +136,19 @@ class Checkpointer:
         """
         self._await_turn()
         rank_saver = self._begin()
-        ranks, found = rank_saver.group.ranks, list[Loaded]()
-        ranks.on_main(lambda: rank_saver.committer.take_place(rank_saver.group.run, make=False))
-        description = ranks.on_main(lambda: self._read(found))
-        if description is None:
-            return None
-        manifest, skeletons, layouts = description
-        if not ranks.is_main:
-            tensors = {
-                part: {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in each.items()}
-                for part, each in layouts.items()
-            }
-            found.append(Loaded(manifest=manifest, skeletons=skeletons, tensors=tensors))
-        ranks.broadcast(tensor for each in found[0].tensors.values() for tensor in each.values())
-        restorations: list[Restoration] = []
-
-        def check() -> None:
-            restorations.append(Restoration(found.pop(), state=self._state, per_rank=self._per_rank, rank=ranks.rank))
-            restorations[0].check()
-
-        ranks.on_each(check)
-        ranks.on_each(lambda: restorations.pop().apply())
-        rank_saver.committer.loaded = manifest
-        return manifest
+        ranks = rank_saver.group.ranks
+        with _same_error(ranks):
+            ranks.on_main(lambda: rank_saver.committer.take_place(rank_saver.group.run, make=False))
+            loaded = self._read_shared(ranks)
+            if loaded is None:
+                return None
+            restoration = ranks.agree(
+                lambda: Restoration(loaded, state=self._state, per_rank=self._per_rank, rank=ranks.rank)
+            )
+            ranks.agree(restoration.check)
+            ranks.agree(restoration.apply)
+        rank_saver.committer.loaded = loaded.manifest
+        return loaded.manifest
 
     def take_place(self) -> None:
         """Keep other runs out of the place from now on, as `load` does; for a run that loads nothing; collective.
@@ -165,7 +158,8 @@ class Checkpointer:
         """
         rank_saver = self._begin()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
-        ranks.on_main(lambda: committer.take_place(run, make=True))
+        with _same_error(ranks):
+            ranks.on_main(lambda: committer.take_place(run, make=True))
 
     def save(
         self,
@@ -317,7 +311,9 @@ class Checkpointer:
         if self._is_closed:
             raise CheckpointError("this Checkpointer is closed: make another one")
         if self._rank_saver is None:
-            group = SaveGroup.gather(self._share)
+            ranks = Ranks(rank=0, world_size=1) if self._share == "alone" else Ranks.current()
+            with _same_error(ranks):
+                group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
             committer = Committer(
                 self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
             )
@@ -367,8 +363,26 @@ class Checkpointer:
         rank_saver.prune(request)
         return report
 
-    def _read(self, found: list[Loaded]) -> tuple[Manifest, Mapping[str, Any], _Layouts] | None:
-        """Read the newest checkpoint, on rank 0, and describe it for the others."""
+    def _read_shared(self, ranks: Ranks) -> Loaded | None:
+        """Read the newest checkpoint on rank 0, and give it to the others."""
+        read = ranks.agree(lambda: self._read() if ranks.is_main else None)
+        description = ranks.from_rank(0, None if read is None else (read.manifest, read.skeletons, _layouts(read)))
+        if description is None:
+            return None
+        manifest, skeletons, layouts = description
+        loaded = read or Loaded(
+            manifest=manifest,
+            skeletons=skeletons,
+            tensors={
+                part: {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in each.items()}
+                for part, each in layouts.items()
+            },
+        )
+        ranks.broadcast(tensor for each in loaded.tensors.values() for tensor in each.values())
+        return loaded
+
+    def _read(self) -> Loaded | None:
+        """Read the newest checkpoint."""
         started = time.monotonic()
         loaded = read_newest(self._store, {*self._state, *self._per_rank, RANKS, RNG})
         if loaded is None:
@@ -379,16 +393,32 @@ class Checkpointer:
         logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
         for name, old, new in differing(manifest.hyperparameters, self._hyperparameters):
             logger.warning("%s was %s when the checkpoint was saved, and now is %s", name, old, new)
-        found.append(loaded)
-        layouts = {
-            part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-            for part, tensors in loaded.tensors.items()
-        }
-        return manifest, loaded.skeletons, layouts
+        return loaded
 
     @property
     def _is_main(self) -> bool:
         return self._rank_saver is not None and self._rank_saver.group.ranks.is_main
+
+
+def _layouts(loaded: Loaded) -> _Layouts:
+    return {
+        part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        for part, tensors in loaded.tensors.items()
+    }
+
+
+@contextmanager
+def _same_error(ranks: Ranks) -> Iterator[None]:
+    """Raise what failed on one rank as the same CheckpointError on every rank: the cause there, an echo elsewhere."""
+    try:
+        yield
+    except Exception as error:
+        if ranks.world_size == 1 and isinstance(error, CheckpointError):
+            raise
+        rank, text = ranks.rank, error_text(error)
+        if isinstance(error, PeerFailedError) and error.rank is not None:
+            rank, text = error.rank, error.told
+        raise CheckpointError(text if ranks.world_size == 1 else f"rank {rank}: {text}") from error
 
 
 def _warm_up(prepare: Callable[[], None], _cancelled: threading.Event) -> None:

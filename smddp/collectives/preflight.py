@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from smddp.collectives.operation import group_of_all
-from smddp.distributed import Membership, on_each_rank
+from smddp.distributed import Membership
 from smddp.errors import DistributedError
 
 logger = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ def check_ranks(membership: Membership) -> None:
     cluster = membership.cluster
     if cluster.world_size == 1:
         return
-    nodes = on_each_rank(lambda: (cluster.node_rank, cluster.host, cluster.local_rank), membership)
+    nodes = membership.ranks.gather(lambda: (cluster.node_rank, cluster.host, cluster.local_rank))
     first = {node: rank for rank, (node, _, local) in enumerate(nodes) if local == 0}
     hosts = {node: host for node, host, _ in nodes}
     peers = first if cluster.local_rank == 0 else {}
     # A group of its own: a connection that has timed out would break whatever comes after it in the same group.
     group = group_of_all(timeout=_PATIENCE)
-    found = on_each_rank(lambda: _measure_pairs(cluster.node_rank, peers, group, membership.device), membership)
+    found = membership.ranks.gather(lambda: _measure_pairs(cluster.node_rank, peers, group, membership.device))
     dist.destroy_process_group(group)
     pairs = {(nodes[rank][0], peer): result for rank, own in enumerate(found) for peer, result in own.items()}
     # Ranks that can't reach each other would hang in a sum.
@@ -167,5 +167,5 @@ def _wrong_sums(membership: Membership) -> list[str]:
     dist.all_reduce(total)
     ranks = cluster.world_size
     right = torch.arange(count, dtype=torch.float32, device=membership.device) * ranks + ranks * (ranks - 1) // 2
-    answers = on_each_rank(lambda: bool(torch.equal(total, right)), membership)
+    answers = membership.ranks.gather(lambda: bool(torch.equal(total, right)))
     return [f"rank {rank} has a wrong sum" for rank, is_right in enumerate(answers) if not is_right]

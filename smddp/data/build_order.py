@@ -16,7 +16,7 @@ from smddp.data.order.partition import Tail
 from smddp.data.order.sampler import ElasticSampler, EvaluationSampler
 from smddp.data.pipes import PipeDataset, PipeOrder
 from smddp.data.shards import ShardedDataset, ShardEvaluation, ShardOrder
-from smddp.distributed import Membership, on_each_rank
+from smddp.distributed import Membership
 
 AnyDataset = Dataset[Any] | ShardedDataset | PipeDataset
 """With a length; read in sequence; or coming through pipes."""
@@ -179,10 +179,8 @@ def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Members
                 "hosts as the job says; leave that option out"
             )
     cluster = membership.cluster
-    made: list[PipeOrder] = []
-
-    def make() -> int | None:
-        order = PipeOrder(
+    order = membership.ranks.agree(
+        lambda: PipeOrder(
             dataset,
             global_batch=options.global_batch,
             rank=cluster.rank,
@@ -190,16 +188,14 @@ def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Members
             local_world_size=cluster.local_world_size,
             accumulate=options.accumulate,
         )
-        made.append(order)
-        return dataset.records
-
-    records = on_each_rank(make, membership)
+    )
+    records = membership.ranks.gather(lambda: dataset.records)
     if len(set(records)) != 1:
         raise ValueError(
             f"the ranks have records={records} for the channel {name!r}, and would end their epochs after different "
             "numbers of steps: give the same number on all, that of the host with the fewest"
         )
-    return made[0]
+    return order
 
 
 def _length(dataset: Dataset[Any]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from smddp.data.shards import ShardedDataset, ShardIndex
 from smddp.data.shards.index import INDEX_NAME
-from smddp.distributed import Membership, from_rank, on_each_rank
+from smddp.distributed import Membership
 from smddp.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def compare(
         PeerFailedError: another rank's ``look`` raised.
     """
     cluster = membership.cluster
-    told = on_each_rank(lambda: _Told(node_rank=cluster.node_rank, summary=look()), membership)
+    told = membership.ranks.gather(lambda: _Told(node_rank=cluster.node_rank, summary=look()))
     if not sharded_by_host:
         _check_same(told, range(len(told)), _SHARDED)
         return [told[0].summary]
@@ -93,11 +93,11 @@ def share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_h
         return cluster.node_rank
 
     # One index at a time goes around: together they might not fit into memory.
-    lookers = on_each_rank(look, membership)
+    lookers = membership.ranks.gather(look)
     found: dict[str, Any] | None = None
     for source, node_rank in enumerate(lookers):
         if node_rank is not None:
-            index = from_rank(source, dataset.index.to_json() if cluster.rank == source else None, membership)
+            index = membership.ranks.from_rank(source, dataset.index.to_json() if cluster.rank == source else None)
             if node_rank == cluster.node_rank or not sharded_by_host:
                 found = index
 
@@ -109,7 +109,7 @@ def share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_h
         except DataError as error:
             raise DataError(str(error) if sharded_by_host else f"{error}; {_SHARDED}") from error
 
-    on_each_rank(adopt, membership)
+    membership.ranks.agree(adopt)
 
 
 def _check_same(told: Sequence[_Told], ranks: Sequence[int], advice: str) -> None:

@@ -2,11 +2,7 @@
 
 from smddp.distributed.agreement import Agreement, Decision, StopQuestion
 from smddp.distributed.collectives import (
-    PeerFailedError,
-    from_rank,
     gather_over_ranks,
-    on_each_rank,
-    share_outcome,
     sum_numbers_over_ranks,
     sum_over_ranks,
 )
@@ -15,6 +11,7 @@ from smddp.distributed.ddp_options import DDPOptions
 from smddp.distributed.device import cast, move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
+from smddp.distributed.ranks import PeerFailedError, Ranks
 from smddp.distributed.replica import Replica
 from smddp.distributed.spawned import detect_cluster
 
@@ -26,19 +23,17 @@ __all__ = [
     "Membership",
     "PeerFailedError",
     "PowerSGD",
+    "Ranks",
     "Replica",
     "StopQuestion",
     "cast",
     "current_membership",
     "detect_cluster",
-    "from_rank",
     "gather_over_ranks",
     "is_communication_error",
     "join",
     "leave",
     "move",
-    "on_each_rank",
-    "share_outcome",
     "sum_numbers_over_ranks",
     "sum_over_ranks",
 ]

@@ -1,27 +1,19 @@
-"""The few collectives that training needs beside DDP's own: a sum, a gathering, and the outcomes told to all."""
+"""The few collectives over tensors that training needs beside DDP's own: sums, and a gathering."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from smddp.distributed.membership import Membership
-from smddp.errors import SmddpError
-
-T = TypeVar("T")
-
-
-class PeerFailedError(SmddpError):
-    """Another rank failed at what it did for all; the cause is in that rank's own error."""
 
 
 def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
-    """The sum of every rank's tensor, as a new tensor on the same device; all ranks must call it, with equal shapes."""
+    """Return the sum of every rank's tensor, a new tensor on the same device; all ranks call it, with equal shapes."""
     if membership.store is None:
         return value.clone()
     on_cpu_only = value.device.type != "cuda" and membership.control_device.type == "cuda"
@@ -31,7 +23,7 @@ def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
 
 
 def sum_numbers_over_ranks(numbers: float | list[float], membership: Membership) -> Tensor:
-    """The sum of every rank's numbers, on the CPU: int64 if they are whole on all ranks, else float64.
+    """Return the sum of every rank's numbers, on the CPU: int64 if they are whole on all ranks, else float64.
 
     A rank cannot know what the others have: one that saw no sample may have 0, and the others 3.5. So all send float64,
     and whole numbers in two halves, whose sums are exact. All ranks must call it, with as many numbers.
@@ -46,7 +38,7 @@ def sum_numbers_over_ranks(numbers: float | list[float], membership: Membership)
 
 
 def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
-    """Returns the tensors of all ranks, one after the other along the first dimension; all ranks must call it.
+    """Return the tensors of all ranks, one after the other along the first dimension; all ranks must call it.
 
     Args:
         value: Of any length along its first dimension, which may be 0; a scalar counts as one element. All other
@@ -60,7 +52,7 @@ def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
         ValueError: On every rank, if the ranks' tensors do not fit together.
         PeerFailedError: On every other rank, if a rank gave no tensor.
     """
-    kinds = on_each_rank(lambda: _kind(value), membership)
+    kinds = membership.ranks.gather(lambda: _kind(value))
     if any(kind[1:] != kinds[0][1:] for kind in kinds):
         found = ", ".join(
             f"rank {rank} {list(kind.shape)} {kind.dtype} {kind.device}" for rank, kind in enumerate(kinds)
@@ -84,53 +76,6 @@ def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
         for data, size, kind in zip(received, sizes, kinds, strict=True)
     ]
     return torch.cat(parts).to(own.device)
-
-
-def share_outcome(action: Callable[[], None], membership: Membership) -> None:
-    """Runs the action on rank 0 alone; all ranks return once it is done, or all raise.
-
-    Raises:
-        PeerFailedError: On every other rank if the action raised on rank 0, which raises the error itself.
-    """
-    on_each_rank(lambda: action() if membership.cluster.is_main else None, membership)
-
-
-def on_each_rank(action: Callable[[], T], membership: Membership) -> list[T]:
-    """Runs the action on every rank; all return the (small) results of all, in the order of the ranks, or all raise.
-
-    Raises:
-        PeerFailedError: On every rank on which the action did not raise, if it did on another.
-    """
-    failure: Exception | None = None
-    outcome: tuple[Any, str | None] = (None, None)
-    try:
-        outcome = (action(), None)
-    except Exception as error:  # not swallowed: raised below, after the other ranks know
-        failure = error
-        outcome = (None, f"{type(error).__name__}: {error}")
-    outcomes = [outcome] * membership.cluster.world_size
-    if membership.store is not None:
-        dist.all_gather_object(outcomes, outcome)
-    if failure is not None:
-        raise failure
-    for rank, (_, told) in enumerate(outcomes):
-        if told is not None:
-            raise PeerFailedError(f"rank {rank} failed: {told}")
-    return [result for result, _ in outcomes]  # type: ignore[misc]
-
-
-def from_rank(source: int, value: T | None, membership: Membership) -> T:
-    """The value that one rank has, on all ranks; all must call it.
-
-    Args:
-        source: whose.
-        value: what it has; None on the others.
-        membership: the ranks.
-    """
-    shared: list[Any] = [value]
-    if membership.store is not None:
-        dist.broadcast_object_list(shared, src=source, device=membership.control_device)
-    return shared[0]  # type: ignore[no-any-return]
 
 
 class _Kind(NamedTuple):

@@ -19,8 +19,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from smddp.distributed.collectives import PeerFailedError
 from smddp.distributed.membership import Membership
+from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import NEWEST, PREFIX
 
 logger = logging.getLogger(__name__)

@@ -27,6 +27,7 @@ from smddp.distributed import adoption
 from smddp.distributed.backend import choose_backend
 from smddp.distributed.device import CPU, gpus_per_rank, missing_gpus, rank_device, share_gpus, visible_gpus
 from smddp.distributed.gloo_drain import drain_gloo
+from smddp.distributed.ranks import Ranks
 from smddp.distributed.spawned import detect_cluster
 from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
@@ -64,6 +65,11 @@ class Membership:
         """Where the small tensors live by which ranks agree: the CPU, unless the backend only knows CUDA."""
         only_cuda = self.backend == "smddp" or (":" in self.backend and "cpu:" not in self.backend)
         return self.device if only_cuda else CPU
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks as they agree and share."""
+        return Ranks(rank=self.cluster.rank, world_size=self.cluster.world_size, device=self.control_device)
 
     def connect(self, timeout: timedelta) -> Store | None:
         """A connection of its own to ``store``, for a thread."""

@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from smddp.distributed import Membership, on_each_rank
+from smddp.distributed import Membership
 from smddp.errors import HyperparameterError
 from smddp.job import Job
 
@@ -99,7 +99,7 @@ def agree(config: DictConfig, membership: Membership) -> None:
         HyperparameterError: On every rank: one has composed something else.
     """
     own = OmegaConf.to_yaml(config)
-    ranks = on_each_rank(lambda: (own, time.time()), membership)
+    ranks = membership.ranks.gather(lambda: (own, time.time()))
     for rank, (text, _) in enumerate(ranks):
         if text != ranks[0][0]:
             raise HyperparameterError(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
-from smddp.distributed import Membership, on_each_rank
+from smddp.distributed import Membership
 
 Reduce = Literal["mean", "sum", "max"]
 
@@ -33,7 +33,7 @@ def over_ranks(numbers: Callable[[], Mapping[str, float]], reduce: Reduce, membe
         ValueError: On every rank, if they have other metrics.
         PeerFailedError: On every rank where ``numbers`` did not raise, if it did on another.
     """
-    ranks = on_each_rank(lambda: dict(numbers()), membership)
+    ranks = membership.ranks.gather(lambda: dict(numbers()))
     for rank, each in enumerate(ranks):
         if each.keys() != ranks[0].keys():
             raise ValueError(

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from smddp.distributed import Membership, on_each_rank
+from smddp.distributed import Membership
 from smddp.errors import TrainingDivergedError
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class NonfiniteGuard:
             self._keep_buffers()
             return True
         is_finite = bool(torch.isfinite(torch.stack([loss.float() for loss in self._losses])).all())
-        finite = on_each_rank(lambda: is_finite, self._membership)
+        finite = self._membership.ranks.gather(lambda: is_finite)
         self._losses.clear()
         if self._has_scaler and all(finite):
             self._keep_buffers()

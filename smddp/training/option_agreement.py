@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from smddp.distributed import Membership, on_each_rank
+from smddp.distributed import Membership
 
 
 def check_options_agree(membership: Membership, **options: object) -> None:
@@ -25,7 +25,7 @@ def check_options_agree(membership: Membership, **options: object) -> None:
     if membership.cluster.world_size == 1:
         return
     own = {name: repr(value) for name, value in options.items()}
-    ranks = on_each_rank(lambda: own, membership)
+    ranks = membership.ranks.gather(lambda: own)
     for rank, given in enumerate(ranks):
         for name, value in ranks[0].items():
             if given[name] != value:

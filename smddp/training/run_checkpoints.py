@@ -20,10 +20,9 @@ from typing import Any, NoReturn
 from weakref import WeakSet
 
 from smddp.checkpoint import SaveReport
-from smddp.checkpoint.ranks import Ranks
 from smddp.checkpoint.restore.restoring import Stateful
 from smddp.data.order import DataOrder
-from smddp.distributed import Agreement, Membership, PeerFailedError
+from smddp.distributed import Agreement, Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal

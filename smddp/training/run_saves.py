@@ -16,14 +16,13 @@ from typing import Any
 from weakref import WeakSet
 
 from smddp.checkpoint import Checkpointer, SaveReport
-from smddp.checkpoint.ranks import Ranks
 from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.restoring import Stateful
 from smddp.checkpoint.save.rank_saver import SaveFailedError
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
-from smddp.distributed import PeerFailedError
+from smddp.distributed import PeerFailedError, Ranks
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.training.checkpoint_policy import CheckpointPolicy

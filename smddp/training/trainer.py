@@ -45,7 +45,6 @@ from smddp.distributed import (
     current_membership,
     gather_over_ranks,
     join,
-    share_outcome,
     sum_numbers_over_ranks,
     sum_over_ranks,
 )
@@ -675,7 +674,7 @@ class Trainer:
         """
         self._check_finite()
         module = self.module if model is None else without_precision(model)
-        share_outcome(lambda: write_model(module, self._job.model_dir), self._membership)
+        self._membership.ranks.on_main(lambda: write_model(module, self._job.model_dir))
         self._view.saved_model()
 
     def _guard(self, action: OnNonfinite, *, has_scaler: bool) -> NonfiniteGuard:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smddp.checkpoint.ranks import Ranks
 from smddp.checkpoint.restore.optimizers import NAMES, NamedOptimizer, OnChange
+from smddp.distributed import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -60,7 +60,7 @@ class ShardedOptimizer(NamedOptimizer):
         """
         ranks = Ranks.current()
         own = self._own_share()
-        layouts = ranks.on_each(
+        layouts = ranks.gather(
             lambda: {number: {name: _layout(value) for name, value in each.items()} for number, each in own.items()}
         )
         gathered: dict[int, dict[str, Any]] = {}

@@ -13,10 +13,9 @@ from typing import Any, Literal
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from smddp.checkpoint.ranks import Ranks
 from smddp.checkpoint.save.rank_results import RankResults
 from smddp.cluster import Cluster
-from smddp.distributed import current_membership
+from smddp.distributed import Ranks, current_membership
 from smddp.distributed.store import connect
 from smddp.errors import ClusterError
 
@@ -35,23 +34,23 @@ class SaveGroup:
     results: RankResults
 
     @classmethod
-    def gather(cls, share: Literal["node", "all", "alone"]) -> SaveGroup:
-        """Agree; collective, unless this process saves alone.
+    def gather(cls, ranks: Ranks, share: Literal["node", "all", "alone"]) -> SaveGroup:
+        """Agree; collective.
 
         Args:
-            share: whether the ranks of rank 0's node share the writing, or all; or there are no others to ask.
+            ranks: those that save together.
+            share: whether the ranks of rank 0's node share the writing, or all.
 
         Raises:
-            CheckpointError: a rank cannot reach the store that the threads meet in; on every rank.
+            DistributedError, PeerFailedError: a rank cannot reach the store that the threads meet in.
         """
-        ranks = Ranks(rank=0, world_size=1) if share == "alone" else Ranks.current()
         run = ranks.on_main(lambda: secrets.token_hex(6))
         if ranks.world_size == 1:
             return cls(ranks=ranks, run=run, writers=[0], results=RankResults(None, rank=0, world_size=1, run=run))
         cluster = _cluster(ranks)
-        nodes: list[Any] = ranks.on_each(lambda: None if cluster is None else cluster.node_rank)
+        nodes: list[Any] = ranks.gather(lambda: None if cluster is None else cluster.node_rank)
         if cluster is None or None in nodes:  # the process group was made in a way of its own
-            nodes = ranks.on_each(socket.gethostname)
+            nodes = ranks.gather(socket.gethostname)
             store = _serve(ranks, hosts=nodes)
         else:
             store = _join(ranks, cluster)
@@ -77,30 +76,22 @@ def _cluster(ranks: Ranks) -> Cluster | None:
 
 def _join(ranks: Ranks, cluster: Cluster) -> Store:
     """Connect to the store in which the job's ranks met: rank 0's, or that of its host's torchrun."""
-    connected: list[Store] = []
     membership = current_membership()
 
-    def open_store() -> None:
+    def open_store() -> Store:
         store = None if membership is None else membership.connect(_CONNECT)
-        connected.append(store or connect(cluster, _CONNECT, os.environ, serve=False))
+        return store or connect(cluster, _CONNECT, os.environ, serve=False)
 
-    ranks.on_each(open_store)
-    return connected[0]
+    return ranks.agree(open_store)
 
 
 def _serve(ranks: Ranks, hosts: Sequence[str]) -> Store:
     """Let rank 0 serve a store, and connect to it."""
     host = "localhost" if len(set(hosts)) == 1 else hosts[0]
-    connected: list[TCPStore] = []
 
-    def open_on_main() -> int:
-        connected.append(TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT))
-        return int(connected[0].port)
+    def serve() -> TCPStore | None:
+        return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT) if ranks.is_main else None
 
-    def open_elsewhere() -> None:
-        if not ranks.is_main:
-            connected.append(TCPStore(host, port, timeout=_CONNECT))
-
-    port = ranks.on_main(open_on_main)
-    ranks.on_each(open_elsewhere)
-    return connected[0]
+    served = ranks.agree(serve)
+    port = ranks.from_rank(0, 0 if served is None else served.port)
+    return ranks.agree(lambda: served or TCPStore(host, port, timeout=_CONNECT))

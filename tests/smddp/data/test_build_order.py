@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import smddp.data.dataset_agreement
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler, HostShardedSampler
 from smddp.data.build_order import OrderOptions, make_sampler
 from smddp.data.dataset_agreement import DatasetSummary, compare
-from smddp.distributed import Membership
+from smddp.distributed import Membership, Ranks
 
 Make = Callable[..., ElasticSampler]
 
@@ -42,7 +41,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     def order(rank: int, summaries: list[DatasetSummary], **asked: Any) -> ElasticSampler:
         members = [member(each, 4, 2) for each in range(4)]
 
-        def on_each_rank(action: Callable[[], Any], membership: Membership) -> list[Any]:
+        def gather(_ranks: Ranks, action: Callable[[], Any]) -> list[Any]:
             own = action()
             others = (
                 type(own)(node_rank=each.cluster.node_rank, summary=summary)
@@ -50,7 +49,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
             )
             return [own if each == rank else other for each, other in enumerate(others)]
 
-        monkeypatch.setattr(smddp.data.dataset_agreement, "on_each_rank", on_each_rank)
+        monkeypatch.setattr(Ranks, "gather", gather)
         defaults = {"accumulate": 1, "seed": 0, "shuffle": True, "tail": "drop"}
         defaults |= {"fingerprint": None, "on_host_change": "refuse"}
         options = OrderOptions(**{**defaults, "global_batch": 8, "sharded_by_host": False, **asked})

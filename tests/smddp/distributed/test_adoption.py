@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 import smddp
-from smddp.distributed import Agreement, from_rank, on_each_rank
+from smddp.distributed import Agreement
 from smddp.process.preemption import StopSignal
 
 way = os.environ["WAY"]
@@ -40,8 +40,8 @@ def train(job):
     membership = smddp.distributed.current_membership()
     cluster = membership.cluster
     assert (cluster.rank, cluster.world_size, cluster.local_rank, cluster.local_world_size) == (rank, 2, rank, 2)
-    assert on_each_rank(lambda: rank, membership) == [0, 1]
-    assert from_rank(1, rank if rank == 1 else None, membership) == 1
+    assert membership.ranks.gather(lambda: rank) == [0, 1]
+    assert membership.ranks.from_rank(1, rank if rank == 1 else None) == 1
     stop = StopSignal()
     stop.requested = rank == 1
     assert Agreement(membership, stop).decide(1).stop

@@ -22,7 +22,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 import torch
 import smddp
-from smddp.distributed import current_membership, from_rank
+from smddp.distributed import current_membership
 from smddp.process.preemption import stop_signal
 
 WAY = os.environ["WAY"]
@@ -46,7 +46,7 @@ def main(job):
     policy = smddp.CheckpointPolicy(every=5)
     trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=1e-6), checkpoints=policy)
     loader = trainer.loader(Numbers(), batch_size=4)
-    started = from_rank(0, time.time_ns() if cluster.is_main else None, current_membership())
+    started = current_membership().ranks.from_rank(0, time.time_ns() if cluster.is_main else None)
     with open(f"seen-{started}-{cluster.rank}", "w") as seen:
         for _ in trainer.epochs(1):
             for batch in trainer.batches(loader):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from smddp.cluster import Cluster
 from smddp.distributed import FirstFailure, Membership, first_failure, is_communication_error
-from smddp.distributed.collectives import PeerFailedError
+from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import connect
 
 

@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 import smddp
-from smddp.distributed import on_each_rank, current_membership
+from smddp.distributed import current_membership
 
 def same_on_all(model):
     flat = torch.cat([value.flatten().double() for value in model.state_dict().values()]).tolist()
-    return len(set(map(tuple, on_each_rank(lambda: flat, current_membership())))) == 1
+    return len(set(map(tuple, current_membership().ranks.gather(lambda: flat)))) == 1
 
 def made(job, model=None, name=None, **options):
     torch.manual_seed(1)

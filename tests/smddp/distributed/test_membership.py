@@ -130,7 +130,7 @@ import time
 import torch
 from torch import nn
 import smddp
-from smddp.distributed import Agreement, Replica, on_each_rank, share_outcome, sum_over_ranks
+from smddp.distributed import Agreement, Replica, sum_over_ranks
 from smddp.errors import SmddpError
 from smddp.process.preemption import StopSignal
 
@@ -143,19 +143,19 @@ assert sum_over_ranks(torch.tensor([rank, 10]), membership).tolist() == [1, 20]
 
 # Rank 0's outcome
 done = []
-share_outcome(lambda: done.append(1), membership)
+membership.ranks.on_main(lambda: done.append(1))
 assert len(done) == (1 if rank == 0 else 0)
 def fail():
     raise OSError("disk full")
 try:
-    share_outcome(fail, membership)
+    membership.ranks.on_main(fail)
 except (OSError, SmddpError) as error:
     print(type(error).__name__, error)
 
 # Each rank's result, or the failure of one
-assert on_each_rank(lambda: {"rank": rank}, membership) == [{"rank": 0}, {"rank": 1}]
+assert membership.ranks.gather(lambda: {"rank": rank}) == [{"rank": 0}, {"rank": 1}]
 try:
-    on_each_rank(lambda: 1 // rank, membership)
+    membership.ranks.gather(lambda: 1 // rank)
 except (ZeroDivisionError, SmddpError) as error:
     print(type(error).__name__, error)
 

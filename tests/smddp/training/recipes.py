@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import smddp
-from smddp.distributed import current_membership, on_each_rank
+from smddp.distributed import current_membership
 
 WHOLE, PART = 11, 5  # optimizer steps; an epoch has eight
 
@@ -189,7 +189,7 @@ def holds(job: smddp.Job, recipe: Callable[[smddp.Job, int], list[nn.Module]]) -
     membership = current_membership()
     assert membership is not None
     ends = [flat(model).tolist() for model in resumed]
-    assert on_each_rank(lambda: ends, membership) == [ends] * membership.cluster.world_size
+    assert membership.ranks.gather(lambda: ends) == [ends] * membership.cluster.world_size
 
 
 RECIPES = (

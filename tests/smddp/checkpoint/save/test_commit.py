@@ -13,7 +13,6 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from smddp.checkpoint import Retention, list_checkpoints
-from smddp.checkpoint.ranks import Ranks
 from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.save.commit import Committer
 from smddp.checkpoint.save.rank_results import RankResults
@@ -23,7 +22,7 @@ from smddp.checkpoint.save.sharing import WHOLE_BELOW
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.owner import OWNER_NAME
-from smddp.distributed import is_communication_error
+from smddp.distributed import Ranks, is_communication_error
 from smddp.errors import CheckpointError
 
 RUN = "0123456789ab"

@@ -20,11 +20,10 @@ import torch.distributed as dist
 
 import smddp
 from smddp.checkpoint import Checkpointer, list_checkpoints
-from smddp.checkpoint.ranks import Ranks
 from smddp.checkpoint.restore import rng
 from smddp.checkpoint.save.sharing import WHOLE_BELOW
 from smddp.checkpoint.stores.filesystem import FileSystem
-from smddp.distributed import is_communication_error
+from smddp.distributed import Ranks, is_communication_error
 from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
