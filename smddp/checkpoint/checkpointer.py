@@ -16,13 +16,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-import torch
-
-from smddp.checkpoint.changed_hyperparameters import differing, json_values
+from smddp.checkpoint.changed_hyperparameters import json_values
 from smddp.checkpoint.format.manifest import LARGEST_STEP, Manifest
 from smddp.checkpoint.metric_values import as_numbers
-from smddp.checkpoint.restore.reader import Loaded, read_newest
-from smddp.checkpoint.restore.restoring import RANKS, RNG, Restoration, Stateful, check_parts
+from smddp.checkpoint.restore.on_all_ranks import restore_newest
+from smddp.checkpoint.restore.restoring import Stateful, check_parts
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.save.background_task import BackgroundTask
 from smddp.checkpoint.save.commit import CommitListener, Committer
@@ -40,8 +38,6 @@ logger = logging.getLogger(__name__)
 _THE_LAST_THREE = Retention()
 _FELT_SECONDS = 0.1  # shorter waiting is not worth a warning
 _WARMING_UP = "the memory to save from"
-
-_Layouts = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 
 
 class Checkpointer:
@@ -136,19 +132,37 @@ class Checkpointer:
         """
         self._await_turn()
         rank_saver = self._begin()
-        ranks = rank_saver.group.ranks
+        ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
         with _same_error(ranks):
-            ranks.on_main(lambda: rank_saver.committer.take_place(rank_saver.group.run, make=False))
-            loaded = self._read_shared(ranks)
-            if loaded is None:
-                return None
-            restoration = ranks.agree(
-                lambda: Restoration(loaded, state=self._state, per_rank=self._per_rank, rank=ranks.rank)
+            ranks.on_main(lambda: committer.take_place(run, make=False))
+            manifest = restore_newest(
+                *(self._store, ranks),
+                state=self._state,
+                per_rank=self._per_rank,
+                hyperparameters=self._hyperparameters,
             )
-            ranks.agree(restoration.check)
-            ranks.agree(restoration.apply)
-        rank_saver.committer.loaded = loaded.manifest
-        return loaded.manifest
+        committer.loaded = manifest
+        return manifest
+
+    def check_writable(self) -> None:
+        """See that checkpoints can be saved there; collective.
+
+        Raises:
+            CheckpointError: they cannot; on every rank.
+        """
+        ranks = self._begin().group.ranks
+        with _same_error(ranks):
+            ranks.on_main(self._store.check_writable)
+
+    def is_empty(self) -> bool:
+        """Tell whether there is no checkpoint yet, not even a damaged one; collective.
+
+        Raises:
+            CheckpointError: the place cannot be read; on every rank.
+        """
+        ranks = self._begin().group.ranks
+        with _same_error(ranks):
+            return ranks.on_main(lambda: not list(self._store.steps()))
 
     def take_place(self) -> None:
         """Keep other runs out of the place from now on, as `load` does; for a run that loads nothing; collective.
@@ -201,7 +215,15 @@ class Checkpointer:
             failure = error
         waited = time.perf_counter() - started
         started = time.perf_counter()
-        request = rank_saver.take(self._saves, step=int(step), epoch=int(epoch), position=position, metrics=numbers)
+        request = SaveRequest.take(
+            rank_saver.snapshotter,
+            run=rank_saver.group.run,
+            number=self._saves,
+            step=int(step),
+            epoch=int(epoch),
+            position=position,
+            metrics=numbers,
+        )
         stalled = time.perf_counter() - started
         save = partial(self._save, rank_saver, request, started=started, stalled=stalled, waited=waited)
         self._background_task.submit(save, name=f"the checkpoint of step {step}")
@@ -218,19 +240,12 @@ class Checkpointer:
             if self._background_task.result() is not None:
                 self._failures = 0
         except SaveFailedError as error:
-            if not (error.environmental and self._failures < self._tolerate_failures):
-                raise
             self._failures += 1
-            if self._is_main:
-                logger.error(
-                    "%s; training goes on, this was failure %d of %d in a row that are tolerated",
-                    *(error, self._failures, self._tolerate_failures),
-                )
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether something was saved, or is being saved."""
-        return self._saves > 0
+            self._tolerate(
+                *(error, self._failures <= self._tolerate_failures),
+                f"training goes on, this was failure {self._failures} of {self._tolerate_failures} in a row that are "
+                "tolerated",
+            )
 
     @property
     def busy(self) -> bool:
@@ -254,6 +269,60 @@ class Checkpointer:
         # Once it is durable, that is so even if older ones are not removed yet.
         return self.last_report if self._durable == self._saves else None
 
+    def finish(self) -> bool:
+        """Wait for the last save, at the end of training; where failures are tolerated, its failure is logged.
+
+        Returns:
+            Whether nothing is left to save.
+
+        Raises:
+            CheckpointError: it failed, and none is tolerated, or not because of the disk, the network or the like.
+        """
+        try:
+            self.wait()
+        except SaveFailedError as error:
+            self._tolerate(error, self._tolerate_failures > 0, "training ends without it")
+            return False
+        return True
+
+    def make_durable(
+        self,
+        step: int,
+        *,
+        seconds: float,
+        is_saved: bool,
+        epoch: int = 0,
+        position: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Return once a checkpoint of this moment is durable; a save under way is waited for, a failed one made again.
+
+        Args:
+            step: as for `save`.
+            seconds: how long that may take.
+            is_saved: whether the last save, or what was loaded, is of this moment already.
+            epoch: as for `save`.
+            position: as for `save`.
+            metrics: as for `save`.
+
+        Raises:
+            CheckpointError: it failed, or took longer.
+        """
+        deadline = time.monotonic() + seconds
+        late = CheckpointError(f"it was not durable after {seconds:.0f} s")
+        try:
+            is_durable = self._saves == 0 or self.wait(seconds) is not None
+        except SaveFailedError as error:
+            self._tolerate(error, True, "it is made again")
+            is_durable = False
+        if is_durable and is_saved:
+            return
+        if time.monotonic() >= deadline:
+            raise late
+        self.save(step, epoch=epoch, position=position, metrics=metrics)
+        if self.wait(max(deadline - time.monotonic(), 0.0)) is None:
+            raise late
+
     def warm_up(self) -> None:
         """Take the memory for saving now, in the background: so the first save takes no longer than the others.
 
@@ -261,7 +330,7 @@ class Checkpointer:
         """
         rank_saver = self._begin()
         self._await_turn()
-        self._background_task.submit(partial(_warm_up, rank_saver.preparation()), name=_WARMING_UP)
+        self._background_task.submit(partial(_warm_up, rank_saver.snapshotter.preparation()), name=_WARMING_UP)
 
     def close(self) -> None:
         """Wait for the save under way to end, and give the memory back.
@@ -305,6 +374,13 @@ class Checkpointer:
             self._background_task.result()
         except Exception as failure:  # not swallowed: logged
             logger.error("%s", failure)
+
+    def _tolerate(self, error: SaveFailedError, is_tolerated: bool, what_next: str) -> None:
+        """Log what a save failed with, or raise it: what the state itself is the cause of is never tolerated."""
+        if not (is_tolerated and error.environmental):
+            raise error
+        if self._is_main:
+            logger.error("%s; %s", error, what_next)
 
     def _begin(self) -> RankSaver:
         """Find the other ranks, once; collective."""
@@ -363,48 +439,9 @@ class Checkpointer:
         rank_saver.prune(request)
         return report
 
-    def _read_shared(self, ranks: Ranks) -> Loaded | None:
-        """Read the newest checkpoint on rank 0, and give it to the others."""
-        read = ranks.agree(lambda: self._read() if ranks.is_main else None)
-        description = ranks.from_rank(0, None if read is None else (read.manifest, read.skeletons, _layouts(read)))
-        if description is None:
-            return None
-        manifest, skeletons, layouts = description
-        loaded = read or Loaded(
-            manifest=manifest,
-            skeletons=skeletons,
-            tensors={
-                part: {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in each.items()}
-                for part, each in layouts.items()
-            },
-        )
-        ranks.broadcast(tensor for each in loaded.tensors.values() for tensor in each.values())
-        return loaded
-
-    def _read(self) -> Loaded | None:
-        """Read the newest checkpoint."""
-        started = time.monotonic()
-        loaded = read_newest(self._store, {*self._state, *self._per_rank, RANKS, RNG})
-        if loaded is None:
-            logger.info("there is no checkpoint in %s: starting from the beginning", self._store)
-            return None
-        manifest, seconds = loaded.manifest, time.monotonic() - started
-        path = self._store.path(manifest.step)
-        logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
-        for name, old, new in differing(manifest.hyperparameters, self._hyperparameters):
-            logger.warning("%s was %s when the checkpoint was saved, and now is %s", name, old, new)
-        return loaded
-
     @property
     def _is_main(self) -> bool:
         return self._rank_saver is not None and self._rank_saver.group.ranks.is_main
-
-
-def _layouts(loaded: Loaded) -> _Layouts:
-    return {
-        part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        for part, tensors in loaded.tensors.items()
-    }
 
 
 @contextmanager

@@ -36,8 +36,8 @@ from smddp.job.job import answer_stop_question
 from smddp.process.exit_codes import write_exit_code
 from smddp.process.preemption import RESUMABLE, STOP_SIGNALS, Stopped, stop_signal
 from smddp.training.main_arguments import ConfigReader, main_arguments, read_dataclass
-from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS, all_work_is_durable, steps_in_no_checkpoint
-from smddp.training.run_saves import saves_end_with
+from smddp.training.open_runs import open_runs
+from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS
 from smddp.training.stop_deadline import StopDeadline, main_thread_traceback
 
 logger = logging.getLogger(__name__)
@@ -132,10 +132,10 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
     saves = ExitStack()
     process = os.getpid()
     try:
-        with saves_end_with(saves):
+        with open_runs.until_script_ends(saves):
             code = _run_well(main)
         _end_fork(process, code)
-        lost = steps_in_no_checkpoint() if code == RESUMABLE else 0
+        lost = open_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
         saves.close()  # no good end before the last checkpoint is durable, or it was said that it is not
         if lost:
             raise CheckpointError(
@@ -263,7 +263,7 @@ def _note_training(*_: object) -> None:
 
 def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
     """Ends a rank that was told to stop and came to no step's end in time; called in a thread."""
-    code = RESUMABLE if all_work_is_durable() or not _has_trained else 1
+    code = RESUMABLE if open_runs.all_work_is_durable() or not _has_trained else 1
     where = main_thread_traceback()
     seconds = stop_signal.age
     if code == RESUMABLE:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
-from weakref import WeakSet
 
 from smddp.checkpoint import SaveReport
 from smddp.checkpoint.restore.restoring import Stateful
@@ -29,7 +28,8 @@ from smddp.process.preemption import Stopped, stop_signal
 from smddp.process.slurm_grace import seconds_left
 from smddp.training.auto_interval import AutoInterval
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.run_saves import Moment, RunSaves, open_saves
+from smddp.training.open_runs import open_runs
+from smddp.training.run_saves import Moment, RunSaves
 
 logger = logging.getLogger(__name__)
 
@@ -45,25 +45,6 @@ _PART_OF_GRACE = STOP_SECONDS / 120
 
 LEAST_SECONDS = 10.0
 """How long the last checkpoint has in any case, also where the step in which SIGTERM came took most of that time."""
-
-
-_runs: WeakSet[RunCheckpoints] = WeakSet()
-
-
-def all_work_is_durable() -> bool:
-    """Whether runs of this process took steps, and none would be lost if it ended now; any thread may ask."""
-    runs = list(_runs)
-    return any(run.progress.steps for run in runs) and all(run.is_durable for run in runs)
-
-
-def steps_in_no_checkpoint() -> int:
-    """How many steps of this process's runs would be lost if it ended now, all saves being durable."""
-    unsaved = sum(run.progress.steps for run in list(_runs) if not run.has_started)
-    return unsaved + sum(saves.unsaved_steps for saves in open_saves())
-
-
-def _is_taken(place: str) -> bool:
-    return any(run.saves_to == place for run in _runs)
 
 
 @dataclass(slots=True)
@@ -136,7 +117,12 @@ class RunCheckpoints:
         self._evaluation_seconds = math.inf  # of the last one; the first may take any time
         self.on_begin: Callable[[RunSaves], None] | None = None
         """Called once the run knows where it goes on."""
-        _runs.add(self)
+        open_runs.add(self)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken since the very first start."""
+        return self.progress.steps
 
     @property
     def has_started(self) -> bool:
@@ -183,12 +169,7 @@ class RunCheckpoints:
             CheckpointError: Nothing can be saved there; on every rank.
         """
         saves = self._open(state, per_rank, order)
-        saves.take_place()
-        if not saves.is_empty():
-            raise ValueError(
-                f"{saves.place} holds checkpoints, and this loop began without them: call trainer.resume() before its "
-                "first forward pass, or take another run directory or checkpoint_s3_uri to begin anew"
-            )
+        saves.begin_anew()
         self._begin(saves)
 
     def note(self, metrics: Mapping[str, float]) -> None:
@@ -325,7 +306,7 @@ class RunCheckpoints:
 
     def leave_to_another(self) -> None:
         """Lets another run save what this one would have: nothing here is to be saved any more."""
-        _runs.discard(self)
+        open_runs.discard(self)
 
     def finish(self) -> None:
         """Waits until the last checkpoint is durable, or says that it is not."""
@@ -339,9 +320,9 @@ class RunCheckpoints:
         self._order = order
         positions = {} if order is None else {"position": order}
         place = self._job.checkpoint_location
-        if _is_taken(place):
+        if _is_saved_to(place):
             gc.collect()  # a trainer that nobody holds any more is no obstacle
-        if _is_taken(place):
+        if _is_saved_to(place):
             raise ValueError(
                 f"another Trainer of this process keeps its checkpoints in {place}: give each a name of its own, such "
                 'as Trainer(..., name="generator")'
@@ -387,8 +368,7 @@ class RunCheckpoints:
         step, epoch = self._moment
         failure: Exception | None = None
         deadline = time.monotonic() + seconds
-        # All runs of the process, in an order that is the same on all ranks: the stop of one is the end of all.
-        runs = sorted((run for run in _runs if run.saves_to is not None), key=lambda run: run.saves_to or "")
+        runs = open_runs.that_save()  # the stop of one is the end of all
         try:
             for run in runs:
                 run.check_unsaved()
@@ -404,7 +384,11 @@ class RunCheckpoints:
         if self._is_main:
             there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
-        for each in open_saves():
+        for each in open_runs.open_saves():
             each.is_open = False
             each.was_stopped = True
         raise Stopped
+
+
+def _is_saved_to(place: str) -> bool:
+    return any(run.saves_to == place for run in open_runs.that_save())

@@ -10,22 +10,21 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
 
 from smddp.checkpoint import Checkpointer, SaveReport
 from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.restoring import Stateful
-from smddp.checkpoint.save.rank_saver import SaveFailedError
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
-from smddp.distributed import PeerFailedError, Ranks
+from smddp.distributed import PeerFailedError
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.open_runs import open_runs
 
 logger = logging.getLogger(__name__)
 
@@ -37,38 +36,6 @@ Moment = tuple[int, int]
 """Optimizer steps taken, and the epoch: what tells one checkpoint of a run from another."""
 
 _BEGINNING: Moment = (0, 0)
-
-_ends_with: ExitStack | None = None
-
-_all_saves: WeakSet[RunSaves] = WeakSet()
-"""Those of this process; what ``saves_end_with`` keeps is here even when the trainer is garbage already."""
-
-
-@contextmanager
-def saves_end_with(stack: ExitStack) -> Iterator[None]:
-    """Lets the saves of every run that begins meanwhile end when the stack is closed.
-
-    Closed after success, it waits until the last checkpoint is durable; with an exception, ten seconds.
-    """
-    global _ends_with
-    _ends_with = stack
-    try:
-        yield
-    finally:
-        _ends_with = None
-
-
-def end_with_run(ending: AbstractContextManager[object]) -> bool:
-    """Leaves the context when the script ends under ``smddp.run``, before the saves; False if it does not run there."""
-    if _ends_with is None:
-        return False
-    _ends_with.enter_context(ending)
-    return True
-
-
-def open_saves() -> list[RunSaves]:
-    """The saves of this process that may go on, also of a trainer that the script has dropped."""
-    return [saves for saves in _all_saves if saves.is_open]
 
 
 class RunSaves:
@@ -97,7 +64,6 @@ class RunSaves:
         self.place = job.checkpoint_location
         """Where this run saves."""
         self._store = open_store(self.place)
-        Ranks.current().on_main(self._store.check_writable)
         self._upload_monitor: UploadMonitor | None = None
         if job.checkpoints_are_copied and job.cluster.is_main:
             assert job.checkpoint_s3_uri is not None
@@ -113,9 +79,9 @@ class RunSaves:
             tolerate_failures=policy.tolerate_failures,
             listener=self._upload_monitor,
         )
+        self._checkpointer.check_writable()
         self._speaks = job.cluster.is_main
         self._steps = steps
-        self._is_patient = policy.tolerate_failures > 0
         self._loaded = _BEGINNING  # where there is nothing to save
         self._last = _BEGINNING  # what is loaded, or was saved or begun to be saved since
         self._random_state: tuple[Moment, Any] | None = None
@@ -123,12 +89,7 @@ class RunSaves:
         """Whether this run may still save: no other one of this process may then."""
         self.was_stopped = False
         """Whether the run ended because the job was told to stop, with a checkpoint."""
-        for dropped in open_saves():
-            if dropped.place == self.place:
-                dropped.is_open = False  # this run goes on in its stead
-        _all_saves.add(self)
-        if _ends_with is not None:
-            _ends_with.enter_context(self)
+        open_runs.add_saves(self)
 
     @property
     def last_report(self) -> SaveReport | None:
@@ -162,17 +123,19 @@ class RunSaves:
         """Takes the memory for saving, in the background."""
         self._checkpointer.warm_up()
 
-    def take_place(self) -> None:
-        """Keeps other runs out; collective.
+    def begin_anew(self) -> None:
+        """Keeps other runs out of a place in which nothing was saved yet; collective.
 
         Raises:
-            CheckpointError: One saves there already; on every rank.
+            ValueError: Something was.
+            CheckpointError: Another run saves there already; on every rank.
         """
         self._checkpointer.take_place()
-
-    def is_empty(self) -> bool:
-        """Whether there is no checkpoint yet, not even a damaged one; collective."""
-        return Ranks.current().on_main(lambda: not list(open_store(self.place).steps()))
+        if not self._checkpointer.is_empty():
+            raise ValueError(
+                f"{self.place} holds checkpoints, and this loop began without them: call trainer.resume() before its "
+                "first forward pass, or take another run directory or checkpoint_s3_uri to begin anew"
+            )
 
     def has(self, moment: Moment) -> bool:
         """Whether the newest save, which may be under way, is of this moment."""
@@ -193,7 +156,10 @@ class RunSaves:
         Raises:
             CheckpointError: More saves before failed than are tolerated, or the state cannot be saved.
         """
-        self._begin(moment, position, metrics)
+        step, epoch = moment
+        with self._random_state_of(moment):
+            self._checkpointer.save(step, epoch=epoch, position=position, metrics=metrics)
+        self._last = moment
 
     def is_durable(self, step: int) -> bool:
         """Whether a checkpoint of this step is durable, in S3 too where the platform copies it; any thread may ask."""
@@ -230,13 +196,12 @@ class RunSaves:
             CheckpointError: It could not be saved, or not in so many seconds.
         """
         deadline = time.monotonic() + seconds
-        if not self._is_durable(moment, seconds):
-            late = CheckpointError(f"it was not durable after {seconds:.0f} s")
-            if time.monotonic() >= deadline:
-                raise late
-            self._begin(moment, position, metrics)
-            if self._checkpointer.wait(max(deadline - time.monotonic(), 0.0)) is None:
-                raise late
+        step, epoch = moment
+        with self._random_state_of(moment):
+            self._checkpointer.make_durable(
+                step, seconds=seconds, is_saved=self.has(moment), epoch=epoch, position=position, metrics=metrics
+            )
+        self._last = moment
         if self._upload_monitor is not None and not self._upload_monitor.settle(max(deadline - time.monotonic(), 1.0)):
             raise CheckpointError(f"it is on this machine only, and not in {self._store}")
 
@@ -255,13 +220,8 @@ class RunSaves:
         Raises:
             CheckpointError: It failed, and no failure is tolerated.
         """
-        try:
-            self._checkpointer.wait()
-        except SaveFailedError as error:
-            if not (error.environmental and self._is_patient):
-                raise
-            if self._speaks:
-                logger.error("%s; training ends without it, and %s", error, self.last_resort())
+        if not self._checkpointer.finish() and self._speaks:
+            logger.error("training ends without its newest checkpoint: %s", self.last_resort())
 
     def __enter__(self) -> RunSaves:
         return self
@@ -285,25 +245,15 @@ class RunSaves:
         ):
             self._upload_monitor.close()  # says what did not arrive; once the newest did, nobody asks for those before
 
-    def _begin(self, moment: Moment, position: int | None, metrics: Mapping[str, float]) -> None:
-        step, epoch = moment
-        own = None
-        if self._random_state is not None and self._random_state[0] == moment:
-            own = rng.capture()
-            rng.restore([self._random_state[1]], rank=0)
+    @contextmanager
+    def _random_state_of(self, moment: Moment) -> Iterator[None]:
+        """Let what is saved meanwhile have the random state that was kept for this moment, if one was."""
+        if self._random_state is None or self._random_state[0] != moment:
+            yield
+            return
+        own = rng.capture()
+        rng.restore([self._random_state[1]], rank=0)
         try:
-            self._checkpointer.save(step, epoch=epoch, position=position, metrics=metrics)
+            yield
         finally:
-            if own is not None:
-                rng.restore([own], rank=0)
-        self._last = moment
-
-    def _is_durable(self, moment: Moment, seconds: float) -> bool:
-        """Whether the newest save is of this moment, and durable once it ended."""
-        try:
-            report = self._checkpointer.wait(seconds)
-        except SaveFailedError as error:
-            if self._speaks:
-                logger.error("%s", error)
-            return False
-        return moment == self._last and (report is not None or moment == self._loaded)
+            rng.restore([own], rank=0)

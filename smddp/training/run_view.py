@@ -23,8 +23,9 @@ from smddp.metrics.memory import peak_memory
 from smddp.metrics.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.open_runs import open_runs
 from smddp.training.run_checkpoints import Progress
-from smddp.training.run_saves import RunSaves, end_with_run
+from smddp.training.run_saves import RunSaves
 
 
 class RunView:
@@ -97,7 +98,7 @@ class RunView:
         run = TrackedRun(id=self.run, step=saves.first_step, job=self._job, part=self._name)
         self._trackers.start(run)
         self._tell_trackers()
-        if not end_with_run(self):
+        if not open_runs.end_with_script(self):
             weakref.finalize(self, self._ending.end_without_run, getattr(sys, "last_value", None))
         self._show_line()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from xxhash import xxh3_128_hexdigest
 
@@ -17,7 +17,7 @@ from smddp.checkpoint.save.commit import Committer
 from smddp.checkpoint.save.rank_results import Failure, RankResult, SaveResult
 from smddp.checkpoint.save.save_group import SaveGroup
 from smddp.checkpoint.save.save_request import SaveRequest
-from smddp.checkpoint.save.snapshot import Snapshot, Snapshotter
+from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.save.writer import write
 from smddp.checkpoint.stores.store import Store
 from smddp.distributed import PeerFailedError
@@ -41,13 +41,14 @@ class SaveFailedError(CheckpointError):
 
 
 class RankSaver:
-    """This rank in the saves of a run. All but `take` and `preparation` is called in a background thread.
+    """This rank in the saves of a run; called in a background thread.
 
     Attributes:
         group: All ranks.
         committer: What rank 0 commits with.
+        snapshotter: What takes this rank's state, while training waits.
         gpu_stall_seconds: For how long the last save that was written held training up on a GPU, beyond the time that
-            `take` took.
+            its snapshot took.
     """
 
     def __init__(self, store: Store, group: SaveGroup, committer: Committer, snapshotter: Snapshotter) -> None:
@@ -63,41 +64,8 @@ class RankSaver:
         self.committer = committer
         self._store = store
         self._rank = group.ranks.rank
-        self._snapshotter = snapshotter
+        self.snapshotter = snapshotter
         self.gpu_stall_seconds = 0.0
-
-    def take(
-        self, number: int, *, step: int, epoch: int, position: int | None, metrics: Mapping[str, float]
-    ) -> SaveRequest:
-        """Copy the state as it is now. If that fails, the request says so: `save` tells the other ranks.
-
-        Args:
-            number: how many attempts the run has made, with this one.
-            step: see `SaveRequest`.
-            epoch: see `SaveRequest`.
-            position: see `SaveRequest`.
-            metrics: see `SaveRequest`.
-        """
-        snapshot: Snapshot | None = None
-        failure: CheckpointError | None = None
-        try:
-            snapshot = self._snapshotter.take()
-        except CheckpointError as error:
-            failure = error
-        return SaveRequest(
-            run=self.group.run,
-            number=number,
-            step=step,
-            epoch=epoch,
-            position=position,
-            metrics=metrics,
-            snapshot=snapshot,
-            failure=failure,
-        )
-
-    def preparation(self) -> Callable[[], None]:
-        """Give what takes the memory for a state like the present one."""
-        return self._snapshotter.preparation()
 
     def save(self, request: SaveRequest, cancelled: threading.Event) -> int:
         """Do this rank's part.
@@ -159,7 +127,7 @@ class RankSaver:
         if request.failure is not None:
             raise request.failure
         assert request.snapshot is not None
-        self.gpu_stall_seconds = self._snapshotter.await_copies()
+        self.gpu_stall_seconds = self.snapshotter.await_copies()
         return RankResult(
             files=write(self._store, request.step, request.directory, request.snapshot.files),
             fingerprint=_fingerprint(request.snapshot.sizes),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from smddp.checkpoint.save.snapshot import Snapshot
+from smddp.checkpoint.save.snapshot import Snapshot, Snapshotter
 from smddp.errors import CheckpointError
 
 
@@ -26,6 +27,35 @@ class SaveRequest:
     """The state, as this rank took it."""
     failure: CheckpointError | None
     """Why this rank could not take its state, if it could not."""
+
+    @classmethod
+    def take(
+        cls,
+        snapshotter: Snapshotter,
+        *,
+        run: str,
+        number: int,
+        step: int,
+        epoch: int,
+        position: int | None,
+        metrics: Mapping[str, float],
+    ) -> SaveRequest:
+        """Copy the state as it is now. If that fails, the request says so: the other ranks must hear of it.
+
+        Args:
+            snapshotter: What takes this rank's state.
+            run: See the fields.
+            number: See the fields.
+            step: See the fields.
+            epoch: See the fields.
+            position: See the fields.
+            metrics: See the fields.
+        """
+        request = partial(cls, run=run, number=number, step=step, epoch=epoch, position=position, metrics=metrics)
+        try:
+            return request(snapshot=snapshotter.take(), failure=None)
+        except CheckpointError as error:
+            return request(snapshot=None, failure=error)
 
     @property
     def directory(self) -> str:

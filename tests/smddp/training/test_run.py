@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from smddp.distributed import current_membership, leave
 from smddp.errors import CheckpointError
 from smddp.job import failure_report
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training import run_saves
+from smddp.training.open_runs import open_runs
 from smddp.training.run import run
 
 
@@ -162,8 +163,9 @@ class Save:
         self._failure = failure
 
     def begin(self) -> None:
-        assert run_saves._ends_with is not None
-        run_saves._ends_with.push(self._end)
+        saving = ExitStack()
+        saving.push(self._end)
+        assert open_runs.end_with_script(saving)
 
     def _end(self, kind: type[BaseException] | None, *_: object) -> None:
         self.ended_with.append(kind)

@@ -193,9 +193,10 @@ def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_s
     broken_disk()
     step(guarded)
     guarded.finish()
-    (said,) = [line for line in caplog.messages if "training ends without it" in line]
-    assert "I/O error" in said
-    assert said.endswith("and the next attempt goes on from " + str(job.checkpoint_dir / "step-000000000001"))
+    reason, consequence = caplog.messages[-2:]
+    assert "I/O error" in reason
+    assert reason.endswith("; training ends without it")
+    assert consequence.endswith("the next attempt goes on from " + str(job.checkpoint_dir / "step-000000000001"))
 
 
 def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

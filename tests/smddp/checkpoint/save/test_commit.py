@@ -18,6 +18,7 @@ from smddp.checkpoint.save.commit import Committer
 from smddp.checkpoint.save.rank_results import RankResults
 from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
 from smddp.checkpoint.save.save_group import SaveGroup
+from smddp.checkpoint.save.save_request import SaveRequest
 from smddp.checkpoint.save.sharing import WHOLE_BELOW
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores.directory import DirectoryStore
@@ -64,13 +65,13 @@ class Job:
                 results=results,
             )
             committer = Committer(self.stores[rank], keep=Retention(), hyperparameters={}, listener=None)
-            capture = Snapshotter(
+            snapshotter = Snapshotter(
                 {"model": self.models[rank], "small": Part({"lr": 0.1})},
                 {"loader": self.loaders[rank]},
                 rank=rank,
                 writers=group.writers,
             )
-            self.ranks.append(RankSaver(self.stores[rank], group, committer, capture))
+            self.ranks.append(RankSaver(self.stores[rank], group, committer, snapshotter))
 
     def save(self, step: int, *, missing: int | None = None) -> list[int | Exception | None]:
         """Let all ranks but a missing one save; give how it ended on each."""
@@ -79,12 +80,15 @@ class Job:
         def save(rank: int) -> int | Exception | None:
             if rank == missing:
                 return None
-            attempt = self.ranks[rank].take(self.saves, step=step, epoch=0, position=None, metrics={})
+            snapshotter = self.ranks[rank].snapshotter
+            request = SaveRequest.take(
+                snapshotter, run=RUN, number=self.saves, step=step, epoch=0, position=None, metrics={}
+            )
             try:
-                size = self.ranks[rank].save(attempt, self.cancelled[rank])
+                size = self.ranks[rank].save(request, self.cancelled[rank])
             except Exception as error:
                 return error
-            self.ranks[rank].prune(attempt)
+            self.ranks[rank].prune(request)
             return size
 
         with ThreadPoolExecutor(len(self.ranks)) as pool:
