@@ -23,7 +23,7 @@ from tests.fork_python import ForkPython
 from tests.slurm import SlurmCluster
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/-]+\.py)\n")
@@ -54,7 +54,9 @@ def environment(fork_server: ForkPython) -> Iterator[dict[str, str]]:
     "page",
     [
         pytest.param(
-            page, id=page.name, marks=[getattr(pytest.mark, name) for name in _NEEDS.findall(page.read_text())]
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[getattr(pytest.mark, name) for name in _NEEDS.findall(page.read_text())],
         )
         for page in PAGES
     ],
@@ -78,7 +80,7 @@ def test_every_block_runs(
             (tmp_path / entry.name).symlink_to(entry)
     (tmp_path / ".venv").symlink_to(fork_python.environment)
     for block in blocks(page):
-        where = f"{page.name}:{block.line}"
+        where = f"{page.relative_to(ROOT)}:{block.line}"
         named = _FILE.match(block.text)
         if block.language == "text":
             continue
@@ -106,7 +108,7 @@ def test_every_block_runs(
 
 def test_links_between_pages_lead_somewhere() -> None:
     broken = [
-        f"{page.name} -> {target}"
+        f"{page.relative_to(ROOT)} -> {target}"
         for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "RESULTS.md"]
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
         if not (page.parent / target).exists()

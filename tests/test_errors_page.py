@@ -1,4 +1,4 @@
-"""docs/errors.md shows messages that there are: each is found in the source, word by word."""
+"""docs/reference/messages.md shows messages that there are: each is found in the source, word by word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "reference" / "messages.md"
 _ROW = re.compile(r"^\| `(.+?)` \| ", re.MULTILINE)
 _PLACE = re.compile(r"%[sdr]|%\.\df|…")
 

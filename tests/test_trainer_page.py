@@ -1,4 +1,4 @@
-"""docs/trainer.md names every argument of the Trainer with its default, and every method."""
+"""docs/reference/trainer.md names every argument of the Trainer with its default, and every method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import smddp
 
-PAGE = (Path(__file__).parents[1] / "docs" / "trainer.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "trainer.md").read_text()
 
 
 def rows(heading: str) -> list[list[str]]:

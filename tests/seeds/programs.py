@@ -2,7 +2,7 @@
 
 A row is one `Program`. The programs of a document run one after the other in one directory that holds ``entrypoints/``,
 ten classes of colours in CIFAR-10's format (``data/``), in Fashion-MNIST's (``fashion/``) and some text (``text/``).
-``$PORT`` is a free port. After a change: ``python -m tests.seeds.table`` runs all and writes docs/seeds.md.
+``$PORT`` is a free port. After a change: ``python -m tests.seeds.table`` runs all and writes the page.
 """
 
 from __future__ import annotations

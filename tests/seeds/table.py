@@ -1,4 +1,4 @@
-"""The tables of docs/seeds.md, from what the programs printed: ``python -m tests.seeds.table`` runs them and writes it.
+"""The tables of docs/explanation/articles.md: ``python -m tests.seeds.table`` runs the programs and writes them.
 
 What they printed is kept in ``results.json``; the tests run them again and compare.
 """
@@ -13,7 +13,7 @@ from tests.fork_python import ForkPython
 from tests.seeds.programs import PROGRAMS, Program
 from tests.seeds.running import Result, run_document
 
-PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "articles.md"
 RESULTS = Path(__file__).parent / "results.json"
 
 _BEGIN = "<!-- made by `python -m tests.seeds.table` from what the programs printed: begin -->\n"

@@ -1,4 +1,4 @@
-"""Every program of the articles runs by the command that docs/seeds.md gives, with the result that stands there."""
+"""Every program of the articles runs by the command in docs/explanation/articles.md, with the result shown there."""
 
 from __future__ import annotations
 

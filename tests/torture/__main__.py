@@ -1,4 +1,4 @@
-"""Runs the long forms of all that docs/reliability.md promises, and prints what came of them in one table.
+"""Runs the long forms of all that docs/explanation/reliability.md promises, and prints what came of them in one table.
 
     python -m tests.torture [R1 R3 …] [--seed 0] [--kills 200] [--damages 5000] …
 

@@ -2,7 +2,7 @@
 
 An allow-list, because moto behind it plays far more: a tuner that is Completed though nothing was tuned, an endpoint
 that answers `b'body'`. What is offered either is done (training jobs, objects, logs) or is a record by its nature. To
-add an operation, see that its answer is true, add it here, and to the table in docs/local.md.
+add an operation, see that its answer is true, add it here, and to the table in docs/reference/local-platform.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Offer:
     service: str
     """By AWS's name for signatures."""
     subject: str
-    """What they are about, as docs/local.md says it."""
+    """What they are about, as docs/reference/local-platform.md says it."""
     operations: tuple[str, ...]
 
 
@@ -160,7 +160,7 @@ def require_offered(service: str, operation: str) -> None:
     instead = next((remedy for word, remedy in _INSTEAD if service == SAGEMAKER and word in operation), None)
     raise _unsupported(
         f"{operation} does not run on the local platform: "
-        + (f"{instead}, or use AWS." if instead else "use AWS for it. docs/local.md lists what is answered here.")
+        + (f"{instead}, or use AWS." if instead else "use AWS for it. docs/reference/local-platform.md has the list.")
     )
 
 

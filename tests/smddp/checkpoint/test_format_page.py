@@ -1,4 +1,4 @@
-"""The program in docs/checkpoint-format.md reads every checkpoint that there can be, not only the one on the page."""
+"""The program in docs/reference/checkpoint-format.md reads every possible checkpoint, not only the page's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from smddp.checkpoint.stores import open_store
 from tests.smddp.checkpoint.by_hand import RUN, write_checkpoint
 
-PAGE = Path(__file__).parents[3] / "docs" / "checkpoint-format.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "checkpoint-format.md"
 FORMAT_1 = Path(__file__).parent / "fixtures" / "format-1"
 
 

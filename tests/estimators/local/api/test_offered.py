@@ -13,7 +13,7 @@ from estimators.local.engine import ApiError, Engine
 from estimators.local.executors import ProcessExecutor
 from estimators.service_model import service_model
 
-DOCS = Path(__file__).parents[4] / "docs" / "local.md"
+DOCS = Path(__file__).parents[4] / "docs" / "reference" / "local-platform.md"
 
 
 def test_the_page_lists_what_is_offered() -> None:

@@ -189,7 +189,7 @@ def test_metric_regexes_are_checked(regex: str, said: str) -> None:
 
 
 def test_the_page_says_what_becomes_of_each_member() -> None:
-    page = Path(__file__).parents[4] / "docs" / "local.md"
+    page = Path(__file__).parents[4] / "docs" / "reference" / "local-platform.md"
     table = page.read_text().split("## What becomes of a CreateTrainingJob")[1].split("\n## ")[0]
     listed = [name for row in re.findall(r"^\| ([A-Z][^|]*) \|", table, re.MULTILINE) for name in row.split(", ")]
     model = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
