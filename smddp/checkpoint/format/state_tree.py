@@ -82,11 +82,13 @@ class _Parts:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._names: dict[tuple[object, ...], str] = {}
+        self._at: dict[int, list[str]] = {}  # by their addresses
 
     def skeleton(self, value: Any, path: str, name: str) -> Any:
         """Give the JSON for a value; ``path`` is for people, ``name`` for the tensors' file."""
         kind = type(value)
+        if kind is torch.Tensor:  # first: a training loop waits for this
+            return {_TAG: "tensor", "name": self._add_tensor(value, path, name)}
         if value is None or kind in (bool, int, str):
             return value
         if kind is float:
@@ -133,22 +135,33 @@ class _Parts:
         if tensor.is_meta or tensor.is_quantized:
             raise CheckpointError(f"{path} is a meta or quantized tensor: it has no plain values to save")
         # One name for tensors that are the same memory seen in the same way; other views are saved on their own.
-        view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
-        identity = (tensor.device, *view, tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        if tensor.numel() == 0 or identity not in self._names:
-            self._names[identity] = self._add(tensor.detach(), path, name)
-        return self._names[identity]
+        address = tensor.data_ptr()
+        there = self._at.setdefault(address, [])
+        if there and address:  # at 0 lie those that have no memory
+            view = _view(tensor)
+            for known in there:
+                if _view(self.tensors[known]) == view:
+                    return known
+        there.append(self._add(tensor.detach() if tensor.requires_grad else tensor, path, name))
+        return there[-1]
 
     def _add(self, tensor: torch.Tensor, path: str, name: str) -> str:
         if tensor.dtype not in DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(f"{path} is of {tensor.dtype}; a checkpoint can hold {known}")
-        name = name.encode(errors="replace").decode() or "value"  # a lone surrogate is no text in a safetensors file
+        if not name.isascii():
+            name = name.encode(errors="replace").decode()  # a lone surrogate is no text in a safetensors file
+        name = name or "value"
         unique, number = name, 2
         while unique in self.tensors or unique == "__metadata__":  # the latter is not free in safetensors
             unique, number = f"{name}#{number}", number + 1
         self.tensors[unique] = tensor
         return unique
+
+
+def _view(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what tells two tensors apart that begin at the same address."""
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 def _tensor_of_array(value: np.ndarray[Any, Any] | np.generic, path: str) -> torch.Tensor:
