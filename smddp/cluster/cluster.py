@@ -56,7 +56,7 @@ class Cluster:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> Cluster:
-        """The cluster that these variables describe; a pure function of them.
+        """Return the cluster that these variables describe; a pure function of them.
 
         Args:
             environ: The environment variables; None is this process's own.
@@ -95,7 +95,7 @@ class Cluster:
         return self.hosts[self.node_rank]
 
     def explain(self) -> list[tuple[str, object, str]]:
-        """Each field with its value and the variable that decided it, in the order of the fields."""
+        """Return each field with its value and the variable that decided it, in the order of the fields."""
         return [
             (entry.name, getattr(self, entry.name), self.sources.get(entry.name, "given"))
             for entry in fields(self)

@@ -19,17 +19,17 @@ class Launcher(Protocol):
     """What each launcher's file offers."""
 
     def started(self, environment: Environment) -> bool:
-        """Whether this launcher started the process, as far as its variables tell."""
+        """Return whether this launcher started the process, as far as its variables tell."""
 
     def read(self, environment: Environment) -> EnvValues:
-        """What its variables say."""
+        """Return what its variables say."""
 
 
 LAUNCHERS: tuple[Launcher, ...] = (torchrun, mpi, slurm, openpai, sagemaker, single)
 
 
 def read(variables: Mapping[str, str]) -> EnvValues:
-    """What the launcher of this process says.
+    """Return what the launcher of this process says.
 
     Raises:
         ClusterError: Its variables are incomplete or not what they should be.

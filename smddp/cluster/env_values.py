@@ -37,6 +37,6 @@ class EnvValues:
 
 
 def unnamed_hosts(count: int, launcher: str) -> EnvValue[tuple[str, ...]]:
-    """Names to tell hosts apart by, for a launcher that gives none; they are no addresses."""
+    """Return names to tell hosts apart by, for a launcher that gives none; they are no addresses."""
     names = ("localhost",) if count == 1 else tuple(f"node-{index}" for index in range(count))
     return EnvValue(names, f"default: {launcher} names no hosts")

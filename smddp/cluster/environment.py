@@ -29,20 +29,20 @@ class Environment:
         return name in self._variables
 
     def names(self, prefix: str) -> list[str]:
-        """The variables that are set and start with ``prefix``, sorted."""
+        """Return the variables that are set and start with ``prefix``, sorted."""
         return sorted(name for name in self._variables if name.startswith(prefix))
 
     def show(self, name: str) -> str:
-        """``NAME=value`` as errors and explanations quote it, long values cut short."""
+        """Return ``NAME=value`` as errors and explanations quote it, with a long value cut short."""
         value = self._variables[name]
         return f"{name}={value if len(value) <= _LONGEST_SHOWN else value[: _LONGEST_SHOWN - 1] + '…'}"
 
     def first(self, *names: str) -> str | None:
-        """The first of these variables that is set."""
+        """Return the first of these variables that is set."""
         return next((name for name in names if name in self._variables), None)
 
     def require(self, *names: str, beside: str) -> str:
-        """The first of these variables that is set.
+        """Return the first of these variables that is set.
 
         Args:
             names: The variables, the one that counts most first.
@@ -60,12 +60,12 @@ class Environment:
         return name
 
     def text(self, *names: str, beside: str) -> EnvValue[str]:
-        """The value of the variable that :meth:`require` finds."""
+        """Return the value of the variable that :meth:`require` finds."""
         name = self.require(*names, beside=beside)
         return EnvValue(self._variables[name], self.show(name))
 
     def integer(self, *names: str, beside: str, minimum: int = 0) -> EnvValue[int]:
-        """Like :meth:`text`, for a whole number of at least ``minimum``."""
+        """Return a whole number of at least ``minimum``, read as :meth:`text` reads a text."""
         value = self.text(*names, beside=beside)
         digits = value.value.strip()
         if not (digits.isascii() and digits.isdecimal() and int(digits) >= minimum):
@@ -73,22 +73,22 @@ class Environment:
         return EnvValue(int(digits), value.source)
 
     def json(self, name: str, *, expected: str) -> EnvValue[Any]:
-        """A variable that holds JSON; ``expected`` says what, for the error's text."""
+        """Return a variable that holds JSON; ``expected`` says what, for the error's text."""
         try:
             return EnvValue(json.loads(self._variables[name]), self.show(name))
         except ValueError as error:
             raise ClusterError(f"{self.show(name)} is not JSON ({error}); expected {expected}.") from error
 
     def master_addr(self, default: EnvValue[str]) -> EnvValue[str]:
-        """MASTER_ADDR, which the user or the platform may set, else the launcher's own."""
+        """Return MASTER_ADDR, which the user or the platform may set, else the launcher's own."""
         return self.text("MASTER_ADDR", beside="MASTER_ADDR") if "MASTER_ADDR" in self else default
 
     def master_port(self, default: EnvValue[int]) -> EnvValue[int]:
-        """MASTER_PORT, which the user or the platform may set, else the launcher's own."""
+        """Return MASTER_PORT, which the user or the platform may set, else the launcher's own."""
         return self.integer("MASTER_PORT", beside="MASTER_PORT") if "MASTER_PORT" in self else default
 
     def port_of_job(self, *names: str) -> EnvValue[int]:
-        """A port from 10000 to 29999 that all processes of a job derive alike: 10000 + crc32 of its id modulo 20000.
+        """Return a port that all processes of a job derive alike: 10000 + crc32 of the job's id modulo 20000.
 
         Args:
             names: The variables that identify the job; those that are set are joined with dots. One must be.

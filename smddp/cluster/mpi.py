@@ -35,14 +35,14 @@ _HYDRA = _Dialect(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID"
 
 
 def started(environment: Environment) -> bool:
-    """Whether mpirun or mpiexec started this process. srun sets PMI_RANK too, and then counts the ranks itself."""
+    """Return whether mpirun or mpiexec started this process; under srun, which sets PMI_RANK too, Slurm counts."""
     if environment.first(_OPENMPI.rank, _OPENMPI.size, _HYDRA.local_rank) is not None:
         return True
     return _HYDRA.rank in environment and not slurm.started(environment)
 
 
 def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int]]:
-    """This process among all of MPI's."""
+    """Return this process among all of MPI's."""
     dialect = _dialect(environment)
     return (
         environment.integer(dialect.rank, beside=_evidence(environment, dialect)),
@@ -51,7 +51,7 @@ def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int
 
 
 def read(environment: Environment) -> EnvValues:
-    """The ranks as MPI numbers them; in a SageMaker job, hosts by their names there."""
+    """Return the ranks as MPI numbers them; in a SageMaker job, hosts by their names there."""
     dialect = _dialect(environment)
     evidence = _evidence(environment, dialect)
     rank, world_size = rank_and_size(environment)

@@ -28,12 +28,12 @@ _OWN_LABELS = frozenset({"ssh", "http"})
 
 
 def started(environment: Environment) -> bool:
-    """Whether this is a task instance of OpenPAI."""
+    """Return whether this is a task instance of OpenPAI."""
     return environment.first(*_INDICES) is not None
 
 
 def read(environment: Environment) -> EnvValues:
-    """One process an instance of the task role, numbered as the instances are."""
+    """Return one process an instance of the task role, numbered as the instances are."""
     evidence = environment.first(*_INDICES)
     assert evidence is not None, "read() follows started()"
     index = environment.integer(*_INDICES, beside=evidence)

@@ -20,12 +20,12 @@ _A_LIST = 'a JSON list of host names such as ["algo-1", "algo-2"]'
 
 
 def started(environment: Environment) -> bool:
-    """Whether this is a SageMaker job."""
+    """Return whether this is a SageMaker job."""
     return environment.first("SM_HOSTS", "SM_CURRENT_HOST", "SM_RESOURCE_CONFIG") is not None
 
 
 def read(environment: Environment) -> EnvValues:
-    """One process a host, numbered as the hosts are."""
+    """Return one process a host, numbered as the hosts are."""
     names, current = hosts(environment), current_host(environment)
     index = EnvValue(_index(environment, names, current), f"{current.source} in {names.source}")
     count = EnvValue(len(names.value), names.source)
@@ -45,7 +45,7 @@ def read(environment: Environment) -> EnvValues:
 
 
 def hosts(environment: Environment) -> EnvValue[tuple[str, ...]]:
-    """The hosts that train together, in the platform's order.
+    """Return the hosts that train together, in the platform's order.
 
     In a heterogeneous cluster these are only the hosts of SM_DISTRIBUTION_INSTANCE_GROUPS, as for the toolkit.
     """
@@ -65,7 +65,7 @@ def hosts(environment: Environment) -> EnvValue[tuple[str, ...]]:
 
 
 def current_host(environment: Environment) -> EnvValue[str]:
-    """The name of this host."""
+    """Return the name of this host."""
     environment.require("SM_CURRENT_HOST", "SM_RESOURCE_CONFIG", beside="SM_HOSTS")
     if "SM_CURRENT_HOST" in environment:
         return environment.text("SM_CURRENT_HOST", beside="SM_HOSTS")
@@ -74,14 +74,14 @@ def current_host(environment: Environment) -> EnvValue[str]:
 
 
 def master_addr(environment: Environment, names: EnvValue[tuple[str, ...]]) -> EnvValue[str]:
-    """MASTER_ADDR, else V3's SM_MASTER_ADDR, else the first host, as for the toolkit."""
+    """Return MASTER_ADDR, else V3's SM_MASTER_ADDR, else the first host, as for the toolkit."""
     if "SM_MASTER_ADDR" in environment:
         return environment.master_addr(environment.text("SM_MASTER_ADDR", beside="SM_MASTER_ADDR"))
     return environment.master_addr(EnvValue(names.value[0], f"first of {names.source}"))
 
 
 def master_port(environment: Environment) -> EnvValue[int]:
-    """MASTER_PORT, else V3's SM_MASTER_PORT, else 7777, as for the toolkit."""
+    """Return MASTER_PORT, else V3's SM_MASTER_PORT, else 7777, as for the toolkit."""
     if "SM_MASTER_PORT" in environment:
         return environment.master_port(environment.integer("SM_MASTER_PORT", beside="SM_MASTER_PORT"))
     return environment.master_port(EnvValue(MASTER_PORT, "default: the SageMaker toolkit's port"))

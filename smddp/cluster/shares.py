@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def is_equal_share(rank: int, world_size: int, *, outer_rank: int, outer_size: int) -> bool:
-    """Whether a rank belongs to an outer one, all of which have as many ranks, in their order.
+    """Return whether a rank belongs to an outer one, all of which have as many ranks, in their order.
 
     Args:
         rank: The inner rank, 0 to world_size - 1.

@@ -10,13 +10,13 @@ DEFAULT_PORT = 29500
 
 
 def started(environment: Environment) -> bool:
-    """Always: this is asked last."""
+    """Return True: this launcher is asked last."""
     del environment
     return True
 
 
 def read(environment: Environment) -> EnvValues:
-    """Rank 0 of 1."""
+    """Return rank 0 of 1."""
     if "SLURM_JOB_ID" in environment:
         why = f"default: {environment.show('SLURM_JOB_ID')}, but srun did not start this process, so one process"
     else:

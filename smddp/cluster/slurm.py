@@ -23,14 +23,14 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 def started(environment: Environment) -> bool:
-    """Whether srun started this process."""
+    """Return whether srun started this process."""
     if "SLURM_PROCID" not in environment or "SLURM_STEP_ID" not in environment:
         return False
     return environment.integer("SLURM_STEP_ID", beside="SLURM_PROCID").value < _FIRST_RESERVED_STEP
 
 
 def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int]]:
-    """This task among all of the step."""
+    """Return this task among all of the step."""
     return (
         environment.integer("SLURM_PROCID", beside="SLURM_STEP_ID"),
         environment.integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", beside="SLURM_PROCID", minimum=1),
@@ -38,7 +38,7 @@ def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int
 
 
 def read(environment: Environment) -> EnvValues:
-    """The tasks as Slurm numbers them."""
+    """Return the tasks as Slurm numbers them."""
     rank, world_size = rank_and_size(environment)
     node_rank = environment.integer("SLURM_NODEID", beside="SLURM_PROCID")
     node_count = environment.integer("SLURM_STEP_NUM_NODES", "SLURM_NNODES", beside="SLURM_PROCID", minimum=1)
@@ -73,7 +73,7 @@ def unused_nodes(variables: Mapping[str, str]) -> str | None:
 
 
 def expand_tasks(listed: EnvValue[str]) -> tuple[int, ...]:
-    """The tasks on each node: ``2(x3),1`` is 2, 2, 2, 1."""
+    """Return the tasks on each node: ``2(x3),1`` is 2, 2, 2, 1."""
     counts: list[int] = []
     for part in listed.value.split(","):
         match = _TASKS.fullmatch(part.strip())
@@ -84,7 +84,7 @@ def expand_tasks(listed: EnvValue[str]) -> tuple[int, ...]:
 
 
 def expand_nodes(listed: EnvValue[str]) -> tuple[str, ...]:
-    """The names in a compressed list: ``gpu[01-03,07],login`` is gpu01, gpu02, gpu03, gpu07, login."""
+    """Return the names in a compressed list: ``gpu[01-03,07],login`` is gpu01, gpu02, gpu03, gpu07, login."""
     names = [name for part in _OUTSIDE_BRACKETS.split(listed.value) for name in _expand(part.strip())]
     if not names or not all(name and "[" not in name and "]" not in name for name in names):
         raise ClusterError(f"{listed.source}: expected a list of nodes such as gpu[01-03,07].")

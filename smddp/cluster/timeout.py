@@ -16,7 +16,7 @@ _LONGEST = 1e7
 
 
 def check_timeout(seconds: float, source: str) -> float:
-    """The seconds, if they can be waited for.
+    """Return the seconds, if they can be waited for.
 
     Args:
         seconds: How long.
@@ -31,7 +31,7 @@ def check_timeout(seconds: float, source: str) -> float:
 
 
 def read_timeout(environ: Mapping[str, str]) -> float:
-    """What the environment says, else the default.
+    """Return what the environment says, else the default.
 
     Raises:
         DistributedError: It is no such number.

@@ -14,7 +14,7 @@ from smddp.errors import ClusterError
 
 
 def started(environment: Environment) -> bool:
-    """Whether RANK or LOCAL_RANK is set, or a size alone that no other launcher around explains."""
+    """Return whether RANK or LOCAL_RANK is set, or a size alone that no other launcher around explains."""
     if environment.first("RANK", "LOCAL_RANK") is not None:
         return True
     sized = environment.first("WORLD_SIZE", "LOCAL_WORLD_SIZE") is not None
@@ -22,7 +22,7 @@ def started(environment: Environment) -> bool:
 
 
 def read(environment: Environment) -> EnvValues:
-    """The ranks as torchrun numbers them; in a SageMaker job, hosts by their names there."""
+    """Return the ranks as torchrun numbers them; in a SageMaker job, hosts by their names there."""
     evidence = environment.first("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert evidence is not None, "read() follows started()"
     if "RANK" in environment and "LOCAL_RANK" not in environment:
@@ -84,7 +84,7 @@ def _hosts(environment: Environment, node_rank: EnvValue[int], node_count: EnvVa
 
 
 def _refuse_disagreement(environment: Environment, rank: EnvValue[int], world_size: EnvValue[int]) -> None:
-    """RANK set by hand must fit the launcher around it: the same ranks, or equal shares of them for each of its own.
+    """Check that a RANK set by hand fits the launcher around it: the same ranks, or equal shares of its ranks.
 
     torchrun overwrites RANK and may number nodes as it likes, so it is not asked.
     """

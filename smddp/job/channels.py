@@ -35,7 +35,7 @@ class Input:
     """The directory; in Pipe mode, what the names of the pipes begin with."""
 
     def pipe(self, epoch: int) -> Path:
-        """The named pipe of an epoch, which may not be there yet.
+        """Return the named pipe of an epoch, which may not be there yet.
 
         Raises:
             JobError: The channel is a directory.
@@ -75,7 +75,7 @@ class Channels(dict[str, Path]):
 
     @classmethod
     def of(cls, inputs: Inputs) -> Channels:
-        """Those of the channels that are directories."""
+        """Return the channels that are directories."""
         channels = cls({name: one.path for name, one in inputs.items() if one.mode == "File"})
         channels.pipes = frozenset(inputs) - frozenset(channels)
         return channels
@@ -90,7 +90,7 @@ class Channels(dict[str, Path]):
 
 
 def read_inputs(configured: Mapping[str, Any] | None, input_dir: Path, environ: Mapping[str, str]) -> Inputs:
-    """The channels by their true names, which variables have only in capitals.
+    """Return the channels by their true names, which variables have only in capitals.
 
     Args:
         configured: What inputdataconfig.json holds, or SM_INPUT_DATA_CONFIG; None if there is neither.

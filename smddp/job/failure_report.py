@@ -33,7 +33,7 @@ _NOISE = re.compile(r"\[W\d+|.*Warning: |\W*$")
 
 
 def describe(error: BaseException, cluster: Cluster | None) -> str:
-    """The failure in at most 1024 characters: message, rank and host, causes, frames with the innermost last.
+    """Return the failure in at most 1024 characters: message, rank and host, causes, frames with the innermost last.
 
     What does not fit is cut from the middle of the frames, where calls pass through; then from a long message's middle.
 
@@ -57,7 +57,7 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
 
 
 def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) -> str:
-    """A program's failure as it looks from outside, within `LIMIT`: the error first, then as much around it as fits.
+    """Return a program's failure as seen from outside, within `LIMIT`: the error first, then what fits around it.
 
     Args:
         program: What ran.
@@ -76,7 +76,7 @@ def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) 
 
 
 def within_limit(text: str, suffix: str = "") -> str:
-    """``text`` and ``suffix`` in `LIMIT` characters: what is too much goes from the middle of the text."""
+    """Return ``text`` and ``suffix`` within `LIMIT` characters, cut in the middle of the text."""
     text, suffix = _plain(text), _plain(suffix)
     return _shorten(text, LIMIT - len(suffix)) + suffix
 
@@ -90,10 +90,10 @@ def record(output_dir: Path, report: str) -> None:
 
 
 def read(file: Path) -> str:
-    """The report in a file that any program may have written: of a long one, its beginning and its end.
+    """Return the report in a file that any program may have written: of a long one, its beginning and its end.
 
     Raises:
-        OSError: it can't be read.
+        OSError: It can't be read.
     """
     with file.open("rb") as content:
         text = content.read(2 * _END_BYTES)
@@ -104,7 +104,7 @@ def read(file: Path) -> str:
 
 
 def find(output_dir: Path) -> tuple[int, int] | None:
-    """What tells the report that is there now from any later one; None if there is none, or it is no file."""
+    """Return a mark by which to tell this report from any later one; None if there is no such file."""
     try:
         found = (output_dir / "failure").stat()
     except OSError:
@@ -113,7 +113,7 @@ def find(output_dir: Path) -> tuple[int, int] | None:
 
 
 def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
-    """Removes the report of an earlier attempt, and no other: another rank may have failed meanwhile.
+    """Remove the report of an earlier attempt, and no other: another rank may have failed meanwhile.
 
     Args:
         output_dir: Where it is.
@@ -124,7 +124,7 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
 
 
 def _summary(told: traceback.TracebackException) -> str:
-    """Type, message and notes, as Python prints them."""
+    """Return type, message and notes, as Python prints them."""
     return _plain("".join(told.format_exception_only()).strip())
 
 
@@ -135,7 +135,7 @@ def _cause(told: traceback.TracebackException) -> traceback.TracebackException |
 
 
 def _telling(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """The user's own frames, and the innermost, unless it is a check of ours, which is not where the fault lies."""
+    """Return the user's own frames and the innermost one, unless that is one of our checks: the fault is not there."""
     own = [frame for frame in stack[:-1] if not _is_installed(frame.filename)]
     return own + [frame for frame in stack[-1:] if not (own and frame.filename.startswith(_PACKAGE))]
 
@@ -148,7 +148,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def _installed_prefixes() -> tuple[str, ...]:
-    """Where Python's own and installed code lies, this package's included; ``<frozen importlib>`` and the like too."""
+    """Return where Python's own and installed code lies, this package and ``<frozen importlib>`` included."""
     paths = sysconfig.get_paths()
     homes = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
     return (*(home + os.sep for home in sorted(homes)), _PACKAGE, "<")
@@ -164,7 +164,7 @@ def _frame_line(frame: traceback.FrameSummary) -> str:
 
 
 def _fit(lines: list[str], room: int) -> list[str]:
-    """As many lines as there is room for: the outermost one, a mark for what is left out, and the innermost ones."""
+    """Return as many lines as fit: the outermost one, a mark for what is left out, and the innermost ones."""
     if sum(len(line) + 1 for line in lines) - 1 <= room:
         return lines
     first, rest = lines[0], lines[1:]
@@ -180,7 +180,7 @@ def _fit(lines: list[str], room: int) -> list[str]:
 
 
 def _shorten(text: str, limit: int) -> str:
-    """The text's beginning and end, with a mark between them where it is cut."""
+    """Return the text's beginning and end, with a mark between them where it is cut."""
     if len(text) <= limit:
         return text
     head = (limit - 5) // 2
@@ -188,7 +188,7 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text in characters that any file, terminal and JSON takes: names of files need not be text."""
+    """Return the text in characters that any file, terminal and JSON takes: names of files need not be text."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -201,7 +201,7 @@ def _signal(code: int) -> str:
 
 
 def _root_cause(tail: str, *, first: bool) -> tuple[str, str]:
-    """An uncaught exception and its traceback; without one, the last line and those before it."""
+    """Return an uncaught exception and its traceback; without one, the last line and those before it."""
     lines = [line for line in tail.splitlines() if line.strip()]
     errors = list(_tracebacks(lines))
     if errors:
@@ -212,7 +212,7 @@ def _root_cause(tail: str, *, first: bool) -> tuple[str, str]:
 
 
 def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where each traceback starts, and where its exception stands; of a chain, only the last."""
+    """Yield where each traceback starts, and where its exception stands; of a chain, only the last."""
     for start, line in enumerate(lines):
         if line.startswith(_TRACEBACK):
             following = range(start + 1, len(lines))

@@ -69,7 +69,7 @@ class Job:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None, cluster: Cluster | None = None) -> Job:
-        """The job that this process belongs to. Reads files, makes none.
+        """Return the job that this process belongs to. Reads files, makes none.
 
         It is SageMaker's if the toolkit's variables are set (SM_CURRENT_HOST) or input/config/ is there. Else the run
         directory is SMDDP_RUN_DIR, or ``runs/<script's name>`` here: the same command finds its checkpoints again.
@@ -142,7 +142,7 @@ class Job:
         return _stop_question()
 
     def part(self, name: str) -> Job:
-        """The same job, where one of its several models keeps what is its own: directories and places of that name.
+        """Return the same job for one of its several models, with directories and places of that name.
 
         Raises:
             ValueError: It is no name of a directory.
@@ -161,7 +161,7 @@ class Job:
         )
 
     def make_directories(self) -> None:
-        """Makes the directories that are written to, where they are missing; on SageMaker the platform has.
+        """Make the directories that are written to, where they are missing; on SageMaker the platform has.
 
         Raises:
             JobError: One can't be made.
@@ -180,13 +180,13 @@ class Job:
 
 
 def answer_stop_question(question: Callable[[], bool] | None) -> None:
-    """Lets ``job.stopping`` of this process be answered so; None: by an error."""
+    """Let ``job.stopping`` of this process be answered so; None: by an error."""
     global _stop_question
     _stop_question = question
 
 
 def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
-    """The place in S3 that checkpoints are to be saved to directly: SMDDP_CHECKPOINT_S3_URI, if it is set.
+    """Return the place in S3 that checkpoints are to be saved to directly: SMDDP_CHECKPOINT_S3_URI, if it is set.
 
     Raises:
         JobError: It is no URI of S3.
@@ -217,7 +217,7 @@ def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[st
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is no such file."""
+    """Return a JSON object, or None if there is no such file."""
     try:
         return _object(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:

@@ -32,20 +32,20 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_model(model: nn.Module, directory: Path) -> None:
-    """Writes both files, each whole or not at all.
+    """Write both files, each whole or not at all.
 
     Args:
         model: The plain model, not one that is wrapped for training.
         directory: Where to; it is made if it is missing.
 
     Raises:
-        CheckpointError: They could not be written; says what to do. What stood there is as it was.
+        CheckpointError: They could not be written; says what to do. Earlier files are unchanged.
     """
     write_weights(model.state_dict(), directory)
 
 
 def write_weights(weights: Mapping[str, Any], directory: Path) -> None:
-    """Writes both files from a model's state dict, on any device, as `write_model` does.
+    """Write both files from a model's state dict, on any device, as `write_model` does.
 
     If there is something in it that a safetensors file cannot hold, only ``model.pt`` is written, and a warning says
     what it is.
@@ -60,7 +60,7 @@ def write_weights(weights: Mapping[str, Any], directory: Path) -> None:
 
 
 def write_torch(state: Any, path: Path) -> None:
-    """Writes a file for ``torch.load(..., weights_only=True)``: durably, and whole or not at all.
+    """Write a file for ``torch.load(..., weights_only=True)``: durably, and whole or not at all.
 
     Args:
         state: Dicts, lists and tuples of tensors, on any device, numbers and texts.
@@ -87,7 +87,7 @@ def write_torch(state: Any, path: Path) -> None:
 
 
 def write_safetensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Writes a safetensors file, durably, and whole or not at all.
+    """Write a safetensors file, durably, and whole or not at all.
 
     Of weights that are tied, the first by name is in the file, and its metadata names the others, as
     ``safetensors.torch.load_model`` expects.
@@ -140,7 +140,7 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _os_error(error: BaseException) -> OSError | None:
-    """The error of the operating system in what torch or safetensors makes of it."""
+    """Return the error of the operating system in what torch or safetensors makes of it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         if found := _OS_ERROR.search(str(cause)):
@@ -150,7 +150,7 @@ def _os_error(error: BaseException) -> OSError | None:
 
 
 def flush(path: Path) -> None:
-    """Makes the bytes of a file durable, or the names in a directory."""
+    """Make the bytes of a file durable, or the names in a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -159,7 +159,7 @@ def flush(path: Path) -> None:
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
-    """The same for tensors that are the same memory seen in the same way."""
+    """Return the same for tensors that are the same memory seen in the same way."""
     if tensor.numel() == 0:
         return (id(tensor),)
     place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
@@ -167,13 +167,13 @@ def _view(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU; a copy if it is a view of more memory than its own, which would be written with it."""
+    """Return the tensor on the CPU; a copy if it is a view of more memory, all of which would be written."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     return plain.clone() if plain.untyped_storage().nbytes() > plain.numel() * plain.element_size() else plain
 
 
 def _on_cpu(value: Any, seen: dict[tuple[object, ...], torch.Tensor]) -> Any:
-    """The same state with its tensors on the CPU; those that are one tensor stay one."""
+    """Return the same state with its tensors on the CPU; those that are one tensor stay one."""
     if isinstance(value, torch.Tensor):
         view = _view(value)
         if view not in seen:

@@ -67,7 +67,7 @@ def from_arguments(cls: type[T], argv: Sequence[str]) -> T:
 
 
 def _name(cls: type, key: str, flags: set[str]) -> tuple[str, bool]:
-    """The dotted name of the field that an option means, and whether ``--no-...`` negates it."""
+    """Return the dotted name of the field that an option means, and whether ``--no-...`` negates it."""
     path = resolve(cls, key)
     if path is None and key[:3] in ("no-", "no_"):
         opposite = ".".join(resolve(cls, key[3:]) or ())

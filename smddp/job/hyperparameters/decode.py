@@ -1,4 +1,4 @@
-"""From hyperparameters as they arrive to a dataclass: which key names which field, and what is nobody's."""
+"""From hyperparameters as they arrive to a dataclass: which key names which field, and which keys name none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
 
 
 def decode_untyped(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's hyperparameters without a dataclass: each is JSON if it reads as JSON, else the text itself.
+    """Return the user's hyperparameters without a dataclass: each is JSON if it reads as JSON, else the text itself.
 
     Examples:
         >>> decode_untyped({"epochs": "5", "optimizer": "adam", "sagemaker_region": '"eu-west-1"'})
@@ -62,7 +62,7 @@ def decode_untyped(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assemble(cls: type[T], given: Mapping[str, Any], problems: Sequence[str] = ()) -> T:
-    """Make a dataclass from what is given under keys that name its fields, or with dots those of nested ones.
+    """Make a dataclass from values by name; a name with dots is a field of a nested dataclass.
 
     Args:
         cls: The dataclass.

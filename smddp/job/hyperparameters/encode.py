@@ -12,7 +12,7 @@ from smddp.job.hyperparameters.schema import Field, fields_of, show
 
 
 def encode(config: Any) -> dict[str, Any]:
-    """The hyperparameters of a dataclass, for ``PyTorch(hyperparameters=...)`` or V3's ``ModelTrainer``.
+    """Return the hyperparameters of a dataclass, for ``PyTorch(hyperparameters=...)`` or V3's ``ModelTrainer``.
 
     V2 turns each value into JSON; V3 does so with all but a str, which it sends as it is. A str that would then be
     taken for something else, such as "5" where an int may stand as well, goes as ``{"__text__": "5"}``.
@@ -42,7 +42,7 @@ def encode(config: Any) -> dict[str, Any]:
 
 
 def to_strings(config: Any) -> dict[str, str]:
-    """The same as CreateTrainingJob takes them: each value as JSON text, as V2 sends it.
+    """Return the same as CreateTrainingJob takes them: each value as JSON text, as V2 sends it.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -56,7 +56,7 @@ def to_strings(config: Any) -> dict[str, str]:
 
 
 def _safe(field: Field, value: Any) -> Any:
-    """The value, in a form that comes back as itself whichever SDK carries it."""
+    """Return the value, in a form that comes back as itself whichever SDK carries it."""
     forms = (value, {TEXT_KEY: value}) if isinstance(value, str) else (value,)
     for form in forms:
         texts = {json.dumps(form), form if isinstance(form, str) else json.dumps(form)}

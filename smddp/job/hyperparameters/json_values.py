@@ -29,7 +29,7 @@ SUPPORTED = "bool, int, float, str, None, list, tuple, dict, Literal, Enum, Path
 
 
 def to_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> Any:
-    """The value as JSON-able data.
+    """Return the value as JSON-able data.
 
     Args:
         annotation: Its type.
@@ -74,7 +74,7 @@ def to_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> A
 
 
 def from_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> Any:
-    """The typed value that JSON data stands for; the inverse of :func:`to_json`.
+    """Return the typed value that JSON data stands for; the inverse of :func:`to_json`.
 
     Raises:
         HyperparameterError: The data does not fit the type.
@@ -121,7 +121,7 @@ def from_json(annotation: Any, value: Any, name: str, *, exact: bool = False) ->
 
 
 def attempt(annotation: Any, value: Any, name: str, *, exact: bool = False) -> Any:
-    """What :func:`from_json` returns, or the error that it raises."""
+    """Return what :func:`from_json` returns, or the error that it raises."""
     try:
         return from_json(annotation, value, name, exact=exact)
     except HyperparameterError as refusal:
@@ -137,7 +137,7 @@ def build(
     base: Any = None,
     problems: Sequence[str] = (),
 ) -> Any:
-    """An instance of a dataclass from what is given for its fields.
+    """Return an instance of a dataclass from what is given for its fields.
 
     Args:
         cls: The dataclass.
@@ -172,7 +172,7 @@ def build(
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same text, so that nan is nan, and 1 is neither 1.0 nor true."""
+    """Return whether two JSON values are the same text, so that nan is nan, and 1 is neither 1.0 nor true."""
     return json.dumps(one) == json.dumps(other)
 
 

@@ -36,7 +36,7 @@ class Verbatim(str):
 
 
 def from_raw(annotation: Any, given: Any, name: str) -> Any:
-    """The value of a field.
+    """Return the value of a field.
 
     Args:
         annotation: The field's type.
@@ -76,7 +76,7 @@ def _from_words(annotation: Any, words: Words, name: str) -> Any:
 
 
 def _sequence(annotation: Any, length: int) -> tuple[type, list[Any]] | None:
-    """The list or tuple that an annotation may be, with the types of that many elements."""
+    """Return the list or tuple that an annotation may be, with the types of that many elements."""
     for member in members(annotation):
         container, arguments = get_origin(member) or member, get_args(member)
         if container is list or (container is tuple and (not arguments or arguments[1:] == (Ellipsis,))):
@@ -96,7 +96,7 @@ def _first_that_fits(annotation: Any, candidates: Sequence[Any], name: str) -> A
 
 
 def _interpretations(text: str) -> list[Any]:
-    """What a text may mean, the likeliest first."""
+    """Return what a text may mean, the likeliest first."""
     parsed: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
         parsed = _unwrapped(json.loads(text))
@@ -107,7 +107,7 @@ def _interpretations(text: str) -> list[Any]:
 
 
 def _spellings(text: str) -> Iterator[Any]:
-    """What a text means that is no JSON: numbers and brackets as Python writes them, and the words for a bool."""
+    """Yield what a text means that is no JSON: numbers and brackets as Python writes them, and the words for a bool."""
     for number in (int, float):
         with contextlib.suppress(ValueError):
             yield number(text)

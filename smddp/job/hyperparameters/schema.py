@@ -35,7 +35,7 @@ class Field:
 
 
 def fields_of(cls: type) -> dict[str, Field]:
-    """The fields that a dataclass takes, by name.
+    """Return the fields that a dataclass takes, by name.
 
     Raises:
         HyperparameterError: The class is no dataclass, or an annotation names what can't be found from its module.
@@ -54,28 +54,28 @@ def fields_of(cls: type) -> dict[str, Field]:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union; any other annotation is its own only member."""
+    """Return the types of a union; any other annotation is its own only member."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def nested_dataclass(annotation: Any) -> type | None:
-    """The dataclass that an annotation is, or holds as the only one of a union."""
+    """Return the dataclass that an annotation is, or holds as the only one of a union."""
     nested = [member for member in members(annotation) if is_dataclass_type(member)]
     return nested[0] if len(nested) == 1 else None
 
 
 def is_dataclass_type(annotation: Any) -> bool:
-    """Whether it is a dataclass, not an instance of one."""
+    """Return whether it is a dataclass, not an instance of one."""
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
 
 
 def is_path_type(annotation: Any) -> bool:
-    """Whether it is one of pathlib's classes."""
+    """Return whether it is one of pathlib's classes."""
     return isinstance(annotation, type) and issubclass(annotation, PurePath)
 
 
 def describe(annotation: Any) -> str:
-    """A type as one would write it: ``list[int] | None``."""
+    """Return a type as one would write it: ``list[int] | None``."""
     if annotation in _NAMES:
         return _NAMES[annotation]
     if len(members(annotation)) > 1:
@@ -88,13 +88,13 @@ def describe(annotation: Any) -> str:
 
 
 def show(value: object) -> str:
-    """A value in an error, cut short."""
+    """Return a value in an error, cut short."""
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
 
 
 def resolve(cls: type, key: str) -> tuple[str, ...] | None:
-    """The path of fields that a key names: ``batch-size`` is batch_size, ``model.depth`` depth of the field model."""
+    """Return the path of fields that a key names: ``batch-size`` is batch_size, ``model.depth`` is depth of model."""
     head, _, rest = key.partition(".")
     fields = fields_of(cls)
     name = head if head in fields else head.replace("-", "_")
@@ -108,7 +108,7 @@ def resolve(cls: type, key: str) -> tuple[str, ...] | None:
 
 
 def paths(cls: type) -> dict[str, Field]:
-    """Every field by its dotted name, those of nested dataclasses after the field that holds them."""
+    """Return every field by its dotted name, those of nested dataclasses after the field that holds them."""
     return dict(_paths(cls, "", (cls,)))
 
 
@@ -121,7 +121,7 @@ def _paths(cls: type, prefix: str, around: tuple[type, ...]) -> Iterator[tuple[s
 
 
 def unknown(cls: type, key: str) -> str:
-    """Says that a key names no field, and which name is nearest."""
+    """Say that a key names no field, and which name is nearest."""
     nearest = difflib.get_close_matches(key.replace("-", "_"), paths(cls), n=1)
     return f"unknown hyperparameter {key!r}" + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
 
