@@ -52,7 +52,7 @@ class Measurement:
 def measure(
     operations: Sequence[Operation], settings: Sequence[Setting], sizes: Sequence[int], *, seconds: float
 ) -> Iterator[Measurement]:
-    """Runs each operation on each backend, with each reduce operation that it has; all ranks must go through it.
+    """Run each operation on each backend, with each reduce operation that it has; all ranks must go through it.
 
     Args:
         operations: What to run.
@@ -105,7 +105,7 @@ def _measure_one(
 
 
 def _try(call: Call) -> str | None:
-    """Runs the operation once; why the backend refuses it, if it does. It refuses on all ranks, before it sends."""
+    """Run the operation once; why the backend refuses it, if it does. It refuses on all ranks, before it sends."""
     try:
         call.run()
     except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
@@ -114,7 +114,7 @@ def _try(call: Call) -> str | None:
 
 
 def _time(call: Call, setting: Setting, seconds: float) -> float:
-    """The mean of a call, on the slowest rank."""
+    """Return the mean of a call, on the slowest rank."""
     taken = _repeat(call, setting, _WARM_UP_CALLS)
     # The ranks must agree on the number of calls: the slowest one's warm-up decides.
     slowest = _over_ranks(setting, taken / _WARM_UP_CALLS, dist.ReduceOp.MAX)

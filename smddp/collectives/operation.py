@@ -32,7 +32,7 @@ class Setting:
     group: dist.ProcessGroup
 
     def values(self, rank: int, count: int, reduction: str | None) -> Tensor:
-        """What a rank puts in: small whole numbers, of which sums and products are exact."""
+        """Return what a rank puts in: small whole numbers, of which sums and products are exact."""
         dtype = torch.int32 if reduction in _OF_BITS else torch.float32
         index = torch.arange(count, device=self.device)
         if reduction == "PRODUCT":
@@ -40,12 +40,12 @@ class Setting:
         return ((index * 5 + rank * 3) % 13).to(dtype)
 
     def parts(self, size: int) -> int:
-        """How many numbers each of as many parts as there are ranks has, all of them ``size`` bytes."""
+        """Return how many numbers each of as many parts as there are ranks has, all of them ``size`` bytes."""
         return max(size // 4 // self.world_size, 1)
 
 
 def group_of_all(**options: Any) -> dist.ProcessGroup:
-    """A new process group of all ranks; ``options`` are those of ``torch.distributed.new_group``."""
+    """Return a new process group of all ranks; ``options`` are those of ``torch.distributed.new_group``."""
     group = dist.new_group(**options)
     assert isinstance(group, dist.ProcessGroup), "every rank belongs to it"
     return group

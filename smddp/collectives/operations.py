@@ -18,7 +18,7 @@ def _reduction(name: str | None) -> Any:
 
 
 def _reduced(setting: Setting, count: int, reduction: str | None) -> Tensor:
-    """The right result of a reduction of what all ranks put in."""
+    """Return the right result of a reduction of what all ranks put in."""
     combine: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "SUM": torch.add,
         "AVG": torch.add,
@@ -152,7 +152,7 @@ def _barrier(setting: Setting, _size: int, _reduction: str | None) -> Call:
 
 
 def _send_recv(setting: Setting, size: int, _: str | None) -> Call:
-    """Even ranks send to the next one, which receives."""
+    """Send from each even rank to the next one, which receives."""
     count = max(size // 4, 1)
     rank, peer = setting.rank, setting.rank ^ 1
     own, received = setting.values(rank, count, None), torch.zeros(count, device=setting.device)
@@ -173,7 +173,7 @@ def _send_recv(setting: Setting, size: int, _: str | None) -> Call:
 
 
 def _isend_irecv(setting: Setting, size: int, _: str | None) -> Call:
-    """Each rank sends to the next one and receives from the one before, at the same time."""
+    """Send from each rank to the next one, and receive from the one before, at the same time."""
     count = max(size // 4, 1)
     following, before = (setting.rank + 1) % setting.world_size, (setting.rank - 1) % setting.world_size
     own, received = setting.values(setting.rank, count, None), torch.zeros(count, device=setting.device)

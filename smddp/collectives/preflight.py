@@ -37,13 +37,13 @@ class PairResult:
     bandwidth: float = 0.0
     """Bytes a second in each direction, both at once."""
     fault: str | None = None
-    """Why there is none."""
+    """What is wrong between the two; None if nothing is."""
 
 
 def check_ranks(membership: Membership) -> None:
-    """Checks hosts and ranks, in a second or two; all ranks call it, before they train.
+    """Check hosts and ranks, in a second or two; all ranks call it, before they train.
 
-    A slow host is told of in rank 0's log; with two hosts it cannot be told which one is slow.
+    Rank 0 logs a slow host. Of two hosts, nobody can say which one is slow.
 
     Raises:
         DistributedError: On every rank, with the hosts that cannot be reached or garble data, or the ranks whose sum is
@@ -75,7 +75,7 @@ def check_ranks(membership: Membership) -> None:
 
 
 def slow_hosts(bandwidths: Mapping[tuple[int, int], float]) -> list[tuple[int, float, float]]:
-    """The hosts that are slow with the others, each with its own bandwidth and that of the others.
+    """Return the slow hosts, each with its bandwidth and the bandwidth among the others.
 
     Args:
         bandwidths: By pair of hosts, from each of them.
@@ -90,7 +90,7 @@ def slow_hosts(bandwidths: Mapping[tuple[int, int], float]) -> list[tuple[int, f
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Every pair of so many players once, in as few rounds as possible, in each of which a player is in one pair."""
+    """Return the rounds in which every pair of players meets once: as few as possible, one pair a player in each."""
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     plan = []
     for _ in range(len(places) - 1):
@@ -104,7 +104,7 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 def _measure_pairs(
     node: int, first: Mapping[int, int], group: dist.ProcessGroup, device: torch.device
 ) -> dict[int, PairResult]:
-    """What this host finds of each other one; ``first`` has the rank that speaks for each node, or nothing."""
+    """Return what this host finds of each other one; ``first`` has the rank that speaks for each node, or nothing."""
     players = sorted(first)
     found = {}
     for pairs in rounds(len(players)):
@@ -145,7 +145,7 @@ def _payload(node: int, device: torch.device) -> Tensor:
 
 
 def _faults_of_hosts(pairs: Mapping[tuple[int, int], PairResult], hosts: Mapping[int, str]) -> list[str]:
-    """The hosts that are at fault with every other one, or else the pairs in which something went wrong."""
+    """Return the hosts that are at fault with every other one, or else the pairs in which something went wrong."""
     faulty = {pair: result.fault for pair, result in pairs.items() if result.fault is not None}
     bad = [
         node for node in hosts if len(hosts) > 2 and faulty and all(pair in faulty for pair in pairs if node == pair[1])
@@ -160,7 +160,7 @@ def _first_fault(faulty: Mapping[tuple[int, int], str], node: int) -> str:
 
 
 def _wrong_sums(membership: Membership) -> list[str]:
-    """The ranks that have another sum than the right one."""
+    """Return the ranks that have another sum than the right one."""
     cluster = membership.cluster
     count = 1024
     total = torch.arange(count, dtype=torch.float32, device=membership.device) + cluster.rank

@@ -25,7 +25,7 @@ class Options:
     """What to measure, and where to leave the results."""
 
     operations: tuple[str, ...]
-    """Their names; none stands for all."""
+    """Their names; all of them if empty."""
     sizes: tuple[int, ...]
     """Bytes of the largest buffer on a rank."""
     seconds: float
@@ -34,18 +34,18 @@ class Options:
     plot: str | None = None
 
     def as_json(self) -> str:
-        """The text that `from_json` reads."""
+        """Return the text that `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Options:
-        """The options of a text."""
+        """Return the options of a text."""
         values = json.loads(text)
         return cls(**values | {"operations": tuple(values["operations"]), "sizes": tuple(values["sizes"])})
 
 
 def run_rank(options: Options) -> int:
-    """Joins the ranks, measures, and reports on rank 0.
+    """Join the ranks, measures, and report on rank 0.
 
     Returns:
         The exit code: 1 if a result was wrong.
@@ -65,7 +65,7 @@ def run_rank(options: Options) -> int:
 
 
 def settings(membership: Membership) -> list[Setting]:
-    """The backends and devices of the ranks: nccl on GPUs, where there are any, and what carries the CPU's tensors."""
+    """Return the backends of the ranks and their devices: nccl where there are GPUs, and one for the CPU's tensors."""
     cluster = membership.cluster
     on = {torch.device("cpu"): "gloo"} if membership.control_device.type == "cpu" else {}
     if membership.device.type == "cuda":

@@ -38,7 +38,7 @@ class Group:
 
 
 def read_group(given: Cluster | None, timeout: timedelta) -> Group:
-    """The default process group, as its ranks see it; all must call it.
+    """Return the default process group, as its ranks see it; all must call it.
 
     Args:
         given: This rank's place, if the caller knows it; None asks the environment.
@@ -85,7 +85,7 @@ def _host_key(rank: int) -> str:
 
 
 def _on_one_host(rank: int, world_size: int, store: Store) -> Cluster:
-    """What the group tells, before the ranks know each other's hosts."""
+    """Return what the group tells, before the ranks know each other's hosts."""
     server = innermost(store)
     address, port = (server.host, server.port) if isinstance(server, TCPStore) else ("127.0.0.1", DEFAULT_PORT)
     return Cluster(
@@ -104,7 +104,7 @@ def _on_one_host(rank: int, world_size: int, store: Store) -> Cluster:
 
 
 def _on_hosts(cluster: Cluster, hosts: list[str]) -> Cluster:
-    """The same with the host of each rank."""
+    """Return the same with the host of each rank."""
     names = tuple(dict.fromkeys(hosts))
     own = hosts[cluster.rank]
     return Cluster(

@@ -42,7 +42,7 @@ class Decision:
     """Two ranks reported different ``metrics``."""
 
     stall: float
-    """What the ranks reported as ``stall``: that of the slowest, whom the others waited for."""
+    """The largest ``stall`` of all ranks: the others waited for that rank."""
 
 
 class Agreement:
@@ -62,7 +62,7 @@ class Agreement:
         self._last_time = self._last_save = time.monotonic()
 
     def start(self, step: int) -> None:
-        """Counts from this step on, after a resume."""
+        """Count from this step on, after a resume."""
         self._last_step = step
         self.next_step = step + 1
         self._last_time = self._last_save = time.monotonic()
@@ -70,7 +70,7 @@ class Agreement:
     def decide(
         self, step: int, *, failed: bool = False, stall: float = 0.0, save: bool = False, metrics: float = 0.0
     ) -> Decision:
-        """Asks all ranks, and sets ``next_step``.
+        """Ask all ranks, and sets ``next_step``.
 
         The first steps are asked one by one, then twice as far apart each time, up to a quarter of a second or 50
         steps.
@@ -109,11 +109,11 @@ class Agreement:
         )
 
     def saved(self) -> None:
-        """Tells that a checkpoint was saved, whatever the reason: the clock starts again."""
+        """Tell that a checkpoint was saved, whatever the reason: the clock starts again."""
         self._last_save = time.monotonic()
 
     def _largest(self, *numbers: float) -> list[float]:
-        """The largest of each number over all ranks."""
+        """Return the largest of each number over all ranks."""
         if self._membership.store is None:
             return list(numbers)
         self._vector.copy_(torch.tensor(numbers, dtype=torch.float64))
@@ -138,7 +138,7 @@ class StopQuestion:
         """The last answer: once True it stays so."""
 
     def __call__(self) -> bool:
-        """Asks the other ranks where that is due, a few times a second at most."""
+        """Ask the other ranks if that is due, a few times a second at most."""
         if self._agreement is None:
             self._agreement = Agreement(self._membership, self._stop_signal)
         self._asked += 1

@@ -23,7 +23,7 @@ _SMDDP_MODULE = "smdistributed.dataparallel.torch.torch_smddp"
 
 
 def choose_backend(requested: str | None, device: torch.device, environ: Mapping[str, str]) -> str:
-    """The backend string for ``torch.distributed.init_process_group``.
+    """Return the backend string for ``torch.distributed.init_process_group``.
 
     Args:
         requested: One of nccl, gloo, mpi and smddp, or None for the default of the device. The default is smddp where
@@ -77,7 +77,7 @@ def _job_asks_for_smddp(environ: Mapping[str, str]) -> bool:
 
 
 def _obstacle_to_smddp(device: torch.device) -> str | None:
-    """Imports Amazon's package, which registers the backend, and says why that can't serve here; None if it can."""
+    """Import Amazon's package, which registers the backend, and say why that can't serve here; None if it can."""
     try:
         importlib.import_module(_SMDDP_MODULE)
     except ModuleNotFoundError as error:

@@ -44,7 +44,7 @@ class PowerSGD:
         self._registered_for: tuple[bool, ...] = ()
 
     def register(self, replica: DistributedDataParallel, trainable: Sequence[bool]) -> None:
-        """Compresses a replica's gradients from now on.
+        """Compress a replica's gradients from now on.
 
         Args:
             replica: It has no hook yet.
@@ -55,7 +55,7 @@ class PowerSGD:
         replica.register_comm_hook(self, lambda powersgd, bucket: powersgd.average(bucket))
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Averages a bucket of gradients over the ranks; DDP calls it."""
+        """Average a bucket of gradients over the ranks; DDP calls it."""
         state, index, device = self._state, bucket.index(), bucket.buffer().device
         if self._kept_of is not self._registered_for:
             if self._kept_of != self._registered_for and state.iter:
@@ -114,6 +114,6 @@ class PowerSGD:
 
 
 def register_cast(replica: DistributedDataParallel, options: DDPOptions) -> None:
-    """Lets a replica's gradients travel in half the bytes, if the options say so."""
+    """Let a replica's gradients travel in half the bytes, if the options say so."""
     if (hook := _CASTS.get(options.comm_hook or "")) is not None:
         replica.register_comm_hook(None, hook)

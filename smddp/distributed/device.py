@@ -28,7 +28,7 @@ _GPU_COUNTS = ("SM_NUM_GPUS", "SLURM_GPUS_ON_NODE")
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """What names each GPU that this process sees, in CUDA's order, the same in every process that sees it."""
+    """Return what names each GPU that this process sees, in CUDA's order, the same in every process that sees it."""
     if not torch.cuda.is_available():
         return []
     names = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -42,7 +42,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def share_gpus(store: Store, cluster: Cluster, own: Sequence[str]) -> list[list[str]]:
-    """The GPUs that each rank of this host sees, by local rank; every rank must call it.
+    """Return the GPUs that each rank of this host sees, by local rank; every rank must call it.
 
     Args:
         store: What all ranks see, empty of such keys.
@@ -55,7 +55,7 @@ def share_gpus(store: Store, cluster: Cluster, own: Sequence[str]) -> list[list[
 
 
 def gpus_per_rank(environ: Mapping[str, str]) -> int:
-    """What the environment says, or 1.
+    """Return what the environment says, or 1.
 
     Raises:
         DistributedError: It is no such number.
@@ -67,7 +67,7 @@ def gpus_per_rank(environ: Mapping[str, str]) -> int:
 
 
 def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank: int = 1) -> torch.device:
-    """The GPU of this rank, or the first of its several, where there are GPUs, else the CPU.
+    """Return the GPU of this rank, or the first of its several, where there are GPUs, else the CPU.
 
     Where the ranks of a host see the same GPUs, they are dealt in the order of the local ranks. Where each sees
     its own, as Slurm's ``--gpus-per-task`` and a CUDA_VISIBLE_DEVICES for each rank make it, it is the first of them.
@@ -104,7 +104,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
 
 
 def missing_gpus(environ: Mapping[str, str]) -> str | None:
-    """Why PyTorch sees no GPU in a job that has some, as far as that can be told; None if the job has none."""
+    """Return why PyTorch sees no GPU in a job that has some, as far as that can be told; None if the job has none."""
     told = next((name for name in _GPU_COUNTS if environ.get(name, "").isdecimal() and int(environ[name]) > 0), None)
     if told is None:
         return None
@@ -121,7 +121,7 @@ def missing_gpus(environ: Mapping[str, str]) -> str | None:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device, in the types that it came in.
+    """Return the batch with its tensors on the device, in the types that it came in.
 
     An object with a method ``to`` is asked to move itself (PackedSequence, transformers' BatchEncoding). Tuples,
     namedtuples, lists, mappings and dataclasses are copied with their items moved, at any depth. Any other object is
@@ -141,7 +141,7 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
-    """The values with their floating-point tensors in this type, in the containers that `move` knows.
+    """Return the values with their floating-point tensors in this type, in the containers that `move` knows.
 
     An object with a method ``to`` is asked to convert itself if it is a PackedSequence, and passed through otherwise.
     """
@@ -157,7 +157,7 @@ def cast(values: Any, dtype: torch.dtype) -> Any:
 
 
 def _converted(batch: Any, convert: Callable[[Any], Any]) -> Any:
-    """The batch with its items converted; a container is one that ``convert`` returns None for."""
+    """Return the batch with its items converted; a container is one that ``convert`` returns None for."""
     if (converted := convert(batch)) is not None:
         return converted
     kind: Any = type(batch)
@@ -183,7 +183,7 @@ def _converted(batch: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
-    """A copy with other items, and what else belongs to a class of its own."""
+    """Return a copy with other items, and what else belongs to a class of its own."""
     clone = copy.copy(container)
     for key, item in items.items():
         clone[key] = item

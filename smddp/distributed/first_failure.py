@@ -47,7 +47,7 @@ _LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MP
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Whether the error, or one that it was raised from, says that another rank could not be reached."""
+    """Return whether the error, or one that it was raised from, says that another rank could not be reached."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, dist.DistError | PeerFailedError):
@@ -97,7 +97,7 @@ class FirstFailure:
             self._watcher.start()
 
     def settle(self, report: str, *, lost_contact: bool) -> str:
-        """The report that the job ends with: the first one of all ranks, or this one if none came before.
+        """Return the report that the job ends with: the first one of all ranks, or this one if none came before.
 
         Args:
             report: What this rank has to say, short enough for a line before it.
@@ -118,7 +118,7 @@ class FirstFailure:
             return report
 
     def await_readers(self) -> None:
-        """Returns once all ranks have read the report, or after three seconds: this process may now end."""
+        """Return once all ranks have read the report, or after three seconds: this process may now end."""
         if self._store is None:
             return
         deadline = time.monotonic() + _CAUSE_SECONDS
@@ -129,7 +129,7 @@ class FirstFailure:
             logger.info("the store is gone: nobody is left to read the report")
 
     def close(self, *, code: int | None = None) -> None:
-        """Stops to watch. A thread that is within the store when Python ends would abort the process.
+        """Stop to watch. A thread that is within the store when Python ends would abort the process.
 
         Args:
             code: The exit code of a good end, which the others are told: those that still wait for this rank fail.
@@ -142,7 +142,7 @@ class FirstFailure:
                 self._store.compare_set(_ENDED, "", f"{self._rank} {code}")
 
     def _ended_well(self) -> str | None:
-        """What to say if the rank that was lost had ended well."""
+        """Return what to say if the rank that was lost had ended well."""
         assert self._store is not None
         try:
             if not self._store.check([_ENDED]):

@@ -69,7 +69,7 @@ class _Meeting:
             given += 1
 
     def await_workers(self) -> bool:
-        """Whether all workers came before the deadline."""
+        """Return whether all workers came before the deadline."""
         return all(
             self._arrived.acquire(timeout=max(0.0, self._deadline - time.monotonic())) for _ in range(self._workers)
         )
@@ -112,7 +112,7 @@ def _gloo_backends() -> Iterable[Any]:
 
 
 def _remember_parents_groups() -> None:
-    """A fork has the groups and not their threads."""
+    """Remember the groups of the parent, which a forked child has without their threads."""
     _parents_groups.update(distributed_c10d._world.pg_map)  # noqa: SLF001
 
 

@@ -72,7 +72,7 @@ class Membership:
         return Ranks(rank=self.cluster.rank, world_size=self.cluster.world_size, device=self.control_device)
 
     def connect(self, timeout: timedelta) -> Store | None:
-        """A connection of its own to ``store``, for a thread."""
+        """Return a connection of its own to ``store``, for a thread."""
         return None if self.store is None else connect_again(self.store, self.prefix, timeout)
 
 
@@ -80,12 +80,12 @@ _current: Membership | None = None
 
 
 def current_membership() -> Membership | None:
-    """What this process joined, or None before ``join`` and after ``leave``."""
+    """Return what this process joined, or None before ``join`` and after ``leave``."""
     return _current
 
 
 def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout: float | None = None) -> Membership:
-    """Joins the job's process group, so that ``torch.distributed`` and ``DistributedDataParallel`` can be used.
+    """Join the job's process group, so that ``torch.distributed`` and ``DistributedDataParallel`` can be used.
 
     If the script has called ``torch.distributed.init_process_group``, that group is the job's, with its backend, ranks
     and timeout.
@@ -122,12 +122,12 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
 
 
 def leave(*, together: bool = False) -> None:
-    """Leaves the process group; does nothing for a process that has not joined.
+    """Leave the process group; do nothing for a process that has not joined.
 
     What still holds the group, such as DistributedDataParallel, may stay, and can't be trained with any more. A
     collective that was begun and never waited for is given ten seconds.
 
-    Whoever serves the store waits for the other ranks to leave before it, for half a minute at most.
+    The rank that serves the store waits for the other ranks to leave before it, for half a minute at most.
 
     Args:
         together: Every rank waits for the others so. A launcher kills who is still there soon after the first rank
@@ -231,7 +231,7 @@ def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> 
 
 
 def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables that lead gloo and NCCL to SageMaker's network interface, where the user has not set them."""
+    """Return the variables that lead gloo and NCCL to SageMaker's network interface, where the user has set none."""
     interface = environ.get("SM_NETWORK_INTERFACE_NAME")
     if not interface:
         return {}
@@ -247,7 +247,7 @@ def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _joined(rank: int) -> str:
-    """The key that a rank sets once its process group is open."""
+    """Return the key that a rank sets once its process group is open."""
     return f"joined/{rank}"
 
 

@@ -21,7 +21,7 @@ from smddp.errors import SmddpError
 T = TypeVar("T")
 
 _PIECE = 64 * 2**20
-"""Bytes broadcast at a time: what it takes of a GPU's memory, and of the CPU's for small tensors."""
+"""Bytes broadcast at a time: the extra memory on a GPU, and on the CPU for small tensors."""
 
 
 class PeerFailedError(SmddpError):
@@ -42,7 +42,7 @@ class PeerFailedError(SmddpError):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Ranks:
-    """This process among those of a process group."""
+    """This process among the processes of a group."""
 
     rank: int
     world_size: int

@@ -80,7 +80,7 @@ class Replica(DistributedDataParallel):
         """Whether the backward pass of the last forward pass averages the gradients over the ranks."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """With gradients: DDP's forward pass. Without: the model's own, which waits for nobody."""
+        """Run the forward pass: DDP's where gradients are needed, else the model's own, which waits for no rank."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
         if (trainable := [weight.requires_grad for weight in self._weights]) != self._trainable:
@@ -100,7 +100,7 @@ class Replica(DistributedDataParallel):
             ) from error
 
     def share_buffers(self) -> None:
-        """Gives all ranks the buffers of rank 0; all must call it."""
+        """Give all ranks the buffers of rank 0; all must call it."""
         for buffers in _alike(self._buffers_of_module):
             # One broadcast, of what is contiguous, whatever the buffers are.
             together = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
@@ -110,7 +110,7 @@ class Replica(DistributedDataParallel):
                 buffer.detach().copy_(values.view_as(buffer))
 
     def average_gradients(self) -> None:
-        """Averages the gradients that were only added up here; all ranks must call it."""
+        """Average the gradients that were only added up here; all ranks must call it."""
         self._add_missing_gradients()
         for weight in self._weights:
             if weight.grad is not None:
@@ -118,7 +118,7 @@ class Replica(DistributedDataParallel):
                 weight.grad /= self._membership.cluster.world_size
 
     def _add_missing_gradients(self) -> None:
-        """Makes a zero of each gradient that another rank has: the ranks then average the same ones."""
+        """Make a zero of each gradient that another rank has: the ranks then average the same ones."""
         used = torch.tensor([weight.grad is not None for weight in self._weights], dtype=torch.int32)
         for weight, is_used in zip(self._weights, sum_over_ranks(used, self._membership).tolist(), strict=True):
             if is_used and weight.grad is None:
@@ -149,7 +149,7 @@ class Replica(DistributedDataParallel):
             powersgd.register(self, self._trainable)
 
     def _reconnect(self) -> None:
-        """Follows a change of what is trainable; DDP itself knows only what was when it was made."""
+        """Follow a change of what is trainable; DDP itself knows only the state at its making."""
         now = sum(weight.requires_grad for weight in self._weights)
         if self._membership.cluster.is_main:
             logger.info("%d of the model's %d parameters are trainable now", now, len(self._weights))
@@ -189,7 +189,7 @@ class Replica(DistributedDataParallel):
 
 
 def _with_sync_batchnorm(module: nn.Module) -> nn.Module:
-    """The module, whose BatchNorm layers are SyncBatchNorm now, with the same parameters and buffers.
+    """Return the module, whose BatchNorm layers are SyncBatchNorm now, with the same parameters and buffers.
 
     Raises:
         ValueError: It is not on a GPU.
@@ -204,7 +204,7 @@ def _with_sync_batchnorm(module: nn.Module) -> nn.Module:
 
 
 def _alike(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """The buffers in lists of one dtype and device each, of at most ``_PIECE`` bytes unless it is one alone."""
+    """Yield the buffers in lists of one dtype and device each, of at most ``_PIECE`` bytes unless it is one alone."""
     lists: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for buffer in buffers:
         key = buffer.dtype, buffer.device
@@ -224,17 +224,17 @@ class _Rehearsal(nn.Module):
         self.module = module  # whose buffers DDP broadcasts
 
     def forward(self, parameters: list[nn.Parameter]) -> Tensor:
-        """A zero. Its gradients are computed from the last parameter to the first, about as a model's are."""
+        """Return a zero. Its gradients are computed from the last parameter to the first, about as a model's are."""
         return torch.stack([parameter.flatten()[:0].abs().sum().float() for parameter in parameters]).sum()
 
 
 def _is_on(module: nn.Module, device: torch.device) -> bool:
-    """Whether all of the model is on this one GPU, to which DDP may then move inputs."""
+    """Return whether all of the model is on this one GPU, to which DDP may then move inputs."""
     return device.type == "cuda" and {weight.device for weight in module.parameters()} == {device}
 
 
 def _obstacle(module: nn.Module, parameters: list[nn.Parameter]) -> str | None:
-    """What would make a rehearsal more than that, or nothing."""
+    """Return what would make a rehearsal more than that, or nothing."""
     if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in module.modules()):
         return "sparse gradients"  # DDP wants none that are not
     if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):

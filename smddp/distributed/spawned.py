@@ -34,7 +34,7 @@ def detect_cluster() -> Cluster:
 
     Raises:
         ClusterError: The environment variables are contradictory or incomplete.
-        DistributedError: multiprocessing spawned this process, and a launcher's ranks, or another process that was
+        DistributedError: Multiprocessing spawned this process, and a launcher's ranks, or another process that was
             spawned with it, have its numbers.
     """
     cluster = Cluster.detect()
@@ -48,7 +48,7 @@ def refuse_rank_of_a_rank(rank: int, world_size: int) -> None:
     """Refuse a spawned rank that is no equal share of the rank that spawned it; do nothing for any other process.
 
     Raises:
-        DistributedError: It is none.
+        DistributedError: It is no equal share.
     """
     launched = _launched()
     if launched is None:
@@ -62,7 +62,7 @@ def refuse_rank_of_a_rank(rank: int, world_size: int) -> None:
 
 
 def _launched() -> Cluster | None:
-    """The launcher's rank that spawned this process, if it is one of several."""
+    """Return the launcher's rank that spawned this process, if it is one of several."""
     if multiprocessing.parent_process() is None:
         return None
     begun = _environment_at_start()
@@ -76,7 +76,7 @@ def _launched() -> Cluster | None:
 
 
 def _environment_at_start() -> Mapping[str, str]:
-    """The environment that this process was started with, by whoever spawned it; what it has set since is not there."""
+    """Return the environment with which this process was started, without what it has set since."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
     return {name: value for name, _, value in pairs}

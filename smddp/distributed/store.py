@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.01
 
 
 def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *, serve: bool) -> Store:
-    """A connection of its own to the job's store, in which keys of earlier attempts may stand.
+    """Return a new connection to the job's store, which may hold keys of earlier attempts.
 
     Args:
         cluster: Where the store is, and who serves it.
@@ -64,14 +64,14 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
 
 
 def innermost(store: Store) -> Store:
-    """The store itself, below its prefixes."""
+    """Return the store itself, below its prefixes."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
 def connect_again(store: Store, prefix: str, timeout: timedelta) -> Store:
-    """A connection of its own to a store, for a thread: while one waits in a TCPStore, another one can't use it.
+    """Return a connection of its own to a store, for a thread: while one waits in a TCPStore, another one can't use it.
 
     Args:
         store: What was connected to, under whatever prefixes.
@@ -108,7 +108,7 @@ def meet(store: Store, cluster: Cluster, timeout: timedelta) -> str:
 
 
 def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
-    """Rank 0: draw the prefix, and tell it to each rank.
+    """Draw the prefix, and tell it to each rank; rank 0's part.
 
     The hello found first may be of an earlier attempt: each is looked at until its rank has arrived.
     """
@@ -132,7 +132,7 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
 
 
 def _ask(store: Store, cluster: Cluster, timeout: timedelta) -> str:
-    """Any other rank: ask rank 0 for the prefix."""
+    """Ask rank 0 for the prefix; every other rank's part."""
     nonce = secrets.token_hex(8)
     store.set(_hello(cluster.rank), nonce)
     try:
@@ -163,7 +163,7 @@ def _missing(ranks: Sequence[int], cluster: Cluster, timeout: timedelta) -> Dist
 
 
 def _agent_serves(cluster: Cluster, environ: Mapping[str, str]) -> bool:
-    """Whether torchrun's agent serves a store at the cluster's master address; it says so in these three variables."""
+    """Return whether torchrun's agent serves a store at the master address, as it says in these three variables."""
     return (
         environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         and environ.get("MASTER_ADDR") == cluster.master_addr
