@@ -31,7 +31,7 @@ class InEpoch(Sampler[Any]):
         self.order = order
 
     def __len__(self) -> int:
-        """Batches that are left in the epoch."""
+        """Return the batches that are left in the epoch."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Key]:
@@ -52,14 +52,14 @@ class Seeded(Dataset[Any]):
         """Seed for this dataset.
 
         Args:
-            dataset: fetches a sample, or a batch of them.
-            seed: what decides the draws, with epoch and sample; hosts that call other samples alike need each its own.
+            dataset: Fetches a sample, or a batch of them.
+            seed: What decides the draws, with epoch and sample; hosts that call other samples alike need each its own.
         """
         self.dataset = dataset
         self.seed = seed
 
     def __len__(self) -> int:
-        """Samples."""
+        """Return how many samples there are."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __getitems__(self, key: Key) -> Any:
@@ -89,7 +89,7 @@ class Seeded(Dataset[Any]):
 
 
 def _fetches_batches(dataset: Dataset[Any]) -> bool:
-    """Whether a dataset fetches a batch at a time of its own; a `Subset` only passes that on."""
+    """Return whether a dataset fetches a batch at a time of its own; a `Subset` only passes that on."""
     while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

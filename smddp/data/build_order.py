@@ -45,7 +45,7 @@ class Feed:
 
     order: DataOrder
     fetching: Dataset[Any]
-    """What makes samples of what the order gives."""
+    """Makes samples of the order's indices."""
     seed: int
     """Decides, with epoch and sample, what is drawn at random for a sample."""
 
@@ -54,13 +54,13 @@ def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership
     """Make what feeds this rank in training; all ranks call it.
 
     Args:
-        dataset: the data, or this host's part of them.
-        options: what is asked.
-        membership: the ranks.
+        dataset: The data, or this host's part of them.
+        options: What is asked.
+        membership: The ranks.
 
     Raises:
-        ValueError: the ranks have not what they must, the numbers do not fit each other, or the data cannot be read.
-        PeerFailedError: another rank could not look at its data.
+        ValueError: A rank lacks data that it needs, numbers do not fit, or the data cannot be read.
+        PeerFailedError: Another rank could not look at its data.
     """
     if isinstance(dataset, PipeDataset):
         sharded = dataset.channel.sharded_by_host
@@ -87,12 +87,12 @@ def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, mem
     """Make the order of this rank among samples that can be counted.
 
     Args:
-        summaries: what each host has, or what all have.
-        options: what is asked.
-        membership: the ranks.
+        summaries: What each host has, or what all have.
+        options: What is asked.
+        membership: The ranks.
 
     Raises:
-        ValueError: the numbers do not fit each other.
+        ValueError: The numbers do not fit each other.
     """
     cluster = membership.cluster
     common: dict[str, Any] = {
@@ -131,12 +131,12 @@ def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, mem
 def make_evaluation(
     dataset: AnyDataset, batch_size: int, membership: Membership, *, sharded_by_host: bool
 ) -> tuple[EvaluationSampler | ShardEvaluation, Dataset[Any]]:
-    """Make the share of this rank for evaluation, and give what makes samples of what it gives; all ranks call it.
+    """Make this rank's share for evaluation, and what makes samples of its indices; all ranks call it.
 
     Raises:
-        ValueError: the dataset has no length or comes through pipes, the ranks have not what they must, a number is out
+        ValueError: The dataset has no length or comes through pipes, a rank lacks data that it needs, a number is out
             of its range, or the shards cannot be read.
-        PeerFailedError: another rank could not look at its data.
+        PeerFailedError: Another rank could not look at its data.
     """
     if isinstance(dataset, PipeDataset):
         raise ValueError(

@@ -41,16 +41,16 @@ def compare(
     """Tell all ranks what each has; all ranks call it.
 
     Args:
-        look: gives what this rank has; it may raise.
-        membership: the ranks.
-        sharded_by_host: whether each host has another part of the data; else all ranks must have the same.
+        look: Gives what this rank has; it may raise.
+        membership: The ranks.
+        sharded_by_host: Whether each host has another part of the data; else all ranks must have the same.
 
     Returns:
         What each host has, in their order; one summary where all have the same.
 
     Raises:
-        ValueError: the ranks have not what they must.
-        PeerFailedError: another rank's ``look`` raised.
+        ValueError: A rank lacks data that it needs.
+        PeerFailedError: Another rank's ``look`` raised.
     """
     cluster = membership.cluster
     told = membership.ranks.gather(lambda: _Told(node_rank=cluster.node_rank, summary=look()))
@@ -73,8 +73,8 @@ def share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_h
     """Let one rank go through the shards, or one of each host, and all take over what it found; all ranks call it.
 
     Raises:
-        DataError: the shards cannot be read, or are not the same on the ranks that should have the same.
-        PeerFailedError: that is so on another rank.
+        DataError: The shards cannot be read, or are not the same on the ranks that should have the same.
+        PeerFailedError: Another rank raised DataError.
     """
     cluster = membership.cluster
     looks = cluster.local_rank == 0 if sharded_by_host else cluster.is_main

@@ -19,7 +19,7 @@ def fingerprint(*things: Any) -> str:
     """Give 32 hexadecimal digits that stay the same as long as all of the things do.
 
     Args:
-        *things: what decides the data, in order. A ``Path``: the size of that file, or the relative names and sizes of
+        *things: What decides the data, in order. A ``Path``: the size of that file, or the relative names and sizes of
             all files below that directory, wherever it lies (links in it to other directories are not followed). An
             array of NumPy or a dense tensor: its type, shape and bytes. A ``str``, ``int`` or ``bytes``: itself, such
             as the name of a release; a ``str`` is never taken for a path.
@@ -28,7 +28,7 @@ def fingerprint(*things: Any) -> str:
         The xxh3_128 of them.
 
     Raises:
-        ValueError: a path is not there or cannot be read, or a thing is of no kind that is named above.
+        ValueError: A path is not there or cannot be read, or a thing is of no kind that is named above.
     """
     whole = xxhash.xxh3_128()
     for thing in things:
@@ -41,7 +41,7 @@ def fingerprint(*things: Any) -> str:
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """Buffers of bytes, the kind of the thing first, that tell two things apart."""
+    """Yield buffers of bytes that tell two things apart, the kind of the thing first."""
     torch = sys.modules.get("torch")  # where it was not imported, nothing is a tensor
     if isinstance(thing, os.PathLike):
         yield b"files"
@@ -66,7 +66,7 @@ def _parts(thing: Any) -> Iterator[Any]:
 
 
 def _files(path: Path) -> Iterator[bytes]:
-    """The name of each file at the path, relative to it, and its size, in the order of the names."""
+    """Yield the name of each file at the path, relative to it, and its size, in the order of the names."""
     try:
         if not path.is_dir():
             yield str(path.stat().st_size).encode()

@@ -39,7 +39,7 @@ class Loaders:
         self._defaults = {"pin_memory": pin_memory, "generator": self._worker_seeds}
 
     def training(self, dataset: AnyDataset, order: OrderOptions, *, options: dict[str, Any]) -> DataLoader[Any]:
-        """Batches of this rank's share of each global batch; all ranks call it.
+        """Return a loader of this rank's share of each global batch; all ranks call it.
 
         Args:
             dataset: All of the data, or this host's part.
@@ -59,7 +59,7 @@ class Loaders:
     def evaluation(
         self, dataset: AnyDataset, *, batch_size: int, sharded_by_host: bool, options: dict[str, Any]
     ) -> DataLoader[Any]:
-        """This rank's share of all samples, in order, none padded; all ranks call it.
+        """Return this rank's share of all samples, in order, none padded; all ranks call it.
 
         Raises:
             ValueError, PeerFailedError: As `smddp.data.build_order.make_evaluation`.
@@ -68,7 +68,7 @@ class Loaders:
         return DataLoader(fetching, batch_sampler=sampler, **self._complete(options))
 
     def start_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of the epoch, unless the place is in it already."""
+        """Go to the beginning of the epoch, unless the place is in it already."""
         self._worker_seeds.manual_seed(hash((self._seed, epoch, self._membership.cluster.rank)) % 2**63)
         if self.order is not None:
             self.order.start_epoch(epoch)

@@ -32,7 +32,7 @@ class OutliveStop:
         _end_workers_at_exit()
 
     def __call__(self, worker_id: int) -> None:
-        """Replaces the handler that torch gave this worker."""
+        """Replace the handler that torch gave this worker."""
         parent = os.getppid()
 
         def ignore_while_parent_lives(_signal_number: int, _frame: FrameType | None) -> None:
@@ -47,7 +47,7 @@ class OutliveStop:
 
 @cache
 def _end_workers_at_exit() -> None:
-    """Kills daemonic processes that outlive SIGTERM, once, when this process exits.
+    """Kill daemonic processes that outlive SIGTERM, once, when this process exits.
 
     multiprocessing sends them SIGTERM at exit and waits without a bound. This hook is registered later than
     multiprocessing's, and so runs before it.

@@ -27,13 +27,13 @@ class JsonLinesReader:
         """Read a file, and close it when closed.
 
         Args:
-            file: the lines, from ``offset`` on.
-            name: what its records call it.
-            location: what stands before the name where errors call it.
-            number: the number of the record at ``offset``.
-            offset: the byte of the whole at which ``file`` begins.
-            size: the bytes of the whole; None if nobody knows, as of a pipe.
-            largest_record: the most bytes of a line.
+            file: The lines, from ``offset`` on.
+            name: What its records call it.
+            location: What stands before the name where errors call it.
+            number: The number of the record at ``offset``.
+            offset: The byte of the whole at which ``file`` begins.
+            size: The bytes of the whole; None if unknown, as for a pipe.
+            largest_record: The most bytes of a line.
         """
         self.number = number
         self._name, self._location = name, location
@@ -85,7 +85,7 @@ class JsonLinesReader:
         return offset, line
 
     def _check_whole(self, offset: int, line: bytes) -> None:
-        """A last line without its end is whole if it is JSON; else somebody has stopped writing in its middle."""
+        """Check a last line without a newline: it is whole if it is JSON; else its writer stopped in the middle."""
         try:
             json.loads(line)
         except (ValueError, RecursionError) as error:

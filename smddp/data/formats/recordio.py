@@ -26,9 +26,9 @@ class RecordIOReader:
         """Read a stream, and close it when closed.
 
         Args:
-            file: the stream.
-            name: what errors call it.
-            largest_record: the most bytes of a record.
+            file: The stream.
+            name: What errors call it.
+            largest_record: The most bytes of a record.
         """
         self.number = 0
         self._stream = ByteStream(file, name=name, offset=0, size=None)
@@ -43,7 +43,7 @@ class RecordIOReader:
         """Give the next record; None at the end.
 
         Raises:
-            DataError: it is cut, damaged, or too large.
+            DataError: It is cut, damaged, or too large.
         """
         offset = self._stream.offset
         parts: list[bytes] = []
@@ -56,7 +56,7 @@ class RecordIOReader:
         """Pass over the next record, and give the byte at which it begins; None at the end.
 
         Raises:
-            DataError: as `read`.
+            DataError: As `read`.
         """
         offset = self._stream.offset
         return offset if self._record(None) else None

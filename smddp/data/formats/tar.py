@@ -67,13 +67,13 @@ class TarReader:
         """Read a file, and close it when closed.
 
         Args:
-            file: the archive, from ``offset`` on, where a record begins.
-            name: what its records call it.
-            location: what stands before the name where errors call it.
-            number: the number of the record at ``offset``.
-            offset: the byte of the whole at which ``file`` begins.
-            size: the bytes of the whole; None if nobody knows, as of a pipe.
-            largest_record: the most bytes of the members of a record, and of their names.
+            file: The archive, from ``offset`` on, where a record begins.
+            name: What its records call it.
+            location: What stands before the name where errors call it.
+            number: The number of the record at ``offset``.
+            offset: The byte of the whole at which ``file`` begins.
+            size: The bytes of the whole; None if unknown, as for a pipe.
+            largest_record: The most bytes of the members of a record, and of their names.
         """
         self.number = number
         self._name, self._location = name, location

@@ -33,7 +33,7 @@ class DataOrder(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Micro-batches of this rank that are left in the epoch.
+        """Return this rank's micro-batches that are left in the epoch.
 
         Raises:
             TypeError: That is not known before its end.
@@ -48,7 +48,7 @@ class DataOrder(Protocol):
         """Begin this epoch, or go on with it where it is already under way.
 
         Raises:
-            ValueError: the epoch is negative.
+            ValueError: The epoch is negative.
         """
         ...
 
@@ -56,19 +56,19 @@ class DataOrder(Protocol):
         """Count one optimizer step as taken.
 
         Raises:
-            ValueError: all steps of the epoch were taken already.
+            ValueError: All steps of the epoch were taken already.
         """
         ...
 
     def loss_weight(self, micro_batch: int) -> float:
-        """What the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
+        """Return what the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
 
         With it, the division by ``accumulate`` and DDP's mean over the ranks, the gradient of the step is that of the
         mean over its samples. It is 1.0 but in a short last batch, and 0.0 for a micro-batch that only repeats a
         sample so that this rank takes part.
 
         Args:
-            micro_batch: from 0 to ``accumulate - 1``.
+            micro_batch: From 0 to ``accumulate - 1``.
         """
         ...
 
@@ -80,6 +80,6 @@ class DataOrder(Protocol):
         """Go to a position that `state_dict` gave, at any number of ranks.
 
         Raises:
-            ValueError: the position belongs to another order, or to none.
+            ValueError: The position belongs to another order, or to none.
         """
         ...

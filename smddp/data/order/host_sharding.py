@@ -44,21 +44,21 @@ class HostShardedSampler(ElasticSampler):
         """Describe the order.
 
         Args:
-            sizes: how many samples each host has, the same list on all ranks.
-            global_batch: samples an optimizer step, over all hosts, ranks and micro-batches.
-            host: which of the hosts this is, from 0.
-            local_rank: this process, among those of its host.
-            local_world_size: how many processes each host has.
-            accumulate: micro-batches an optimizer step on each rank.
-            seed: decides the order, with epoch, host and size.
+            sizes: How many samples each host has, the same list on all ranks.
+            global_batch: Samples an optimizer step, over all hosts, ranks and micro-batches.
+            host: Which of the hosts this is, from 0.
+            local_rank: This process, among those of its host.
+            local_world_size: How many processes each host has.
+            accumulate: Micro-batches an optimizer step on each rank.
+            seed: Decides the order, with epoch, host and size.
             shuffle: False keeps the order of each part.
-            tail: as of `ElasticSampler`, for what is left of as many samples of each host as the smallest part has.
-            fingerprints: of each host's part, as `smddp.data.fingerprint` makes it.
-            on_change: whether a position that was saved on other hosts, or of other parts, is refused, or its epoch
+            tail: As of `ElasticSampler`, for what is left of as many samples of each host as the smallest part has.
+            fingerprints: Of each host's part, as `smddp.data.fingerprint` makes it.
+            on_change: Whether a position that was saved on other hosts, or of other parts, is refused, or its epoch
                 begun anew.
 
         Raises:
-            ValueError: the numbers do not fit each other.
+            ValueError: The numbers do not fit each other.
         """
         hosts = len(sizes)
         if on_change not in get_args(OnChange):
@@ -125,7 +125,7 @@ class HostShardedSampler(ElasticSampler):
         """Go to a position that `state_dict` gave on the same hosts; on others, do as ``on_change`` says.
 
         Raises:
-            ValueError: the position belongs to another order, or to none.
+            ValueError: The position belongs to another order, or to none.
         """
         change = self.host_change(state)
         if change is not None:

@@ -33,11 +33,11 @@ class MicroBatches(Iterator[list[int]]):
         """Begin at a step.
 
         Args:
-            partition: how the epoch is cut.
-            rank: whose micro-batches to give.
-            order: which samples stand at the positions; None for each at its own.
-            step: the first one to give, from 0; none is left if it is that after the last.
-            loaded: is told how many steps lie before the place that `load_state_dict` went to.
+            partition: How the epoch is cut.
+            rank: Whose micro-batches to give.
+            order: Which samples stand at the positions; None for each at its own.
+            step: The first one to give, from 0; none is left if it is that after the last.
+            loaded: Is told how many steps lie before the place that `load_state_dict` went to.
         """
         self._partition = partition
         self._rank = rank
@@ -61,7 +61,7 @@ class MicroBatches(Iterator[list[int]]):
         """Go to a place in this epoch; all steps before it count as taken.
 
         Raises:
-            ValueError: the place is inside a step that is cut otherwise here.
+            ValueError: The place is inside a step that is cut otherwise here.
         """
         here = (self._partition.accumulate, self._partition.world_size)
         if state["micro_batch"] and (state["accumulate"], state["world_size"]) != here:

@@ -33,7 +33,7 @@ class Partition:
     accumulate: int = 1
     """Micro-batches an optimizer step on each rank."""
     tail: Tail = "drop"
-    """What becomes of the last ``size % global_batch`` samples of the order."""
+    """What to do with the last ``size % global_batch`` samples of the order."""
 
     def __post_init__(self) -> None:
         if self.tail not in get_args(Tail):
@@ -100,7 +100,7 @@ class Partition:
             yield np.array([start + offset for offset in offsets], dtype=np.uint64)
 
     def short_weight(self, rank: int, micro_batch: int) -> float:
-        """What the mean loss of a micro-batch of the short last batch is multiplied by, for the mean of all shares."""
+        """Return what multiplies a micro-batch's mean loss in the short last batch, for the mean of all shares."""
         return len(self._short_share(rank, micro_batch)) * self.shares / self.short
 
     def _short_share(self, rank: int, micro_batch: int) -> range:

@@ -51,13 +51,13 @@ class Permutation:
         """Give the samples that stand at these positions.
 
         Args:
-            positions: integers from 0 to size - 1, of any shape. Large arrays cost the least an index.
+            positions: Integers from 0 to size - 1, of any shape. Large arrays cost the least an index.
 
         Returns:
             The samples, from 0 to size - 1, in an array of the same shape.
 
         Raises:
-            ValueError: a position is not in range(size).
+            ValueError: A position is not in range(size).
         """
         asked = np.asarray(positions)
         if asked.size and not (int(asked.min()) >= 0 and int(asked.max()) < self.size):

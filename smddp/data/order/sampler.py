@@ -70,20 +70,20 @@ class ElasticSampler:
         """Describe the order.
 
         Args:
-            size: how many samples the dataset has.
-            global_batch: samples an optimizer step, over all ranks and micro-batches.
-            rank: this process.
-            world_size: how many processes there are.
-            accumulate: micro-batches an optimizer step on each rank.
-            seed: decides, with the epoch and the size, the order.
+            size: How many samples the dataset has.
+            global_batch: Samples an optimizer step, over all ranks and micro-batches.
+            rank: This process.
+            world_size: How many processes there are.
+            accumulate: Micro-batches an optimizer step on each rank.
+            seed: Decides, with the epoch and the size, the order.
             shuffle: False keeps the dataset's own order.
             tail: ``"drop"`` leaves out the samples beyond the last whole global batch; ``"short"`` gives them as a
                 smaller one, whose losses `loss_weight` weighs; ``"wrap"`` fills that one with the first samples of
                 the same epoch.
-            fingerprint: of the data, as `smddp.data.fingerprint` makes it; a position in other data is refused.
+            fingerprint: Of the data, as `smddp.data.fingerprint` makes it; a position in other data is refused.
 
         Raises:
-            ValueError: the numbers do not fit each other.
+            ValueError: The numbers do not fit each other.
         """
         _check_rank(rank, world_size)
         self._partition = Partition(
@@ -131,7 +131,7 @@ class ElasticSampler:
         return Share(partition=self._partition, rank=self.rank, size=self.size, seed=self.seed)
 
     def __len__(self) -> int:
-        """Micro-batches of this rank that are left in the epoch."""
+        """Return this rank's micro-batches that are left in the epoch."""
         return -((self._consumed - self._end) // self.global_batch) * self.accumulate
 
     def __iter__(self) -> MicroBatches:
@@ -152,7 +152,7 @@ class ElasticSampler:
         """Count one optimizer step as taken.
 
         Raises:
-            ValueError: all steps of the epoch were taken already.
+            ValueError: All steps of the epoch were taken already.
         """
         if self._consumed >= self._end:
             raise ValueError(
@@ -162,10 +162,10 @@ class ElasticSampler:
         self._consumed = min(self._consumed + self.global_batch, self._end)
 
     def loss_weight(self, micro_batch: int) -> float:
-        """What the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
+        """Return what the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
 
         Args:
-            micro_batch: from 0 to ``accumulate - 1``.
+            micro_batch: From 0 to ``accumulate - 1``.
 
         Returns:
             1.0 but in a short last batch, where each share counts as much as it has samples, that of one that only
@@ -191,7 +191,7 @@ class ElasticSampler:
         """Go to a position that `state_dict` gave, at any number of ranks.
 
         Raises:
-            ValueError: the position belongs to another order, or to none.
+            ValueError: The position belongs to another order, or to none.
         """
         state = {"tail": "drop", **state}  # positions were saved before there was a choice
         others = sorted(set(state) - set(self.state_dict()))
@@ -235,7 +235,7 @@ class ElasticSampler:
             logger.warning("the saved position has a fingerprint of the data, this run none: a change goes unnoticed")
 
     def _identity(self) -> dict[str, Any]:
-        """What decides the order: a position means nothing without it."""
+        """Return what decides the order: a position means nothing without it."""
         return {
             "algorithm": ALGORITHM,
             "seed": self.seed,
@@ -260,13 +260,13 @@ class EvaluationSampler:
         """Describe the share of a rank.
 
         Args:
-            size: how many samples the dataset has. None at all is allowed.
-            batch_size: samples a batch of this rank; the last one may be smaller.
-            rank: this process.
-            world_size: how many processes there are.
+            size: How many samples the dataset has. None at all is allowed.
+            batch_size: Samples a batch of this rank; the last one may be smaller.
+            rank: This process.
+            world_size: How many processes there are.
 
         Raises:
-            ValueError: the numbers do not fit each other.
+            ValueError: The numbers do not fit each other.
         """
         _check_rank(rank, world_size)
         if size < 0:
@@ -277,7 +277,7 @@ class EvaluationSampler:
         self._share = range(size * rank // world_size, size * (rank + 1) // world_size)
 
     def __len__(self) -> int:
-        """Batches of this rank."""
+        """Return how many batches this rank has."""
         return -(-len(self._share) // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -40,17 +40,17 @@ class PipeDataset:
 
         Args:
             channel: ``job.inputs["training"]``.
-            format: what is in the objects; None if the platform makes RecordIO of them.
-            decode: makes a sample of a record; it runs in the loader's workers. None gives the record itself.
-            records: how many come in an epoch, where that is known: so its number of steps is known before its end.
+            format: What is in the objects; None if the platform makes RecordIO of them.
+            decode: Makes a sample of a record; it runs in the loader's workers. None gives the record itself.
+            records: How many come in an epoch, where that is known: so its number of steps is known before its end.
                 Of a channel that is sharded by host it is a must, and that of the host with the fewest: else ranks
                 would end their epochs after different numbers of steps, and wait for each other for ever.
-            largest_record: the most bytes of a record; what is larger is an error and never read into memory.
-            wait_seconds: how long a pipe may take to come, and then to send anything.
+            largest_record: The most bytes of a record; what is larger is an error and never read into memory.
+            wait_seconds: How long a pipe may take to come, and then to send anything.
 
         Raises:
-            JobError: the channel is a directory.
-            ValueError: the format is not what comes.
+            JobError: The channel is a directory.
+            ValueError: The format is not what comes.
         """
         channel.pipe(0)  # or it is a directory, and says so
         if channel.recordio and format not in (None, "recordio"):
@@ -75,11 +75,11 @@ class PipeDataset:
         """Open the pipe of an epoch, which can be done once.
 
         Args:
-            epoch: which pipe, from 0.
-            is_abandoned: whether nobody wants the records any more.
+            epoch: Which pipe, from 0.
+            is_abandoned: Whether the records are no longer wanted.
 
         Raises:
-            DataError: it does not come.
+            DataError: It does not come.
         """
         path = self.channel.pipe(epoch)
         pipe = open_pipe(path, wait_seconds=self.wait_seconds, is_abandoned=is_abandoned)

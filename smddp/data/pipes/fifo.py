@@ -21,12 +21,12 @@ def open_pipe(path: Path, *, wait_seconds: float, is_abandoned: Callable[[], boo
     """Open a named pipe that the platform makes, once it is there and being written to.
 
     Args:
-        path: the pipe.
-        wait_seconds: how long it may take to come, and later how long its writer may write nothing.
-        is_abandoned: whether nobody wants it any more: what is read then is at its end.
+        path: The pipe.
+        wait_seconds: How long it may take to come, and later how long its writer may write nothing.
+        is_abandoned: Whether its records are no longer wanted; a read then finds the end.
 
     Raises:
-        DataError: it does not come in time, or is none; reading raises it when nothing comes for so long.
+        DataError: It does not come in time, or is none; reading raises it when nothing comes for so long.
     """
     deadline = time.monotonic() + wait_seconds
     while not path.exists():
@@ -77,7 +77,7 @@ class _Pipe(io.RawIOBase):
         super().close()
 
     def _wait(self) -> bool:
-        """Wait for data or the end; False if nobody wants it any more."""
+        """Wait for data or the end; return False if the records are no longer wanted."""
         deadline = time.monotonic() + self._wait_seconds
         while not self._ready.poll(_PIECE_SECONDS * 1000):
             if self._is_abandoned():

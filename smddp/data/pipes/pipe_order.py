@@ -49,15 +49,15 @@ class PipeOrder:
         """Describe the order; nothing is opened yet.
 
         Args:
-            dataset: the channel.
-            global_batch: samples an optimizer step, over all ranks and micro-batches.
-            rank: this process.
-            world_size: how many processes there are.
-            local_world_size: how many of them are on this host.
-            accumulate: micro-batches an optimizer step on each rank.
+            dataset: The channel.
+            global_batch: Samples an optimizer step, over all ranks and micro-batches.
+            rank: This process.
+            world_size: How many processes there are.
+            local_world_size: How many of them are on this host.
+            accumulate: Micro-batches an optimizer step on each rank.
 
         Raises:
-            ValueError: the numbers do not fit each other, or several ranks would read one pipe.
+            ValueError: The numbers do not fit each other, or several ranks would read one pipe.
         """
         if local_world_size != 1:
             raise ValueError(
@@ -100,14 +100,14 @@ class PipeOrder:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a whole epoch; None if nobody said how many records there are."""
+        """Optimizer steps in a whole epoch; None if the number of records is not known."""
         return None if self.records is None else self._cut.steps
 
     def __len__(self) -> int:
-        """Micro-batches of this rank that are left in the epoch.
+        """Return this rank's micro-batches that are left in the epoch.
 
         Raises:
-            TypeError: nobody said how many records there are.
+            TypeError: The number of records is not known.
         """
         if self.steps_per_epoch is None:
             raise TypeError("how many steps an epoch has is not known before the end of its pipe; give records")
@@ -119,8 +119,8 @@ class PipeOrder:
         They are read ahead by a thread, which ends with the iterator.
 
         Raises:
-            DataError: a record cannot be read, or there are fewer than was said, or than one step takes.
-            ValueError: the epoch's pipe was read already.
+            DataError: A record cannot be read, or there are fewer than was said, or than one step takes.
+            ValueError: The epoch's pipe was read already.
         """
         if self._epoch < self._next_pipe:
             raise ValueError(
@@ -134,7 +134,7 @@ class PipeOrder:
         """Begin this epoch, or go on with it where it is already under way.
 
         Raises:
-            ValueError: the epoch is negative.
+            ValueError: The epoch is negative.
         """
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}: epochs are counted from 0")
@@ -145,7 +145,7 @@ class PipeOrder:
         """Count one optimizer step as taken.
 
         Raises:
-            ValueError: no batch was given out for it.
+            ValueError: No batch was given out for it.
         """
         if self._consumed >= self._given * self.global_batch:
             raise ValueError(
@@ -155,7 +155,7 @@ class PipeOrder:
         self._consumed += self.global_batch
 
     def loss_weight(self, micro_batch: int) -> float:  # noqa: ARG002  # all batches are whole
-        """What the mean loss of a micro-batch of the step under way is multiplied by: 1.0."""
+        """Return what the mean loss of a micro-batch of the step under way is multiplied by: 1.0."""
         return 1.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class PipeOrder:
         """Go to a position that `state_dict` gave.
 
         Raises:
-            ValueError: the position belongs to another order, or to none.
+            ValueError: The position belongs to another order, or to none.
         """
         for name, here in self._identity().items():
             if state.get(name) != here:
@@ -185,7 +185,7 @@ class PipeOrder:
         self._epoch, self._consumed, self._given = epoch, consumed, consumed // self.global_batch
 
     def _identity(self) -> dict[str, Any]:
-        """What decides the order. How many hosts there are does only where each has a part of its own."""
+        """Return what decides the order. How many hosts there are does only where each has a part of its own."""
         return {
             "pipe": 1,
             "channel": self.dataset.channel.name,
@@ -233,7 +233,7 @@ class PipeOrder:
                 yield from step  # type: ignore[misc]  # of this rank's shares, all are records
 
     def _check_end(self, found: int, *, steps: int) -> None:
-        """See that a pipe that ended behind so many steps may end there."""
+        """Check that a pipe may end after so many steps."""
         if self.records is not None:
             raise self._too_few(found)
         pipe = self.dataset.channel.pipe(self._epoch)

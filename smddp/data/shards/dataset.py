@@ -43,19 +43,19 @@ class ShardedDataset(IterableDataset[Any]):
         """Use the shards at a location. They are looked at when `index` is asked for.
 
         Args:
-            location: a directory, ``s3://bucket/prefix``, or a source of your own.
-            decode: makes a sample of a record; it runs in the loader's workers. None gives the record itself.
-            window: records among which one is shuffled, over all lanes. Each rank holds its part of them in memory.
+            location: A directory, ``s3://bucket/prefix``, or a source of your own.
+            decode: Makes a sample of a record; it runs in the loader's workers. None gives the record itself.
+            window: Records among which one is shuffled, over all lanes. Each rank holds its part of them in memory.
                 Where each host has a part of its own, it is that of each host.
-            lanes: streams that are read at a time, over all ranks; it divides the global batch. A rank reads but its
+            lanes: Streams that are read at a time, over all ranks; it divides the global batch. A rank reads but its
                 own where the number of ranks divides it, else some records in vain. The default is the greatest common
                 divisor of the global batch and 48; without a shuffle, 1. Where each host has a part of its own, ranks,
                 streams and global batch are those of each host.
-            largest_record: the most bytes of a record; what is larger is an error and never read into memory.
+            largest_record: The most bytes of a record; what is larger is an error and never read into memory.
 
         Raises:
-            DataError: the location is none.
-            ValueError: a number is out of its range.
+            DataError: The location names no directory or prefix.
+            ValueError: A number is out of its range.
         """
         if window < 1:
             raise ValueError(f"window is {window}: a record is shuffled among 1 or more")
@@ -75,7 +75,7 @@ class ShardedDataset(IterableDataset[Any]):
         """What is known of the shards; it is read, or made, when it is asked for the first time.
 
         Raises:
-            DataError: there are no shards, or one is damaged or cannot be read.
+            DataError: There are no shards, or one is damaged or cannot be read.
         """
         if self._index is None:
             self._index = ShardIndex.of(self.source, largest_record=self.largest_record)
@@ -85,21 +85,21 @@ class ShardedDataset(IterableDataset[Any]):
         """Use the index that another rank has made, instead of making it again.
 
         Raises:
-            DataError: the shards here are others.
+            DataError: The shards here are others.
         """
         if index != self._index:  # taken over and checked before, for training and now for evaluation
             index.check(self.source)
             self._index = index
 
     def __len__(self) -> int:
-        """Records of all shards."""
+        """Return how many records all shards have."""
         return self.index.records
 
     def __iter__(self) -> Iterator[Any]:
         """Give the samples of all records, or of a DataLoader worker's part of them.
 
         Raises:
-            DataError: a record cannot be read or decoded.
+            DataError: A record cannot be read or decoded.
         """
         sequence = ShardSequence(self.source, self.index.shards, largest_record=self.largest_record)
         worker = get_worker_info()
@@ -120,7 +120,7 @@ class RecordDecoder(Dataset[Any]):
         """Decode a record.
 
         Raises:
-            DataError: it cannot be decoded.
+            DataError: It cannot be decoded.
         """
         if not isinstance(record, RawRecord):
             raise TypeError(

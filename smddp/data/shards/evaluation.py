@@ -24,13 +24,13 @@ class ShardEvaluation:
         """Describe the share of a rank.
 
         Args:
-            dataset: the shards.
-            batch_size: records a batch of this rank; the last one may be smaller.
-            rank: this process.
-            world_size: how many processes there are.
+            dataset: The shards.
+            batch_size: Records a batch of this rank; the last one may be smaller.
+            rank: This process.
+            world_size: How many processes there are.
 
         Raises:
-            ValueError: the numbers do not fit each other. DataError, which is one: a shard cannot be read.
+            ValueError: The numbers do not fit each other. DataError, which is one: a shard cannot be read.
         """
         self.dataset = dataset
         self._positions = EvaluationSampler(
@@ -38,14 +38,14 @@ class ShardEvaluation:
         )
 
     def __len__(self) -> int:
-        """Batches of this rank."""
+        """Return how many batches this rank has."""
         return len(self._positions)
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
         """Give this rank's batches; a thread reads them ahead, and ends with the iterator.
 
         Raises:
-            DataError: a record cannot be read.
+            DataError: A record cannot be read.
         """
         return prefetch(self._read, ahead=_AHEAD)
 

@@ -79,11 +79,11 @@ class ShardIndex:
         """Index a source: from its ``shards.json``; shards that it does not know are read through.
 
         Args:
-            source: where the shards lie.
-            largest_record: the most bytes of a record.
+            source: Where the shards lie.
+            largest_record: The most bytes of a record.
 
         Raises:
-            DataError: there are no shards, or one is cut, damaged or not readable, has a record that is too large, or
+            DataError: There are no shards, or one is cut, damaged or not readable, has a record that is too large, or
                 another size than ``shards.json`` says.
         """
         blobs = list_shards(source)
@@ -114,7 +114,7 @@ class ShardIndex:
         """Understand what `to_json` gave.
 
         Raises:
-            DataError: it is something else.
+            DataError: It is something else.
         """
         if not isinstance(value, Mapping) or (value.get("version"), value.get("mark_every")) != (_VERSION, MARK_EVERY):
             raise DataError(f"it is no index of shards of version {_VERSION} with a mark every {MARK_EVERY} records")
@@ -167,7 +167,7 @@ class ShardIndex:
         """See that all shards are where the index was made of, in the same sizes.
 
         Raises:
-            DataError: one is missing, or has another size.
+            DataError: One is missing, or has another size.
         """
         sizes = {blob.name: blob.size for blob in source.list()}
         for shard in self.shards:
@@ -181,7 +181,7 @@ class ShardIndex:
 
 
 def _read(source: Source) -> dict[str, Shard]:
-    """The shards that ``shards.json`` knows, by name; none where it is not there, or is no index."""
+    """Return the shards that ``shards.json`` knows, by name; none where it is not there, or is no index."""
     beside = next((blob for blob in source.list() if blob.name == INDEX_NAME), None)
     if beside is None:
         return {}

@@ -65,9 +65,9 @@ class Interleave:
         """Give where the records of some slots of a lane lie in the sequence of all, from a step on.
 
         Args:
-            lane: whose records.
-            slots: which of the ``stride`` records of each step.
-            step: the first step.
+            lane: Whose records.
+            slots: Which of the ``stride`` records of each step.
+            step: The first step.
 
         Returns:
             For each block of the lane a list, in the epoch's order; it may be empty.
@@ -103,7 +103,7 @@ class Interleave:
         return [start + place for place in self._permuted(size, f"lane {lane}, record {first}")]
 
     def _permuted(self, size: int, what: str) -> list[int]:
-        """The numbers below size, sorted by random keys of this epoch.
+        """Return the numbers below size, sorted by random keys of this epoch.
 
         A `Permutation` needs no memory, but takes as long for a small block as for 10,000 numbers.
         """

@@ -16,7 +16,7 @@ def list_shards(source: Source) -> list[Blob]:
     """Give the shards of a source, sorted by name; what else lies there is left alone.
 
     Raises:
-        DataError: there are none, or some are compressed.
+        DataError: There are none, or some are compressed.
     """
     blobs = source.list()
     for blob in blobs:
@@ -38,14 +38,14 @@ def open_reader(
     """Open a shard to read its records in sequence.
 
     Args:
-        source: where it lies.
-        shard: its name, and its size, which it must still have.
-        number: the record to begin at.
-        offset: the byte at which that begins.
-        largest_record: the most bytes of a record.
+        source: Where it lies.
+        shard: Its name, and its size, which it must still have.
+        number: The record to begin at.
+        offset: The byte at which that begins.
+        largest_record: The most bytes of a record.
 
     Raises:
-        DataError: it cannot be opened.
+        DataError: It cannot be opened.
     """
     ending = _ending(shard.name)
     assert ending is not None, shard

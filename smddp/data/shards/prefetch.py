@@ -27,12 +27,12 @@ def prefetch(produce: Callable[[Callable[[], bool]], Producer[Item]], *, ahead: 
     The thread starts with the first item that is asked for: a DataLoader forks its workers before.
 
     Args:
-        produce: makes the producer. It is told how to ask whether it is still wanted; if not, what it gives, and what
+        produce: Makes the producer. It is told how to ask whether it is still wanted; if not, what it gives, and what
             it raises, is dropped.
-        ahead: how many items it may be ahead.
+        ahead: How many items it may be ahead.
 
     Raises:
-        BaseException: what the producer raises, in its place among the items.
+        BaseException: What the producer raises, in its place among the items.
     """
     buffer: _Buffer[Item] = _Buffer(ahead)
     thread = threading.Thread(target=_fill, args=(buffer, produce), name="smddp shard reader", daemon=True)

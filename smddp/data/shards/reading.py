@@ -31,15 +31,15 @@ def read_micro_batches(
     Files are open only while it runs; close it to end it early.
 
     Args:
-        sequence: the shards in the epoch's order.
-        lanes: the order.
-        cut: how a global batch is shared; the ranks' shares are neighbours, and so are those of a rank.
-        rank: whose micro-batches.
-        step: the first.
-        is_abandoned: is asked with each record.
+        sequence: The shards in the epoch's order.
+        lanes: The order.
+        cut: How a global batch is shared; the ranks' shares are neighbours, and so are those of a rank.
+        rank: Whose micro-batches.
+        step: The first.
+        is_abandoned: Is asked with each record.
 
     Raises:
-        DataError: a record cannot be read.
+        DataError: A record cannot be read.
         AbandonedError: ``is_abandoned``.
     """
 
@@ -64,12 +64,12 @@ def read_micro_batches(
 
 
 def shares_of(cut: Partition) -> Partition:
-    """The same cut with all shares on one rank: there they lie in the order of the ranks, those of a rank together."""
+    """Return the same cut with all shares on one rank, in the order of the ranks."""
     return replace(cut, world_size=1, accumulate=cut.shares)
 
 
 def _slots(lanes: Interleave, slots: range) -> Iterator[tuple[int, range]]:
-    """The lanes that some slots of a global batch lie in, and which of a lane's slots they are."""
+    """Yield the lanes that some slots of a global batch lie in, and which of a lane's slots they are."""
     for lane in range(slots.start // lanes.stride, (slots.stop - 1) // lanes.stride + 1):
         start = lane * lanes.stride
         yield lane, range(max(slots.start - start, 0), min(slots.stop - start, lanes.stride))
@@ -79,7 +79,7 @@ _Read = Callable[[Cursor, int], RawRecord]
 
 
 def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], read: _Read) -> Generator[RawRecord]:
-    """The records of a lane, block after block.
+    """Yield the records of a lane, block after block.
 
     For each record that goes out, one of the next block is read: so reading is even, and memory that of one block.
     """
@@ -102,7 +102,7 @@ def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], read: _Read) -> 
 def _last(
     sequence: ShardSequence, lanes: Interleave, cut: Partition, rank: int, read: _Read
 ) -> Generator[list[RawRecord]]:
-    """A last step that is not whole, or is filled up."""
+    """Yield a last step that is not whole, or is filled up."""
     shares = shares_of(cut)
     if cut.short:
         all_positions = [positions.tolist() for positions in shares.short_positions(0)]

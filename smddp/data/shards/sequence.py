@@ -24,9 +24,9 @@ class ShardSequence:
         """Lay the shards one after the other.
 
         Args:
-            source: where they lie.
-            shards: in their order.
-            largest_record: the most bytes of a record.
+            source: Where they lie.
+            shards: In their order.
+            largest_record: The most bytes of a record.
         """
         self.source = source
         self.shards = shards
@@ -34,7 +34,7 @@ class ShardSequence:
         self._ends = list(accumulate(shard.records for shard in shards))
 
     def __len__(self) -> int:
-        """Records of all shards."""
+        """Return how many records all shards have."""
         return self._ends[-1] if self._ends else 0
 
     def find(self, position: int) -> tuple[Shard, int]:
@@ -66,7 +66,7 @@ class Cursor:
         """Give the record at a position.
 
         Raises:
-            DataError: it cannot be read, or the shard is not what the index says.
+            DataError: It cannot be read, or the shard is not what the index says.
         """
         shard, number = self._sequence.find(position)
         reader = self._reader_at(shard, number)
@@ -85,7 +85,7 @@ class Cursor:
         self._reader = self._shard = None
 
     def _reader_at(self, shard: Shard, number: int) -> RecordReader:
-        """The reader of the shard, at the record or a little before."""
+        """Return the reader of the shard, at the record or a little before."""
         mark = number // MARK_EVERY
         reader = self._reader
         if reader is not None and shard is self._shard and reader.number <= number:

@@ -53,17 +53,17 @@ class ShardOrder:
         """Describe the order, and see that the shards are what the index says.
 
         Args:
-            dataset: the shards.
-            global_batch: samples an optimizer step, over all ranks and micro-batches.
-            rank: this process.
-            world_size: how many processes there are.
-            accumulate: micro-batches an optimizer step on each rank.
-            seed: decides, with the epoch and the number of records, the order.
+            dataset: The shards.
+            global_batch: Samples an optimizer step, over all ranks and micro-batches.
+            rank: This process.
+            world_size: How many processes there are.
+            accumulate: Micro-batches an optimizer step on each rank.
+            seed: Decides, with the epoch and the number of records, the order.
             shuffle: False keeps the shards' order.
-            tail: what becomes of the records beyond the last whole global batch; see `smddp.ElasticSampler`.
+            tail: What becomes of the records beyond the last whole global batch; see `smddp.ElasticSampler`.
 
         Raises:
-            ValueError: the numbers do not fit each other. DataError, which is one: the shards are not as they were.
+            ValueError: The numbers do not fit each other. DataError, which is one: the shards are not as they were.
         """
         index = dataset.index
         # It keeps the place, and checks the numbers: these are the same for all data.
@@ -85,7 +85,7 @@ class ShardOrder:
         """Describe the order of a place among as many samples as the shards have, or as the hosts' parts of them have.
 
         Raises:
-            ValueError: the numbers do not fit each other.
+            ValueError: The numbers do not fit each other.
         """
         order = cls.__new__(cls)
         order._begin(dataset, place)  # noqa: SLF001  # its own
@@ -133,7 +133,7 @@ class ShardOrder:
         return self._place.steps_per_epoch
 
     def __len__(self) -> int:
-        """Micro-batches of this rank that are left in the epoch."""
+        """Return this rank's micro-batches that are left in the epoch."""
         return len(self._place)
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
@@ -142,7 +142,7 @@ class ShardOrder:
         They are read ahead by a thread, which ends with the iterator.
 
         Raises:
-            DataError: a record cannot be read.
+            DataError: A record cannot be read.
         """
         cut = self._share.partition
         lanes = Interleave(
@@ -172,15 +172,15 @@ class ShardOrder:
         """Count one optimizer step as taken.
 
         Raises:
-            ValueError: all steps of the epoch were taken already.
+            ValueError: All steps of the epoch were taken already.
         """
         self._place.advance()
 
     def loss_weight(self, micro_batch: int) -> float:
-        """What the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
+        """Return what the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
 
         Args:
-            micro_batch: from 0 to ``accumulate - 1``.
+            micro_batch: From 0 to ``accumulate - 1``.
         """
         if not self._place.is_at_short_batch:
             return 1.0
@@ -197,7 +197,7 @@ class ShardOrder:
         Where each host has a part of its own, other hosts are refused, or begin the epoch anew, as the place says.
 
         Raises:
-            ValueError: the position belongs to another order, or to none; or the data changed.
+            ValueError: The position belongs to another order, or to none; or the data changed.
         """
         own = self._identity()
         # Other hosts have other lanes, and so has another batch. Such a position is refused for what it is, or its
@@ -214,11 +214,11 @@ class ShardOrder:
         self._place.load_state_dict({name: value for name, value in state.items() if name not in own})
 
     def _identity(self) -> dict[str, Any]:
-        """What decides the order besides what the place knows."""
+        """Return what decides the order besides what the place knows."""
         return {"shards": ALGORITHM, "lanes": self.lanes, "window": self.window}
 
     def _memory(self) -> float:
-        """Bytes of the records in all windows, about."""
+        """Return about how many bytes the records in all windows have."""
         index = self.dataset.index
         held = self.window if self._place.shuffle else self.global_batch
         return min(held, index.records) * index.size / max(index.records, 1)
