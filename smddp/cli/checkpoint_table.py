@@ -29,9 +29,9 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
     """Print a table with one row a checkpoint.
 
     Args:
-        store: where they are.
-        infos: newest first.
-        verified: whether every byte was.
+        store: Where they are.
+        infos: Newest first.
+        verified: Whether every byte was.
     """
     names = sorted({name for info in infos if info.manifest is not None for name in info.manifest.metrics})
     table = Table()

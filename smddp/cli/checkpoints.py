@@ -177,7 +177,7 @@ def import_(
     step: Annotated[int, typer.Option(help="The optimizer steps taken.")] = 0,
     epoch: Annotated[int, typer.Option(help="The epoch under way.")] = 0,
 ) -> None:
-    """Make a checkpoint of what others saved. Nothing in it is run."""
+    """Make a checkpoint from a file or directory of another tool. No code in it is run."""
     from smddp.checkpoint.convert import import_checkpoint
 
     with _one_line_errors():
@@ -189,11 +189,11 @@ def _look_for(location: str, *, single: bool = True) -> tuple[Store, Iterator[in
     """Give the place, and the steps that are meant, newest first.
 
     Args:
-        location: of a place or of one checkpoint.
-        single: whether one checkpoint may be meant.
+        location: Of a place or of one checkpoint.
+        single: Whether one checkpoint may be meant.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: There is none.
     """
     from smddp.checkpoint.convert.sources import no_checkpoint_in, place_and_step
     from smddp.checkpoint.stores import open_store

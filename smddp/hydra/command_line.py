@@ -24,7 +24,7 @@ class CommandLine:
 
 
 def only_shows(argv: Sequence[str]) -> bool:
-    """Whether Hydra is to show something, such as the config, and not to train."""
+    """Return whether Hydra is to show something, such as the config, and not to train."""
     return any(word.partition("=")[0] in _SHOW for word in argv)
 
 

@@ -67,7 +67,7 @@ def _escape(text: str) -> str:
 
 
 def _reads_as(override: str, name: str, value: Any) -> bool:
-    """Whether Hydra takes the override for this value under this name."""
+    """Return whether Hydra takes the override for this value under this name."""
     given = _NAME.fullmatch(name)
     if given is None:
         return False

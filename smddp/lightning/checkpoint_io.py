@@ -81,7 +81,7 @@ class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # Lightning is 
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether there is a file, or a directory with a checkpoint whose save was not cut off."""
+    """Return whether there is a file, or a directory with a checkpoint whose save was not cut off."""
     if not path.is_dir():
         return path.exists()
     return any(found.status != "incomplete" for found in list_checkpoints(path, deep=False))

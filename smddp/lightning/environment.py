@@ -42,35 +42,35 @@ class SmddpEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning i
 
     @staticmethod
     def detect() -> bool:
-        """Whether a launcher has started this process."""
+        """Return whether a launcher has started this process."""
         return Cluster.detect().launcher != "single"
 
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Return how many ranks there are."""
         return self._cluster.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Checks what Lightning has computed; nothing is changed."""
+        """Check what Lightning has computed; nothing is changed."""
         _check("ranks", size, self._cluster.world_size)
 
     def global_rank(self) -> int:
-        """This rank, among all."""
+        """Return this rank, among all."""
         return self._cluster.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Checks what Lightning has computed; nothing is changed."""
+        """Check what Lightning has computed; nothing is changed."""
         _check("as this one's rank", rank, self._cluster.rank)
 
     def local_rank(self) -> int:
-        """This rank, among those of its host."""
+        """Return this rank, among those of its host."""
         return self._cluster.local_rank
 
     def node_rank(self) -> int:
-        """This host, among all."""
+        """Return this host, among all."""
         return self._cluster.node_rank
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Sees that Lightning was told of as many ranks as there are.
+        """See that Lightning was told of as many ranks as there are.
 
         Raises:
             DistributedError: It was not.

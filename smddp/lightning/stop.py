@@ -35,18 +35,18 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
         return self._file if is_checkpoint(self._file) else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Takes SIGTERM back from Lightning, whose handler broadcasts within it: ranks at other batches would hang."""
+        """Take SIGTERM back from Lightning, whose handler broadcasts within it: ranks at other batches would hang."""
         del trainer, pl_module
         stop_signal.watch_again()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Replaces the checkpoint of an earlier stop by one of the end: another run has nothing left to train."""
+        """Replace the checkpoint of an earlier stop by one of the end: another run has nothing left to train."""
         del pl_module
         if self.resume_from is not None:
             trainer.save_checkpoint(self._file)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Asks all ranks, and stops if they agree.
+        """Ask all ranks, and stop if they agree.
 
         Raises:
             Stopped: The checkpoint is there.

@@ -18,34 +18,34 @@ class Clock(Protocol):
     """Of one device. What ``now`` gives is for the same clock's other methods alone."""
 
     def now(self) -> Any:
-        """Notes this moment, without waiting for the device."""
+        """Note this moment, without waiting for the device."""
 
     def is_past(self, moment: Any) -> bool:
-        """Whether the device has come to this moment; does not wait."""
+        """Return whether the device has come to this moment; does not wait."""
 
     def wait(self, moment: Any) -> None:
-        """Returns once the device has."""
+        """Return once the device has."""
 
     def seconds(self, first: Any, second: Any) -> float:
-        """Seconds between two moments that are past."""
+        """Return the seconds between two moments that are past."""
 
 
 class CpuClock:
     """What the program itself takes."""
 
     def now(self) -> float:
-        """Reads the time."""
+        """Read the time."""
         return time.perf_counter()
 
     def is_past(self, moment: float) -> bool:  # noqa: ARG002
-        """Every moment that was noted is past."""
+        """Return True: every moment that was noted is past."""
         return True
 
     def wait(self, moment: float) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def seconds(self, first: float, second: float) -> float:
-        """The difference."""
+        """Return the difference."""
         return second - first
 
 
@@ -60,24 +60,24 @@ class CudaClock:
         self._make_event = make_event or partial(cast("Callable[..., Any]", torch.cuda.Event), enable_timing=True)
 
     def now(self) -> Any:
-        """Puts an event into the stream."""
+        """Put an event into the stream."""
         event = self._make_event()
         event.record()
         return event
 
     def is_past(self, moment: Any) -> bool:
-        """Asks the event."""
+        """Ask the event."""
         return bool(moment.query())
 
     def wait(self, moment: Any) -> None:
-        """Waits for the event."""
+        """Wait for the event."""
         moment.synchronize()
 
     def seconds(self, first: Any, second: Any) -> float:
-        """What the GPU measured."""
+        """Return what the GPU measured."""
         return float(first.elapsed_time(second)) / 1000
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The device's clock."""
+    """Return the device's clock."""
     return CudaClock() if device.type == "cuda" else CpuClock()

@@ -33,7 +33,7 @@ def check_names(metrics: Mapping[str, object]) -> None:
 
 
 def metrics_line(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> str:
-    """The line for these metrics; numbers keep four digits, and all digits before the point.
+    """Return the line for these metrics; numbers keep four digits, and all digits before the point.
 
     Args:
         step: Optimizer steps taken.
@@ -52,9 +52,9 @@ def metrics_line(step: int, epoch: int, metrics: Mapping[str, float], *, trainer
 
 
 def report(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> None:
-    """Logs the line of `metrics_line`; call it on rank 0 only.
+    """Log the line of `metrics_line`; call it on rank 0 only.
 
-    Where nobody has set up logging, as in a notebook, the line is printed: to see nothing would be no choice of anyone.
+    Without logging set up, as in a notebook, the line is printed: nobody chose to see nothing.
     """
     line = metrics_line(step, epoch, metrics, trainer=trainer)
     if logger.hasHandlers():
@@ -71,11 +71,11 @@ class StepRate:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Counts from this step and from now."""
+        """Count from this step and from now."""
         self._step, self._time = step, time.monotonic()
 
     def lap(self, step: int) -> float:
-        """Steps a second since the last lap or restart."""
+        """Return steps a second since the last lap or restart."""
         earlier_step, earlier_time = self._step, self._time
         self.restart(step)
         return (step - earlier_step) / max(self._time - earlier_time, 1e-9)

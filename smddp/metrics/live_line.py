@@ -58,7 +58,7 @@ class LiveLine:
         self._checkpoint_time = clock()
 
     def text(self, columns: int) -> str:
-        """Returns the line: the most important parts that fit."""
+        """Return the line: the most important parts that fit."""
         run, now = self._run, self._clock()
         steps = run.steps()
         rate = self._rate(now, steps)
@@ -81,7 +81,7 @@ class LiveLine:
         return _fitting(parts, columns)
 
     def _rate(self, now: float, steps: int) -> float:
-        """Steps a second over the last half minute, or less."""
+        """Return steps a second over the last half minute, or less."""
         self._seen.append((now, steps))
         while now - self._seen[0][0] > _SPAN_SECONDS:
             self._seen.popleft()
@@ -89,7 +89,7 @@ class LiveLine:
         return (steps - before) / (now - began) if now > began else 0.0
 
     def _checkpoints(self, now: float, steps: int, rate: float) -> str:
-        """When the newest one was durable, and when the next is due, as far as that is known."""
+        """Return when the newest checkpoint was durable, and when the next is due, if known."""
         run, newest = self._run, self._run.newest_checkpoint()
         if newest != self._checkpoint:
             self._checkpoint, self._checkpoint_time = newest, now
@@ -104,7 +104,7 @@ class LiveLine:
 
 
 def shown_on_terminal(line: LiveLine) -> TerminalLine | None:
-    """Shows the line where a person watches stderr; None elsewhere, where the plain lines of the log suffice."""
+    """Show the line where a person watches stderr; None elsewhere, where the plain lines of the log suffice."""
     if not is_watched():
         return None
     shown = TerminalLine(line.text, sys.stderr)
@@ -112,13 +112,13 @@ def shown_on_terminal(line: LiveLine) -> TerminalLine | None:
 
 
 def is_watched() -> bool:
-    """Whether stderr is a terminal that can show a live line, and nobody has turned it off."""
+    """Return whether stderr is a terminal that can show a live line, and nobody has turned it off."""
     on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     return on_terminal and os.environ.get(PROGRESS_VARIABLE) != "0"
 
 
 def _fitting(parts: list[tuple[int, str]], columns: int) -> str:
-    """The parts in their order, without the least important ones (those of the highest numbers) that do not fit."""
+    """Return the parts in their order, without the least important ones (the highest numbers) that do not fit."""
     kept: set[int] = set()
     used = 0
     for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
@@ -134,7 +134,7 @@ def _speed(samples_a_second: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Such as ``12 s``, ``3:07 min``, ``2:15 h``."""
+    """Return a duration such as ``12 s``, ``3:07 min``, ``2:15 h``."""
     whole = int(max(seconds, 0.0))
     if whole < 60:
         return f"{whole} s"

@@ -11,7 +11,7 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns bytes: the most that tensors took of a GPU at once so far, or that the process had in memory on a CPU."""
+    """Return bytes: the most that tensors took of a GPU at once so far, or that the process had in memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     found = _PEAK.search(Path("/proc/self/status").read_text(encoding="ascii"))

@@ -39,7 +39,7 @@ _PEAKS: list[tuple[str, _Peaks]] = [
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Returns the peak of a GPU for matrix products of a type, or None where it is not known.
+    """Return the peak of a GPU for matrix products of a type, or None where it is not known.
 
     Args:
         device_name: As ``torch.cuda.get_device_name`` gives it. Part of a GPU (MIG) has no known peak.

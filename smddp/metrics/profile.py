@@ -69,7 +69,7 @@ class StepProfiler:
         self._is_over = False
 
     def after_step(self, steps: int) -> None:
-        """Starts or ends, if it is time to.
+        """Start or ends, if it is time to.
 
         Args:
             steps: Optimizer steps taken; also called before the first one.
@@ -89,7 +89,7 @@ class StepProfiler:
             self._start(steps)
 
     def stop(self) -> None:
-        """Ends, and writes the trace of the steps that there were."""
+        """End, and write the trace of the steps that there were."""
         if self._profiler is not None:
             self._is_over = True
             profiler, self._profiler = self._profiler, None

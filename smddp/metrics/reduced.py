@@ -1,4 +1,4 @@
-"""Metrics over all ranks: of what each measured, the mean, the sum or the largest."""
+"""Metrics over all ranks: the mean, the sum or the largest of what each rank measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_reduce(reduce: str | None) -> None:
 
 
 def over_ranks(numbers: Callable[[], Mapping[str, float]], reduce: Reduce, membership: Membership) -> dict[str, float]:
-    """Returns each metric over the ranks, the same to the last bit on all of them; all must call it.
+    """Return each metric over the ranks, the same to the last bit on all of them; all must call it.
 
     Args:
         numbers: Gives this rank's, by name; what it raises, no rank is left waiting for.

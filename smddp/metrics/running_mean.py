@@ -28,7 +28,7 @@ class RunningMean:
         self._shared: Tensor = torch.zeros(2, dtype=torch.float64)  # sum and count of all ranks
 
     def add(self, value: Tensor | float, count: float = 1) -> None:
-        """Adds a value of this rank, without waiting for a GPU.
+        """Add a value of this rank, without waiting for a GPU.
 
         Args:
             value: A number, or a tensor of one element: the mean of ``count`` samples.
@@ -50,13 +50,13 @@ class RunningMean:
         self._own_count += count
 
     def mean(self) -> float:
-        """Returns the mean over all ranks, NaN where nothing was added; all ranks must call it."""
+        """Return the mean over all ranks, NaN where nothing was added; all ranks must call it."""
         self.share()
         total, count = self._shared.tolist()
         return total / count if count else float("nan")
 
     def share(self) -> None:
-        """Adds up what the ranks have added since the last time; all must call it. It does not wait for a GPU.
+        """Add up what the ranks have added since the last time; all must call it. It does not wait for a GPU.
 
         The Trainer calls it before each save. In a loop of your own, call it before ``state_dict``.
         """
@@ -71,7 +71,7 @@ class RunningMean:
         self._own, self._own_count = None, 0.0
 
     def reset(self) -> None:
-        """Begins anew, such as at the start of an epoch."""
+        """Begin anew, such as at the start of an epoch."""
         self._own, self._own_count = None, 0.0
         self._shared = torch.zeros(2, dtype=torch.float64)
 

@@ -37,7 +37,7 @@ class StepFlops:
             )
 
     def begin_micro_batch(self) -> None:
-        """Begins to count, once."""
+        """Begin to count, once."""
         if self._counter is not None:
             self.give_up_micro_batch()  # it had no backward pass
         if not self._is_over:
@@ -47,7 +47,7 @@ class StepFlops:
             self._counter.__enter__()
 
     def end_micro_batch(self) -> None:
-        """Has counted the forward and the backward pass."""
+        """End the count of a micro-batch's forward and backward pass."""
         counter = self._counter
         if counter is not None:
             self.give_up_micro_batch()
@@ -55,13 +55,13 @@ class StepFlops:
             self._is_over = True
 
     def give_up_micro_batch(self) -> None:
-        """Counts no more, whatever came between."""
+        """Count no more, whatever came between."""
         if self._counter is not None:
             counter, self._counter = self._counter, None
             counter.__exit__(None, None, None)
 
     def rates(self, micro_batches_a_second: float) -> dict[str, float]:
-        """Returns ``tflops``, and ``mfu`` where the peak is known; nothing if nothing was counted."""
+        """Return ``tflops``, and ``mfu`` where the peak is known; nothing if nothing was counted."""
         if not self._flops:
             return {}
         rate = self._flops * micro_batches_a_second

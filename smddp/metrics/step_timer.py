@@ -51,7 +51,7 @@ class StepTimer:
         self._micro_batches = 0
 
     def mark(self, phase: str) -> None:
-        """Ends a phase: the time since the last mark was spent on it.
+        """End a phase: the time since the last mark was spent on it.
 
         Args:
             phase: ``"data"``, ``"forward"``, ``"backward"``, ``"optimizer"``, ``"checkpoint"``, ``"other"``, or a name
@@ -69,11 +69,11 @@ class StepTimer:
         self._last = now
 
     def pause(self) -> None:
-        """Lets the time until the next mark count for nothing, such as that of an evaluation between two epochs."""
+        """Let the time until the next mark count for nothing, such as that of an evaluation between two epochs."""
         self._last = None
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader.
+        """Yield the batches of a loader.
 
         What the loop waits for them is ``data``, and what it does after its last mark ``other``.
         """
@@ -92,7 +92,7 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts what is done within to a phase, and what was done since the last mark to ``other``."""
+        """Count what is done within to a phase, and what was done since the last mark to ``other``."""
         was_paused = self._last is None
         self.mark("other")
         try:
@@ -103,7 +103,7 @@ class StepTimer:
                 self.pause()
 
     def lap(self) -> dict[str, float]:
-        """Returns the shares of the time since the last lap, and begins anew; waits until the GPU has come this far.
+        """Return the shares of the time since the last lap, and begin anew; wait until the GPU has come this far.
 
         Returns:
             ``time_data``, ``time_forward`` and so on, whose sum is 1; with ``flops``, if they could be counted,
@@ -123,7 +123,7 @@ class StepTimer:
         return shares | ({} if self._flops is None else self._flops.rates(micro_batches / total))
 
     def _settle(self) -> None:
-        """Adds up what is past."""
+        """Add up what is past."""
         done = 0
         for phase, first, second in self._pending:
             if not self._clock.is_past(second):

@@ -43,7 +43,7 @@ class TerminalLine:
         self._restore: list[Callable[[], None]] = []
 
     def start(self) -> bool:
-        """Begins to show the line; False where another one is shown already."""
+        """Begin to show the line; False where another one is shown already."""
         global _shown
         with _lock:
             if _shown is not None:
@@ -55,7 +55,7 @@ class TerminalLine:
         return True
 
     def stop(self) -> None:
-        """Erases the line, and leaves everything as it was before; does nothing if it is not shown."""
+        """Erase the line, and leave everything as it was before; do nothing if it is not shown."""
         global _shown
         with _lock:
             if _shown is not self:
@@ -69,7 +69,7 @@ class TerminalLine:
             _shown = None
 
     def write_above(self, stream: TextIO, text: str) -> int:
-        """Writes what the script has for one of the terminal's streams, and the line again below it."""
+        """Write what the script has for one of the terminal's streams, and the line again below it."""
         with _lock:
             if _shown is not self:
                 return stream.write(text)
@@ -90,12 +90,12 @@ class TerminalLine:
             self._ended.wait(_REFRESH_SECONDS)
 
     def _draw(self) -> None:
-        """Writes the line, unless the script is in the middle of one of its own."""
+        """Write the line, unless the script is in the middle of one of its own."""
         if self._at_line_start and not self._ended.is_set():
             self._put(None)
 
     def _put(self, text: str | None) -> None:
-        """Writes to the terminal: a text, or the line."""
+        """Write to the terminal: a text, or the line."""
         try:
             if text is None:
                 columns = os.get_terminal_size(self._terminal.fileno()).columns or 80  # 0: it does not know its width
@@ -106,7 +106,7 @@ class TerminalLine:
             self._ended.set()
 
     def _redirect(self) -> None:
-        """Lets the script's own lines come above this one."""
+        """Let the script's own lines come above this one."""
         self._restore = _replace_streams(lambda stream: _Above(self, stream))
 
 
@@ -118,7 +118,7 @@ class _Substitute:
 
     @abstractmethod
     def write(self, text: str) -> int:
-        """Writes a text, which may be a part of a line."""
+        """Write a text, which may be a part of a line."""
 
     def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))
@@ -159,12 +159,12 @@ class _WholeLines(_Substitute):
 
 
 def make_room_for_other_process() -> None:
-    """Lets what this process writes to its terminal leave a live line alone that another one shows there."""
+    """Let what this process writes to its terminal leave a live line alone that another one shows there."""
     _replace_streams(_WholeLines)
 
 
 def _replace_streams(substitute: Callable[[TextIO], Any]) -> list[Callable[[], None]]:
-    """Puts a substitute in the place of each stream to the terminal; returns what puts the streams back."""
+    """Put a substitute in the place of each stream to the terminal; return what puts the streams back."""
     restore: list[Callable[[], None]] = []
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -183,7 +183,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the line is its parent's, and so is the thread that writes it."""
+    """Forget the line in a forked child: it is the parent's, and so is the thread that writes it."""
     global _shown
     _shown = None
     _lock.release()

@@ -28,19 +28,19 @@ class CsvFile(Tracker):
         self._path = None if path is None else Path(path)
 
     def start(self, run: TrackedRun) -> None:
-        """Opens the file, and removes the rows beyond the run's step."""
+        """Open the file, and remove the rows beyond the run's step."""
         path = self._path or run.within(run.job.output_data_dir) / "metrics.csv"
         self._file = LineFile(path, step_of=_step_of, step=run.step, header=_HEADER)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes a row for each number."""
+        """Write a row for each number."""
         for name, value in metrics.items():
             row = io.StringIO()
             csv.writer(row, lineterminator="").writerow([step, name, value])
             self._file.write(row.getvalue())
 
     def finish(self, status: Status, model: str | None) -> None:  # noqa: ARG002
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 

@@ -28,22 +28,22 @@ class JsonLines(Tracker):
         self._path = None if path is None else Path(path)
 
     def start(self, run: TrackedRun) -> None:
-        """Opens the file, and removes the lines beyond the run's step."""
+        """Open the file, and remove the lines beyond the run's step."""
         path = self._path or run.within(run.job.output_data_dir) / "metrics.jsonl"
         self._file = LineFile(path, step_of=_step_of, step=run.step)
         hyperparameters = dict(run.job.hyperparameters)
         self._write(run.step, event="start", run=run.id, job=run.job.name, hyperparameters=hyperparameters)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the numbers."""
+        """Write the numbers."""
         self._write(step, **metrics)
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Writes where it is."""
+        """Write where it is."""
         self._write(step, event="checkpoint", place=place)
 
     def finish(self, status: Status, model: str | None) -> None:
-        """Writes how the run ended, and closes the file."""
+        """Write how the run ended, and close the file."""
         self._write(self._last_step, event="end", status=status, model=model)
         self._file.close()
 
@@ -54,7 +54,7 @@ class JsonLines(Tracker):
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON can hold it: numbers that are not finite are None, and what it knows nothing of is text."""
+    """Return the value as JSON can hold it: None for a number that is not finite, text for an unknown kind."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -12,7 +12,7 @@ class LineFile:
 
     Args:
         path: The file; its directory is made.
-        step_of: The step of a line, without its end; None if it is none of ours, such as one that was cut off.
+        step_of: The step of a line, without its end; None for a line that this file's writer did not finish or write.
         step: Lines beyond it are removed: the steps that a killed run took after its checkpoint come again.
         header: The first line.
     """
@@ -32,11 +32,11 @@ class LineFile:
         self._process = os.getpid()
 
     def write(self, line: str) -> None:
-        """Appends a line, so that others can read it now."""
+        """Append a line, so that others can read it now."""
         if os.getpid() == self._process:
             self._file.write(line + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()

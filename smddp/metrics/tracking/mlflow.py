@@ -33,7 +33,7 @@ class MLflow(Tracker):
         self._tracking_uri = tracking_uri
 
     def start(self, run: TrackedRun) -> None:
-        """Makes the run, or goes on with the one of this id."""
+        """Make the run, or goes on with the one of this id."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -56,18 +56,18 @@ class MLflow(Tracker):
                 self._client.set_tag(self._run, f"smddp.changed.{name}", value)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the numbers, in one request."""
+        """Log the numbers, in one request."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Tags the run with it."""
+        """Tag the run with it."""
         self._client.set_tag(self._run, "smddp.checkpoint", f"step {step}: {place}")
 
     def finish(self, status: Status, model: str | None) -> None:
-        """Ends the run."""
+        """End the run."""
         if model is not None:
             self._client.set_tag(self._run, "smddp.model", model)
         self._client.set_terminated(self._run, _STATES[status])

@@ -35,7 +35,7 @@ class TensorBoard(Tracker):
         self._last_step = 0
 
     def start(self, run: TrackedRun) -> None:
-        """Opens an event file."""
+        """Open an event file."""
         from torch.utils.tensorboard import SummaryWriter
 
         directory = self._directory or run.within(run.job.output_dir / "tensorboard")
@@ -47,18 +47,18 @@ class TensorBoard(Tracker):
         self._text("hyperparameters", f"```\n{text}\n```", run.step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds a point to each chart."""
+        """Add a point to each chart."""
         self._last_step = step
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Adds a text."""
+        """Add a text."""
         self._text("checkpoint", place, step)
 
     def finish(self, status: Status, model: str | None) -> None:
-        """Adds how it ended, and closes the file."""
+        """Add how it ended, and close the file."""
         self._text("end", f"{status}; model: {model or 'none'}", self._last_step)
         self._writer.close()
 

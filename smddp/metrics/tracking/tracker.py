@@ -15,19 +15,19 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """The run that a tracker is told of."""
+    """The run that a tracker records."""
 
     id: str
     """The same after each resume, since it is a part of the checkpoints; 12 hexadecimal digits."""
     step: int
-    """The optimizer step from which it goes on: 0, or that of the checkpoint. What is known of later ones is void."""
+    """The optimizer step from which it goes on: 0, or the checkpoint's step. Records of later steps are void."""
     job: Job
     """Its name, hyperparameters and directories."""
     part: str | None = None
     """The ``name=`` of the trainer, where a job has several, or its name in the ``state=`` of another one."""
 
     def within(self, directory: Path) -> Path:
-        """What is this run's own in a directory of the job."""
+        """Return what is this run's own in a directory of the job."""
         return directory if self.part is None else directory / self.part
 
 
@@ -35,7 +35,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """What ``Trainer(trackers=[...])`` takes. A subclass need only have the calls that it wants.
 
-    One that raises is told of in the log, with the reason, and called no more: training goes on.
+    A tracker that raises is logged with the reason and not called again; training goes on.
 
     Examples:
         >>> class Loudest(Tracker):
@@ -47,13 +47,13 @@ class Tracker(Protocol):
     """
 
     def start(self, run: TrackedRun) -> None:
-        """The run begins or goes on; called once, before the others."""
+        """Begin the run, or go on with it; called once, before the other methods."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the numbers of a metric line, ``epoch`` among them; some may be NaN. A step may come several times."""
+        """Take the numbers of a metric line, ``epoch`` among them; some may be NaN. A step may come several times."""
 
     def checkpoint(self, step: int, place: str) -> None:
-        """A checkpoint is durable; called some time later, and not for each, if they follow each other fast."""
+        """Note a durable checkpoint; called some time later, and not for each where they follow fast."""
 
     def finish(self, status: Status, model: str | None) -> None:
-        """The run ends; ``model`` is where `Trainer.save_model` wrote it to, if it did."""
+        """End the run; ``model`` is where `Trainer.save_model` wrote it, if it did."""

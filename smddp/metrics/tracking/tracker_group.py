@@ -30,19 +30,19 @@ class TrackerGroup:
         self._working = list(trackers)
 
     def start(self, run: TrackedRun) -> None:
-        """The run begins or goes on."""
+        """Tell each tracker that the run begins or goes on."""
         self._tell(lambda tracker: tracker.start(run))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Passes on the numbers of a metric line."""
+        """Pass on the numbers of a metric line."""
         self._tell(lambda tracker: tracker.log(step, metrics))
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Passes on that a checkpoint is durable."""
+        """Pass on that a checkpoint is durable."""
         self._tell(lambda tracker: tracker.checkpoint(step, place))
 
     def finish(self, status: Status, model: str | None) -> None:
-        """The run ends."""
+        """Tell each tracker that the run ends."""
         self._tell(lambda tracker: tracker.finish(status, model))
 
     def _tell(self, what: Callable[[Tracker], None]) -> None:

@@ -36,7 +36,7 @@ class WandB(Tracker):
         self._mode = mode
 
     def start(self, run: TrackedRun) -> None:
-        """Makes the run, or goes on with the one of this id."""
+        """Make the run, or goes on with the one of this id."""
         import wandb
 
         directory = run.within(run.job.output_dir)
@@ -57,15 +57,15 @@ class WandB(Tracker):
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the numbers."""
+        """Log the numbers."""
         self._run.log({"step": step, **metrics})
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Notes it in the summary."""
+        """Note it in the summary."""
         self._run.summary.update({"checkpoint": place, "checkpoint_step": step})
 
     def finish(self, status: Status, model: str | None) -> None:
-        """Ends the run, once its data is on disk or sent."""
+        """End the run, once its data is on disk or sent."""
         self._run.summary.update({"status": status, "model": model})
         file = Path(self._run.settings.sync_file) if self._run.offline else None
         self._run.finish(exit_code=1 if status == "failed" else 0)
@@ -74,7 +74,7 @@ class WandB(Tracker):
 
 
 def _await_written(file: Path) -> None:
-    """Waits until a file no longer grows, a few seconds at most.
+    """Wait until a file no longer grows, a few seconds at most.
 
     wandb's own process writes what it still has after ``finish`` has returned, and a container's end would kill it.
     """
