@@ -1,4 +1,4 @@
-"""How often to save, where nobody said: as often as costs least, by what a save costs and how often machines fail.
+"""The interval between saves of ``every="auto"``: where the cost of saves and the work lost to failures are least.
 
 A save stalls training a little; a failure loses what came after the last save. Young found the interval at which the
 two losses together are smallest, Daly made it exact for saves that are not short. The cost is measured with every save;
@@ -19,7 +19,7 @@ _NEWS = 2.0  # the factor by which the interval must change to be told again
 
 
 def best_interval(cost: float, between_failures: float) -> float:
-    """Seconds of training from one save to the next at which stalls and lost work together are smallest.
+    """Return the seconds between two saves at which stalls and lost work together cost least.
 
     To first order this is Young's sqrt(2 * cost * between_failures); the two further terms are Daly's.
 
@@ -54,7 +54,7 @@ class AutoInterval:
         self._told: float | None = None
 
     def after(self, *, stall: float, durable: float) -> float:
-        """The interval in seconds, now that one more save was measured.
+        """Return the interval in seconds, now that one more save was measured.
 
         The last five saves count, by their median: one that met a busy machine changes nothing. A save must be durable
         before the next one begins, so the interval is never shorter than that takes.

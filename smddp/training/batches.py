@@ -81,7 +81,7 @@ class BatchStreams:
         self._warned = False
 
     def of(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches, on the device."""
+        """Yield the batches, on the device."""
         outlive_stop(loader)
         if is_evaluation(loader):
             end = self._loop.begin_evaluation()
@@ -110,18 +110,18 @@ class BatchStreams:
                 was_empty = not given
 
     def start_epoch(self) -> None:
-        """Forgets what was under way."""
+        """Forget what was under way."""
         self.in_step = self.is_cut = False
         self._given, self._is_settled = None, True
 
     def count_step(self) -> None:
-        """Counts the data of an optimizer step as consumed, where the loop goes through the loader by itself."""
+        """Count the data of an optimizer step as consumed, where the loop goes through the loader by itself."""
         self._has_stepped = True
         if self._given is None and self._loaders.order is not None:
             self._loaders.order.advance()
 
     def settle(self) -> None:
-        """Counts the batch under way as consumed: the loop is done with it, or saves what it has made of it.
+        """Count the batch under way as consumed: the loop is done with it, or saves what it has made of it.
 
         Raises:
             ValueError: The loop took no step on a batch, or several on one, within an accumulated step.
@@ -135,7 +135,7 @@ class BatchStreams:
         self._is_settled = True
 
     def check_step(self) -> None:
-        """Sees that the micro-batch about to be taken is the one that the place in the data says.
+        """See that the micro-batch about to be taken is the one that the place in the data says.
 
         Raises:
             ValueError: The loop took no step on a batch before, or several on one.
@@ -144,7 +144,7 @@ class BatchStreams:
             self._check_taken((self._given - 1) % self._accumulate)
 
     def _ordered(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches of the training loader, whose place is kept."""
+        """Yield the batches of the training loader, whose place is kept."""
         self._given = 0
         try:
             for batch in self._loop.timed(self._moved(loader)):
@@ -168,7 +168,7 @@ class BatchStreams:
             self._given = None
 
     def _cuts(self) -> bool:
-        """Whether the batches end here, between two optimizer steps."""
+        """Return whether the batches end here, between two optimizer steps."""
         self.is_cut = self.is_over and self._loop.micro_batches() == 0
         return self.is_cut
 
@@ -186,7 +186,7 @@ class BatchStreams:
             )
 
     def _foreign(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches of a loader that the user made. Its last optimizer step may have fewer micro-batches."""
+        """Yield the batches of a loader that the user made. Its last optimizer step may have fewer micro-batches."""
         try:
             for batch in self._loop.timed(self._moved(loader)):
                 self.in_step = True
@@ -203,7 +203,7 @@ class BatchStreams:
         return loader if self._device.type == "cpu" else (move(batch, self._device) for batch in loader)
 
     def _check_foreign(self, loader: Iterable[Any]) -> None:
-        """Refuses what would train wrongly, and warns once of what is not kept.
+        """Refuse what would train wrongly, and warn once of what is not kept.
 
         Raises:
             ValueError: Every rank would train on the same data.
@@ -227,7 +227,7 @@ class BatchStreams:
 
 
 def check_shares(loader: object, world_size: int) -> None:
-    """Sees that the ranks can have different samples.
+    """See that the ranks can have different samples.
 
     Raises:
         ValueError: Every rank would train on the same data.
@@ -247,11 +247,11 @@ def check_shares(loader: object, world_size: int) -> None:
 
 
 def outlive_stop(loader: object) -> None:
-    """Lets the workers of a loader that the user made outlive a stop's signal."""
+    """Let the workers of a loader that the user made outlive a stop's signal."""
     if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, OutliveStop):
         loader.worker_init_fn = OutliveStop(loader.worker_init_fn)
 
 
 def is_evaluation(loader: object) -> bool:
-    """Whether this is a loader of `Trainer.evaluation_loader`."""
+    """Return whether this is a loader of `Trainer.evaluation_loader`."""
     return isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation)

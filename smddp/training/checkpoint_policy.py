@@ -16,7 +16,7 @@ from smddp.job import Job
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
-    """When a trainer saves, and what becomes of it. Each epoch ends with a checkpoint anyway, and so does a stop.
+    """When a trainer saves, and what it keeps. Each epoch ends with a checkpoint anyway, and so does a stop.
 
     Examples:
         >>> policy = CheckpointPolicy(every=1000, keep=Retention(last=2, best=1, metric="accuracy"))
@@ -78,11 +78,11 @@ class CheckpointPolicy:
             )
 
     def writers(self, job: Job) -> Literal["node", "all"]:
-        """Which ranks write this job's checkpoints."""
+        """Return which ranks write this job's checkpoints."""
         if self.share is not None:
             return self.share
         return "node" if job.checkpoint_location == str(job.checkpoint_dir) else "all"
 
     def seconds_between_failures(self, nodes: int) -> float:
-        """How often a job on so many nodes is taken to fail."""
+        """Return the expected seconds between failures of a job on so many nodes."""
         return self.mean_hours_between_failures * 3600 / nodes

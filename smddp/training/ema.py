@@ -51,7 +51,7 @@ class ExponentialMovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Takes the weights and buffers that the model has now into the average."""
+        """Take the weights and buffers that the model has now into the average."""
         is_first = int(self.n_averaged) == 0
         self.n_averaged += 1
         kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}

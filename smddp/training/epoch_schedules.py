@@ -25,11 +25,11 @@ class EpochSchedules:
         self._has_stepped = False
 
     def step(self) -> None:
-        """Notes that the optimizer has taken a step."""
+        """Note that the optimizer has taken a step."""
         self._has_stepped = True
 
     def end_epoch(self) -> None:
-        """Steps the schedules, if the optimizer has taken a step since the last epoch's end."""
+        """Step the schedules, if the optimizer has taken a step since the last epoch's end."""
         if self._has_stepped:
             for scheduler in self._schedulers:
                 scheduler.step()

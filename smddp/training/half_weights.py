@@ -54,7 +54,7 @@ class HalfWeightsModel(PrecisionModel):
             norm.register_forward_hook(self._after_norm)
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's output for the inputs as float16."""
+        """Return the module's output for the inputs as float16."""
         weights, buffers = self._masters()
         # Weights that are one tensor have one name here, and functional_call puts the copy in all their places.
         copies = {name: value.half() for name, value in {**weights, **buffers}.items()}
@@ -69,7 +69,7 @@ class HalfWeightsModel(PrecisionModel):
         return outputs
 
     def _masters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The float32 parameters and buffers that are not of a norm layer, by name."""
+        """Return the float32 parameters and buffers that are not of a norm layer, by name."""
         own = {
             id(value)
             for part in self.module.modules()

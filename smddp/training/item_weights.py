@@ -1,4 +1,4 @@
-"""Micro-batches that count by their items, such as tokens: the step's gradient is that of the mean over all items.
+"""Micro-batches that count by their items, such as tokens: the step's gradient is the mean over all items.
 
 How many items a step has on all ranks is known only after its last micro-batch. So each loss is multiplied by its own
 number of items over a fixed unit, and the gradients by what was missing, once, before they are clipped. The unit is a

@@ -63,13 +63,13 @@ class ModelStep:
         return None if self._replica is None else self._replica.powersgd
 
     def restart(self) -> None:
-        """Forgets micro-batches of a step that was never finished."""
+        """Forget micro-batches of a step that was never finished."""
         self.step.restart()
         self.loss.restart()
         self._items.restart()
 
     def backward_and_step(self, loss: Tensor, share: float, *, items: Tensor | float | None, collect: bool) -> bool:
-        """Takes the loss of one micro-batch; with the last one, takes the optimizer step.
+        """Take the loss of one micro-batch; with the last one, take the optimizer step.
 
         Args:
             loss: A scalar.
@@ -100,14 +100,14 @@ class ModelStep:
         return is_done
 
     def finish_window(self) -> None:
-        """Takes the optimizer step with the micro-batches that a loader's end left."""
+        """Take the optimizer step with the micro-batches that a loader's end left."""
         if self._replica is not None:
             self._replica.average_gradients()
         self.step.finish_window()
         self._after_step()
 
     def mean_loss(self) -> float:
-        """Returns the mean loss of the last step over the ranks; collective."""
+        """Return the mean loss of the last step over the ranks; collective."""
         return self.loss.mean(self._items.loss_factor)
 
     def _after_step(self) -> None:

@@ -71,16 +71,16 @@ class NonfiniteGuard:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets micro-batches of a step that was never finished, and keeps the buffers that are now."""
+        """Forget micro-batches of a step that was never finished, and keep the buffers that are now."""
         self._losses.clear()
         self._keep_buffers()
 
     def add(self, loss: Tensor) -> None:
-        """Takes the loss of a micro-batch, a scalar."""
+        """Take the loss of a micro-batch, a scalar."""
         self._losses.append(loss.detach())
 
     def accepts(self, norm: Tensor) -> bool:
-        """Returns whether the step is to be taken.
+        """Return whether the step is to be taken.
 
         Args:
             norm: That of all gradients of the step together, unscaled and not clipped.
@@ -123,7 +123,7 @@ class NonfiniteGuard:
             logger.warning("%d steps were skipped so far, whose gradients were not finite", self._skipped)
 
     def _event(self, finite: list[bool]) -> str:
-        """What was found, for people."""
+        """Return what was found, for people."""
         ranks = [str(rank) for rank, is_finite in enumerate(finite) if not is_finite]
         if not ranks:
             losses = "the losses of all ranks are finite"
@@ -134,7 +134,7 @@ class NonfiniteGuard:
         return f"the gradients of step {self._steps() + 1} are not finite: {losses}, and {self._first()}"
 
     def _first(self) -> str:
-        """Which parameter's gradient it is, for people."""
+        """Return which parameter's gradient it is, for people."""
         for name, weight in self._module.named_parameters():
             if weight.grad is not None and not torch.isfinite(weight.grad).all():
                 return f"the first of them is that of {name}"

@@ -36,7 +36,7 @@ class OptimizerStep:
         accumulate: Micro-batches a step.
         clip_norm: The largest norm of all gradients together, or None.
         clip_value: The largest absolute value of an element of a gradient, or None.
-        guard: Says whether a step is to be taken with the gradients that there are, or dropped.
+        guard: Says whether to take the step with these gradients, or to drop it.
         tells_applied: Whether ``applied`` is asked for, which may cost a wait for the GPU where there is a scaler.
         timer: Is told where backward and step end.
     """
@@ -86,7 +86,7 @@ class OptimizerStep:
         return float(self._optimizers[0].param_groups[0]["lr"])
 
     def gradient_norm(self) -> float | None:
-        """The norm of all gradients of the last step before it was clipped, or None without ``clip_norm`` or a guard.
+        """Return the norm of all gradients of the last step before clipping; None without ``clip_norm`` or a guard.
 
         It waits for the GPU.
         """
@@ -103,14 +103,14 @@ class OptimizerStep:
         return self._micro_batch + 1 < self.accumulate
 
     def restart(self) -> None:
-        """Forgets micro-batches of a step that was never finished."""
+        """Forget micro-batches of a step that was never finished."""
         self._micro_batch = 0
         self._clear_gradients()
         if self._guard is not None:
             self._guard.restart()
 
     def backward_and_step(self, loss: Tensor, weight: Tensor | float = 1.0) -> bool:
-        """Adds the gradients of one micro-batch's mean loss; after the last one, takes the step.
+        """Add the gradients of one micro-batch's mean loss; after the last one, take the step.
 
         Args:
             loss: A scalar.
@@ -137,7 +137,7 @@ class OptimizerStep:
         return True
 
     def finish_window(self) -> None:
-        """Takes the step with the micro-batches there are: the gradient is that of the mean over these alone."""
+        """Take the step with the micro-batches so far: the gradient is the mean over these alone."""
         assert self._micro_batch > 0, "there is no gradient"
         self._step()
 
@@ -161,7 +161,7 @@ class OptimizerStep:
             self._timer.mark("optimizer")
 
     def _correct_gradients(self, micro_batches: int) -> None:
-        """Makes the gradient that of the mean over all items of the step, or over the micro-batches that it has."""
+        """Scale the gradient to the mean over the step's items, or over the micro-batches that it has."""
         factor: Tensor | float | None = None if self.correction is None else self.correction(micro_batches)
         if factor is None and micro_batches < self.accumulate:
             factor = self.accumulate / micro_batches
@@ -170,7 +170,7 @@ class OptimizerStep:
             torch._foreach_mul_(gradients, factor)
 
     def _prepare_gradients(self) -> bool:
-        """Unscales and clips the gradients; False if the guard drops them."""
+        """Unscale and clips the gradients; False if the guard drops them."""
         scaler, weights = self._scaler, self._parameters()
         if scaler is not None:
             for optimizer in self._optimizers:
@@ -190,7 +190,7 @@ class OptimizerStep:
         return True
 
     def _parameters(self) -> list[Tensor]:
-        """Those of all groups as they are now: a group may be added while training goes on."""
+        """Return the parameters of all groups as they are now: a group may be added during training."""
         return [weight for each in self._optimizers for group in each.param_groups for weight in group["params"]]
 
     def _clear_gradients(self) -> None:
@@ -198,7 +198,7 @@ class OptimizerStep:
             optimizer.zero_grad(set_to_none=True)
 
     def _scaled_step(self, scaler: GradScaler) -> bool:
-        """The optimizers' step under a loss scaler; False if it was skipped, where that must be known."""
+        """Step the optimizers under a loss scaler; return False if it was skipped, where the caller must know."""
         before = scaler.get_scale() if self._asks_scale else 0.0  # which waits for the GPU
         self._stepped = False
         for optimizer in self._optimizers:

@@ -50,7 +50,7 @@ def optimizer_options(optimizers: Sequence[Optimizer]) -> list[tuple[str, list[d
 
 
 def _plain(value: object) -> object:
-    """What can be compared by its text: of an object of another kind, whose text may have its address, its kind."""
+    """Return what ranks can compare: a number, text or list itself, and the class of any other object."""
     if isinstance(value, Tensor):  # a rate may be one, on the rank's own device
         return value.tolist()
     if isinstance(value, list | tuple):

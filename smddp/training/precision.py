@@ -98,17 +98,17 @@ class Precision:
         return _DTYPES[self.name]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """A context whose operations choose this precision; it does nothing for fp32, tf32, O2 and O3."""
+        """Return a context whose operations choose this precision; it does nothing for fp32, tf32, O2 and O3."""
         if self.name not in ("bf16", "fp16"):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def scaler(self) -> GradScaler | None:
-        """The loss scaler that fp16's narrow range needs; None for O3, and where the range is float32's."""
+        """Return the loss scaler that fp16's narrow range needs; None for O3, and where the range is float32's."""
         return GradScaler(self.device.type) if self.name in ("fp16", "O2") else None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with its forward pass in this precision; for fp32 and tf32 the model itself.
+        """Return the model with its forward pass in this precision; for fp32 and tf32 the model itself.
 
         For O3 the model's weights become float16 in place; tf32 is switched on for the whole process.
 
@@ -149,7 +149,7 @@ def _best(device: torch.device) -> str:
 
 
 def _is_from_ampere_on(device: torch.device) -> bool:
-    """Asks for the hardware; ``torch.cuda.is_bf16_supported`` counts emulation, too."""
+    """Ask for the hardware; ``torch.cuda.is_bf16_supported`` counts emulation, too."""
     return torch.cuda.get_device_capability(device) >= _AMPERE
 
 

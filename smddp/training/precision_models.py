@@ -29,7 +29,7 @@ class PrecisionModel(nn.Module):
         self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the wrapped model."""
+        """Call the wrapped model."""
         outputs = self.compute(*args, **kwargs)
         if isinstance(outputs, Tensor) and outputs.dtype in _LOW:
             return outputs.float()  # cross_entropy under autocast would make the same copy
@@ -37,7 +37,7 @@ class PrecisionModel(nn.Module):
 
     @abstractmethod
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own output, in the types in which it was computed."""
+        """Return the model's own output, in the types in which it was computed."""
 
 
 class AutocastModel(PrecisionModel):
@@ -53,7 +53,7 @@ class AutocastModel(PrecisionModel):
         self._autocast = autocast
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output under autocast."""
+        """Return the model's output under autocast."""
         with self._autocast():
             return self.module(*args, **kwargs)
 
@@ -69,5 +69,5 @@ class PureHalfModel(PrecisionModel):
         super().__init__(module.half())
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output for the inputs as float16."""
+        """Return the model's output for the inputs as float16."""
         return self.module(*cast(args, torch.float16), **cast(kwargs, torch.float16))

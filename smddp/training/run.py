@@ -50,14 +50,14 @@ _has_trained = False
 
 
 def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> NoReturn:
-    """Runs the training function as a rank of its job, and ends the process.
+    """Run the training function as a rank of its job, and end the process.
 
     Args:
         main: ``main(config, job)``, ``main(job)``, ``main(config)`` or ``main()``. ``job`` is the parameter of that
             name or of type `smddp.Job`; the other one is annotated with a dataclass, which is filled with the job's
             hyperparameters, or outside of a job from the command line.
         preflight_collectives: Whether to check first what the hosts and ranks tell each other, which takes a second or
-            two: one that is cut off or garbles data ends the job by name, one that is slow is told of.
+            two: a host that is cut off or garbles data ends the job by name, a slow one is logged.
 
     Raises:
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
@@ -69,7 +69,7 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
 def run_with_config(
     main: Callable[..., None], read_config: ConfigReader, *, preflight_collectives: bool = False
 ) -> NoReturn:
-    """Runs the training function as `run` does, with a config that is read in another way.
+    """Run the training function as `run` does, with a config that is read in another way.
 
     Args:
         main: As for `run`.
@@ -173,7 +173,7 @@ def _check_and(work: Callable[[], None], membership: Membership) -> None:
 
 
 def _end_fork(process: int, code: int) -> None:
-    """Ends a process that the script has forked, and that came here: the job is its parent's."""
+    """End a process that the script has forked, and that came here: the job is its parent's."""
     if os.getpid() != process:
         if code not in (0, RESUMABLE):
             logger.error("a process that the script forked failed", exc_info=True)
@@ -181,7 +181,7 @@ def _end_fork(process: int, code: int) -> None:
 
 
 def _run_well(main: Callable[[], None]) -> int:
-    """The exit code of a good end, 0 or 75; whatever else main raises."""
+    """Return the exit code of a good end, 0 or 75; whatever else main raises."""
     try:
         main()
     except SystemExit as ending:
@@ -204,7 +204,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _set_up_logging(cluster: Cluster) -> None:
-    """Lines to stderr, unless the script has set up logging; from rank 0, and from others if something is wrong."""
+    """Log to stderr, unless the script has set up logging: all lines of rank 0, and warnings of the others."""
     level = int(os.environ.get("SM_LOG_LEVEL") or logging.INFO)
     logging.basicConfig(
         format=f"%(asctime)s [rank {cluster.rank}] %(levelname)s %(name)s: %(message)s",
@@ -213,13 +213,13 @@ def _set_up_logging(cluster: Cluster) -> None:
 
 
 def _output_dir_of_sagemaker() -> Path | None:
-    """Where a job that could not even read its own configuration reports to, if it is one of SageMaker's."""
+    """Return where a job that could not even read its own configuration reports to, if it is one of SageMaker's."""
     output_dir = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")) / "output"
     return output_dir if output_dir.is_dir() else None
 
 
 def _tell(code: int) -> None:
-    """Tells the container's first process that this rank ends well, by 0 or 75."""
+    """Tell the container's first process that this rank ends well, by 0 or 75."""
     try:
         write_exit_code(code, os.environ)
     except OSError as error:
@@ -236,7 +236,7 @@ def _record(output_dir: Path | None, report: str) -> None:
 
 
 def _end_soon(membership: Membership) -> None:
-    """Sees to it that the process ends, even if its threads or the process group's destructor wait for lost ranks."""
+    """See to it that the process ends, even if its threads or the process group's destructor wait for lost ranks."""
     if membership.store is not None:
         faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
 
@@ -246,7 +246,7 @@ class StoppedUnheeded(SystemExit):
 
 
 def _end_unheeded() -> None:
-    """Ends the main thread where SIGTERM met it, since nothing there asks for a stop."""
+    """End the main thread where SIGTERM met it, since nothing there asks for a stop."""
     if _has_trained:
         raise StoppedUnheeded(
             "told to stop, and nothing in this script asks for that: what was done since its last checkpoint is lost. "
@@ -262,7 +262,7 @@ def _note_training(*_: object) -> None:
 
 
 def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
-    """Ends a rank that was told to stop and came to no step's end in time; called in a thread."""
+    """End a rank that was told to stop and came to no step's end in time; called in a thread."""
     code = RESUMABLE if open_runs.all_work_is_durable() or not _has_trained else 1
     where = main_thread_traceback()
     seconds = stop_signal.age
@@ -282,7 +282,7 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
 
 
 def _give_up(output_dir: Path, report: str) -> None:
-    """Ends a rank that waits for one that failed; it is called in a thread, while the main one hangs."""
+    """End a rank that waits for one that failed; it is called in a thread, while the main one hangs."""
     logger.critical("another rank failed, and this one does not end by itself; it was here:")
     faulthandler.dump_traceback(file=sys.__stderr__ or 2)
     logger.critical("the first failure was: %s", report)

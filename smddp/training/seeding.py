@@ -18,7 +18,7 @@ _REPRODUCIBLE = (":4096:8", ":16:8")  # https://docs.nvidia.com/cuda/cublas/#res
 
 
 def seed_everything(seed: int, *, rank: int | None = None, deterministic: bool = False) -> None:
-    """Seeds Python, NumPy and PyTorch, on all devices.
+    """Seed Python, NumPy and PyTorch, on all devices.
 
     Without ``rank`` the numbers are the same on all ranks, as the making of weights wants them, and what each generator
     gives after its own ``seed(seed)``. With it each rank has others, as dropout and augmentation want them: derived by

@@ -110,7 +110,7 @@ class Schedule:
 
 
 class DictState:
-    """A dict of the user's, such as the counter of an early stop: saved as it is, and restored in place."""
+    """The user's dict, such as the counter of an early stop: saved as it is, and restored in place."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -126,7 +126,7 @@ class DictState:
 
 
 class LoaderState:
-    """The place of a loader that keeps its own: that of this rank, among as many ranks as there are.
+    """The place of a loader that keeps its own state: this rank's place, for the same number of ranks.
 
     Args:
         loader: It has ``state_dict`` and ``load_state_dict``.

@@ -31,11 +31,11 @@ class StepLoss:
         self._warned = False
 
     def restart(self) -> None:
-        """Forgets micro-batches of a step that was never finished."""
+        """Forget micro-batches of a step that was never finished."""
         self._collected.clear()
 
     def add(self, loss: Tensor, weight: Tensor | float, *, collect: bool) -> None:
-        """Takes the loss of a micro-batch.
+        """Take the loss of a micro-batch.
 
         Args:
             loss: A scalar.
@@ -46,7 +46,7 @@ class StepLoss:
             self._collected.append(loss.detach() * weight)
 
     def mean(self, factor: Tensor | None = None) -> float:
-        """Returns the mean over the samples of the step, those of all ranks; collective.
+        """Return the mean over the step's samples on all ranks; collective.
 
         Args:
             factor: What the sum of this rank's weighted losses is to be multiplied by, so that the mean over the ranks
@@ -57,7 +57,7 @@ class StepLoss:
         return self._over_ranks(losses.mean() if factor is None else losses.sum() * factor)
 
     def check_finite(self, step: int, loss: float) -> None:
-        """Sees, where the loss of a step is not finite, whether the model can still learn.
+        """See, where the loss of a step is not finite, whether the model can still learn.
 
         Args:
             step: Optimizer steps taken.
@@ -74,7 +74,7 @@ class StepLoss:
             logger.warning("the loss of step %d is %s; the weights are finite, and training goes on", step, loss)
 
     def check_weights(self, step: int) -> None:
-        """Sees that all weights are finite; they are the same on all ranks.
+        """See that all weights are finite; they are the same on all ranks.
 
         Args:
             step: Optimizer steps taken.

@@ -46,11 +46,11 @@ class StepReport:
         self._rate = StepRate()
 
     def restart(self) -> None:
-        """Measures the rate from this step on."""
+        """Measure the rate from this step on."""
         self._rate.restart(self._progress.steps)
 
     def aim(self, *, epochs: int = 0, steps: int | None = None, most: float = math.inf) -> None:
-        """Tells the view how many steps this loop will have taken, as far as that is known.
+        """Tell the view at which step this loop will end, if that is known.
 
         Args:
             epochs: Where the loop counts these.
@@ -64,7 +64,7 @@ class StepReport:
         self._view.aim(steps, None if order is None else order.global_batch)
 
     def show(self) -> None:
-        """Shows the line of the last step.
+        """Show the line of the last step.
 
         Raises:
             TrainingDivergedError: Neither the loss nor the weights are finite.

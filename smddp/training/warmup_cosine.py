@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, final_ratio: float = 0.0) -> LambdaLR:
-    """Returns a schedule with a linear warm-up and a cosine decay, for one step an optimizer step.
+    """Return a schedule with a linear warm-up and a cosine decay, for one step an optimizer step.
 
     With w = ``warmup_steps``, step s (from 0) of the warm-up has (s + 1) / (w + 1) of the optimizer's learning rate,
     step w all of it, and from there it falls along half a cosine to ``final_ratio`` of it at ``total_steps``, where it
