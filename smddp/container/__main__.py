@@ -78,7 +78,7 @@ def _report(output_dir: Path, result: Result, reason: str) -> None:
 
 
 def main() -> int:
-    """The program; returns its exit code."""
+    """Run the program; return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("botocore").setLevel(logging.WARNING)  # where it found its configuration is nobody's news
     raise_on_stop()

@@ -52,7 +52,7 @@ class _Table:
         self._open: set[str] = set()
 
     def follow(self, link: str, *, depth: int) -> tuple[str, int]:
-        """Where a link leads, and through how many links, itself included; once they are too many, that is all.
+        """Return where a link leads, and through how many links, itself included; once they are too many, that is all.
 
         Args:
             link: Its path.

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _PROCESSES_PER_CPU = 4
 _FEW_PROCESSES = 64
-"""A host may always be asked for so many, however few its CPUs."""
+"""Ranks that a host always takes, however few its CPUs."""
 
 _REFUSED = {
     "sagemaker_multi_worker_mirrored_strategy_enabled": "The multi-worker mirrored strategy",
@@ -45,7 +45,7 @@ class Command:
     """Whether several ranks write to one standard error."""
 
     def line(self, python: str) -> list[str]:
-        """The whole command line, with the job's interpreter."""
+        """Return the whole command line, with the job's interpreter."""
         return list(self.words) if self.through_shell else [python, *self.words]
 
 
@@ -85,7 +85,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
 
 
 def _launcher(framework: Mapping[str, Any]) -> str | None:
-    """What to start the ranks with: "mpi", "torchrun", "parameter_server" (torchrun, too) or, for plain, None."""
+    """Return what starts the ranks: "mpi", "torchrun", "parameter_server" (torchrun, too); None for a plain script."""
     for name, what in _REFUSED.items():
         if framework.get(name):
             raise JobError(f"{what} ({name}) are not for PyTorch here: use the distribution torch_distributed.")
@@ -123,7 +123,7 @@ def _processes_per_host(framework: Mapping[str, Any], gpus: int) -> int:
 
 
 def _most_processes() -> int:
-    """Enough for every layout that makes sense, and far below what would take the host down."""
+    """Return the most ranks a host takes: enough for every sensible layout, far below what takes a host down."""
     return max(_FEW_PROCESSES, _PROCESSES_PER_CPU * (os.cpu_count() or 1))
 
 

@@ -120,7 +120,7 @@ class Contract:
 
 
 def base_directory(environ: Mapping[str, str]) -> Path:
-    """/opt/ml, or where SAGEMAKER_BASE_DIR moves it."""
+    """Return /opt/ml, or where SAGEMAKER_BASE_DIR moves it."""
     return Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
 
 
@@ -169,7 +169,7 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def _check_hyperparameters(given: Mapping[str, Any]) -> None:
-    """Each becomes the environment variable SM_HP_<NAME> and the option --<name>: its name must fit both."""
+    """Check the names: each becomes the variable SM_HP_<NAME> and the option --<name>."""
     for name, value in given.items():
         if "=" in name or "\0" in name:
             raise JobError(

@@ -47,7 +47,7 @@ _IN_TRAINING_ENV_ONLY = frozenset(
 
 
 def sagemaker_variables(contract: Contract, environ: Mapping[str, str], *, gpus: int) -> dict[str, str]:
-    """Every SM_* variable of the toolkit.
+    """Return every SM_* variable of the toolkit.
 
     Args:
         contract: What the platform says.
@@ -71,7 +71,7 @@ def sagemaker_variables(contract: Contract, environ: Mapping[str, str], *, gpus:
 
 
 def process_environment(contract: Contract, environ: Mapping[str, str], *, gpus: int) -> dict[str, str]:
-    """The whole environment of the job's processes."""
+    """Return the whole environment of the job's processes."""
     region = contract.platform.get("sagemaker_region") or environ.get("AWS_REGION", environ.get("AWS_DEFAULT_REGION"))
     result = {
         **environ,
@@ -88,7 +88,7 @@ def process_environment(contract: Contract, environ: Mapping[str, str], *, gpus:
 
 
 def user_arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
-    """The user's hyperparameters as the toolkit puts them on the entry point's command line."""
+    """Return the user's hyperparameters as the toolkit puts them on the entry point's command line."""
     arguments: list[str] = []
     for name, value in sorted(hyperparameters.items()):
         flag = f"--{name}" if len(name) > 1 else f"-{name}"
@@ -99,7 +99,7 @@ def user_arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
 
 
 def _view(contract: Contract, environ: Mapping[str, str], gpus: int) -> dict[str, Any]:
-    """The toolkit's own view of a job, by the toolkit's names; SM_TRAINING_ENV holds all of it."""
+    """Return the toolkit's own view of a job, by the toolkit's names; SM_TRAINING_ENV holds all of it."""
     program = environ.get("SAGEMAKER_PROGRAM", contract.platform.get("sagemaker_program"))
     groups = contract.groups
     base = contract.base
@@ -156,14 +156,14 @@ def _model_parallel(environ: Mapping[str, str]) -> bool | str | None:
 
 
 def _python_path(code_dir: Path, environ: Mapping[str, str]) -> list[str]:
-    """The code directory, the user's own, and this package's home if the interpreter would not look there."""
+    """Return the code directory, the user's own, and this package's home if the interpreter would not look there."""
     path = [str(code_dir), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     home = str(Path(__file__).resolve().parents[2])
     return path if home in {*path, *site.getsitepackages()} else [*path, home]
 
 
 def _defaults(contract: Contract, environ: Mapping[str, str]) -> dict[str, str]:
-    """What processes without a launcher of their own need, and log lines that come as they are written."""
+    """Return what processes without a launcher of their own need, and log lines that come as they are written."""
     defaults = {
         "MASTER_ADDR": contract.master_host if len(contract.hosts) > 1 else "127.0.0.1",
         "MASTER_PORT": environ.get("SMDDP_MASTER_PORT", str(MASTER_PORT)),

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
-    """The GPUs that nvidia-smi lists; without that program, those that have a device file."""
+    """Return the GPUs that nvidia-smi lists; without that program, those that have a device file."""
     if shutil.which("nvidia-smi") is not None:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
         if listed.returncode == 0:
@@ -23,6 +23,6 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def count_visible(gpus: int, environ: Mapping[str, str]) -> int:
-    """Those of ``gpus`` that CUDA_VISIBLE_DEVICES lets a process use."""
+    """Return the ``gpus`` that CUDA_VISIBLE_DEVICES lets a process use."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return gpus if visible is None else min(gpus, len([name for name in visible.split(",") if name.strip()]))

@@ -29,7 +29,7 @@ DEFAULT_SIGNALS = (*STOP_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ)
 """What the program starts with as it would anywhere; Python ignores the last two for itself."""
 
 LOOK_SECONDS = 0.1
-"""How often ranks are looked for once a stop came: those that are just being started hear of it too."""
+"""Seconds between looks for ranks once a stop came: a rank that is just being started must hear of it, too."""
 
 FAREWELL_SECONDS = 30.0
 """How long the program may go on once all ranks ended resumable: the toolkit's MPI workers wait for a word of the first
@@ -45,7 +45,7 @@ class Init:
 
     Args:
         command: The program and its arguments.
-        exit_codes: The directory for the ranks' words; None if there is none to be had.
+        exit_codes: The directory for the ranks' words; None if none can be made.
 
     Raises:
         OSError: The program can't be started.
@@ -86,7 +86,7 @@ class Init:
                 return status if status >= 0 else 128 - status
 
     def all_saved(self) -> bool:
-        """Whether a stop came, and everybody who was told of it ended resumable, by their words.
+        """Return whether a stop came, and everybody who was told of it ended resumable, by their words.
 
         Every rank has to say so. Where a shell runs one step after another, steps may say nothing or that they are
         done. What happened without a stop that was heard here is the program's to tell.
@@ -116,7 +116,7 @@ class Init:
         self._send(signum, self._told & Descendants(os.getpid()).parents.keys())
 
     def _tell(self, stop: signal.Signals, descendants: Descendants) -> None:
-        """Tell whoever has not heard of it and can, or had time enough to learn it."""
+        """Signal the processes that have a handler by now, or had time enough to set one."""
         now = time.monotonic()
         ranks = {rank: marks for rank, marks in descendants.ranks().items() if not marks <= self._told_marks}
         waiting = ranks.keys() if ranks or self._told_ranks else self._script(descendants, now)
@@ -130,7 +130,7 @@ class Init:
                     self._told_marks |= ranks[process]
 
     def _script(self, descendants: Descendants, now: float) -> set[int]:
-        """Whom a stop concerns where there are no ranks: one step after the other of what a shell runs."""
+        """Return the processes to signal where there are no ranks: one step after the other of what a shell runs."""
         if not self._told.isdisjoint(descendants.parents):
             return set()  # beside it, in a pipe, may stand what only has to end after it
         script = descendants.script(self._program) - self._told
@@ -172,7 +172,7 @@ def _say(text: str) -> None:
 
 
 def main(command: Sequence[str]) -> int:
-    """The program; returns its exit code, or 75 after a stop if all ranks ended resumable."""
+    """Run the program; return its exit code, or 75 after a stop if all ranks ended resumable."""
     if not command:
         _say("give it the program to run, such as: python -m smddp.container.init train")
         return 2

@@ -88,7 +88,7 @@ class Tail:
             del self._kept[:-TAIL_BYTES]
 
     def text(self) -> str:
-        """What was kept, once the pipe is at its end."""
+        """Return what was kept, once the pipe is at its end."""
         self._thread.join(DRAIN_SECONDS)
         return bytes(self._kept).decode(errors="replace")
 

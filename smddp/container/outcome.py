@@ -22,7 +22,7 @@ def forget_outcome(output_dir: Path) -> None:
 
 
 def report_success(output_dir: Path) -> None:
-    """Write ``success``, which is empty; a failure that a restart made good is none."""
+    """Write ``success``, which is empty, and remove a failure that a restart made good."""
     path = output_dir / "success"
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -48,10 +48,10 @@ def report_failure(output_dir: Path, reason: str) -> None:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that there is no room left on a disk, or in this user's share of it."""
+    """Return whether an error says that there is no room left on a disk, or in this user's share of it."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _cause(error: OSError) -> str:
-    """What an error of the file system means for the reader of a log."""
+    """Return what an error of the file system means for the reader of a log."""
     return f"the disk is full ({error})" if is_full_disk(error) else str(error)

@@ -31,13 +31,13 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
         code_dir: Where requirements.txt may stand.
         environment_dir: Where the virtual environment goes, if there is something to install.
         package: Whether the code is a package (it has a setup.py) that has to be installed, too.
-        environ: pip's environment: it reads PIP_* variables.
+        environ: The environment of pip, which reads PIP_* variables.
 
     Returns:
         The interpreter that the job's processes run with.
 
     Raises:
-        SourceError: pip failed; its last lines are in the message.
+        SourceError: The installation failed; its last lines are in the message.
         StoppedBeforeStart: A stop came meanwhile.
     """
     requirements = code_dir / "requirements.txt"
@@ -65,7 +65,7 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
 
 
 def already_installed(lines: Iterable[str]) -> bool:
-    """Whether every requirement in these lines is plain (a name, versions, a marker) and met by this interpreter.
+    """Return whether each requirement is plain (a name, versions, a marker) and met by this interpreter.
 
     Whatever is not plain, such as a URL, extras, hashes or another file, is pip's to judge: the answer is no.
     """
@@ -91,7 +91,7 @@ def already_installed(lines: Iterable[str]) -> bool:
 
 
 def _lines(requirements: Path) -> list[str]:
-    """Those of the file, in the encoding that pip expects; what is no text in it is no plain requirement either."""
+    """Return the file's lines, in the encoding that pip expects; a file that is no text has no plain requirement."""
     return requirements.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
@@ -108,6 +108,6 @@ def _make_environment(directory: Path) -> Path:
 
 
 def activated(environ: Mapping[str, str], python: str) -> dict[str, str]:
-    """An environment in which programs find this interpreter, and the scripts beside it, first."""
+    """Return an environment in which programs find this interpreter, and the scripts beside it, first."""
     programs = str(Path(python).parent)
     return {**environ, "PATH": os.pathsep.join([programs, *filter(None, [environ.get("PATH")])])}

@@ -52,7 +52,7 @@ def fetch_source(uri: str, code_dir: Path, *, region: str | None, environ: Mappi
 
 
 def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
-    """The entry point, if it is a plain relative path of a file in the code directory.
+    """Return the entry point, if it is a plain relative path of a file in the code directory.
 
     Raises:
         SourceError: It is not; the message lists the files that there are.
