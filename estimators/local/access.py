@@ -38,15 +38,15 @@ class Access:
         return f"sagemaker-{self.region}-{ACCOUNT_ID}"
 
     def endpoint_of(self, service: str) -> str:
-        """Where requests to an AWS service (boto3's name for it) go."""
+        """Return where requests to an AWS service (boto3's name for it) go."""
         return self.s3_endpoint_url if service == "s3" else self.endpoint_url
 
     def boto_session(self) -> boto3.Session:
-        """A boto3 session all of whose clients and resources talk to the local platform."""
+        """Return a boto3 session all of whose clients and resources talk to the local platform."""
         return PlatformSession(botocore_session=_LocalSession(self), region_name=self.region)
 
     def client_environment(self, directory: Path, *, bypasses: Iterable[str] = ()) -> dict[str, str]:
-        """Variables for a program on this machine that uses an AWS SDK or the AWS CLI.
+        """Return variables for a program on this machine that uses an AWS SDK or the AWS CLI.
 
         Args:
             directory: Where the files lie that they name: see `write_files`.
@@ -61,7 +61,7 @@ class Access:
         }
 
     def container_environment(self, *, bypasses: Iterable[str] = ()) -> dict[str, str]:
-        """Variables for a program that uses an AWS SDK and finds no configuration of anyone's.
+        """Return variables for a program that uses an AWS SDK and finds no configuration of anyone's.
 
         Args:
             bypasses: More hosts that no proxy is to be asked for.
@@ -84,7 +84,7 @@ class Access:
         }
 
     def sdk_environment(self, directory: Path) -> dict[str, str]:
-        """Variables for a program that uses the SageMaker SDK, which does not look at AWS_ENDPOINT_URL everywhere."""
+        """Return variables for the SageMaker SDK, which does not look at AWS_ENDPOINT_URL everywhere."""
         return {
             "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(directory / "sagemaker.yaml"),
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(directory / "sagemaker.yaml"),
@@ -93,7 +93,7 @@ class Access:
         }
 
     def environment(self, directory: Path) -> dict[str, str]:
-        """Variables for any program on this machine, an unmodified submit script among them."""
+        """Return variables for any program on this machine, an unmodified submit script among them."""
         clients = self.client_environment(directory, bypasses=bypassed_hosts(os.environ))
         return {**clients, **self.sdk_environment(directory)}
 
@@ -119,7 +119,7 @@ class Access:
 
 
 def bypassed_hosts(environment: Mapping[str, str]) -> frozenset[str]:
-    """The hosts for which an environment wants no proxy to be asked."""
+    """Return the hosts for which an environment wants no proxy to be asked."""
     listed = ",".join(environment.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     return frozenset(host.strip() for host in listed.split(",") if host.strip())
 

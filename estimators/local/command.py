@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.5
 
 
 def _existing_or_new(text: str | Path) -> Path:
-    """The directory that an option names. An empty text is no name: as a path it would be the current directory."""
+    """Return the directory that an option names; refuse an empty text, which as a path is the current directory."""
     if text == "":
         raise typer.BadParameter("It is empty. Give the path of a directory; it is made if missing.")
     directory = Path(text)
@@ -145,14 +145,14 @@ def _executor(
     cpus: float | None,
     memory: str | None,
 ) -> Docker | Slurm | None:
-    """Where jobs are to run; None: as processes here."""
+    """Return where jobs are to run; None: as processes here."""
     if docker and slurm:
         raise typer.BadParameter("--docker and --slurm: jobs run in containers here, or on Slurm; give one of them.")
     return _cluster(slurm, partition, slurm_options) or _containers(docker, images, cpus, memory)
 
 
 def _containers(docker: bool, images: list[str], cpus: float | None, memory: str | None) -> Docker | None:
-    """What the options say of containers; None if jobs are to be processes."""
+    """Return what the options say of containers; None if jobs are to be processes."""
     from estimators.local import Docker
 
     if not docker:
@@ -172,7 +172,7 @@ def _containers(docker: bool, images: list[str], cpus: float | None, memory: str
 
 
 def _cluster(shared: Path | None, partition: str | None, options: list[str]) -> Slurm | None:
-    """What the options say of Slurm; None if jobs are not to run there."""
+    """Return what the options say of Slurm; None if jobs are not to run there."""
     from estimators.local import Slurm
 
     if shared is None:
@@ -194,7 +194,7 @@ def _platform(
     port: int = 0,
     storage: Literal["memory", "disk"] = "memory",
 ) -> Iterator[LocalSageMaker]:
-    """A running platform; if it can't run, one line that says why."""
+    """Run a platform for the block; if it can't run, end with one line that says why."""
     from estimators.local import LocalSageMaker
     from estimators.local.errors import LocalPlatformError
 

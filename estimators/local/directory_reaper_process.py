@@ -23,7 +23,7 @@ class Lifeline:
         self._descriptor = descriptor
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
         return self._descriptor
 
     def also_remove(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class DirectoryReaperProcess:
         return self._process.pid
 
     def wait(self, timeout: float) -> bool:
-        """Whether it has ended within some seconds, and so everybody who had the lifeline."""
+        """Return whether it has ended within some seconds, and so everybody who had the lifeline."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:

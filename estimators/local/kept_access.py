@@ -37,7 +37,7 @@ class KeptAccess:
         self.directory = platform / "access"
 
     def read(self) -> Access | None:
-        """The addresses and keys of the platform that ran here last, or runs; None if none ever did.
+        """Return the addresses and keys of the platform that ran here last, or runs; None if none ever did.
 
         Raises:
             LocalPlatformError: Somebody else could have written it, or it is no such file.
@@ -55,7 +55,7 @@ class KeptAccess:
             raise LocalPlatformError(f"{path} can't be read: {why}. Remove it: new keys are made then.") from error
 
     def read_running(self) -> Access | None:
-        """The addresses and keys of the platform that runs here now; None if none does.
+        """Return the addresses and keys of the platform that runs here now; None if none does.
 
         What answers there is not asked alone: another user's program could answer. Who holds the objects is ours.
 
@@ -67,7 +67,7 @@ class KeptAccess:
         return access if runs else None
 
     def require_running(self) -> Access:
-        """The addresses and keys of the platform that runs here now.
+        """Return the addresses and keys of the platform that runs here now.
 
         Raises:
             LocalPlatformError: None does; or as `read` does.
@@ -99,7 +99,7 @@ class KeptAccess:
 
 
 def port_again(endpoint_url: str) -> int:
-    """The port of an address on this machine if it can be had again; else, with a warning, 0, which stands for any."""
+    """Return the port if it is free on an address of this machine; else warn, and return 0, which means any port."""
     port = urlsplit(endpoint_url).port or 0
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: its old connections may linger

@@ -63,7 +63,7 @@ def require_unshared(directory: Path) -> None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether nobody but this user, and root, is in a group: many systems give each user one of the same name."""
+    """Return whether a group holds nobody but this user and root: many systems give each user one of the same name."""
     if group == 0:
         return True
     try:
@@ -74,7 +74,7 @@ def _is_own_group(group: int) -> bool:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a platform that runs holds a directory."""
+    """Return whether a platform that runs holds a directory."""
     try:
         with (directory / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

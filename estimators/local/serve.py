@@ -176,7 +176,7 @@ def _create_bucket(s3: Any, access: Access) -> None:
 
 
 def _bridge_address() -> str:
-    """Where containers can reach this process."""
+    """Return where containers can reach this process."""
     try:
         require_engine()
         return bridge_address()

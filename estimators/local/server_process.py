@@ -54,12 +54,12 @@ class ServerSettings:
     keys: KeyPair
 
     def to_json(self) -> str:
-        """One line."""
+        """Return one line."""
         return json.dumps({**asdict(self), "kind": type(self.executor).__name__})
 
     @classmethod
     def from_json(cls, line: str) -> ServerSettings:
-        """The settings that `to_json` wrote."""
+        """Return the settings that `to_json` wrote."""
         fields = json.loads(line)
         kind = {"Docker": Docker, "Slurm": Slurm}.get(fields.pop("kind"))
         executor = None if kind is None else kind(**fields["executor"])
@@ -122,7 +122,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def end_of_log(self) -> str:
-        """The last lines that were written to its log since this was asked last."""
+        """Return the last lines that were written to its log since this was asked last."""
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-20:])
 
     def stop(self) -> None:

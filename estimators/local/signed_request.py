@@ -51,7 +51,7 @@ def ask(access: Access, operation: str, request: Mapping[str, Any], *, service: 
 
 
 def answers(access: Access) -> bool:
-    """Whether a platform answers there, and takes these keys."""
+    """Return whether a platform answers there, and takes these keys."""
     try:
         return "TrainingJobSummaries" in ask(access, "ListTrainingJobs", {"MaxResults": 1})
     except (BotoCoreError, ClientError, ValueError):  # nobody, another program, or another platform

@@ -90,14 +90,14 @@ class Connections:
             self._waiting[connection] = None
 
     def waits(self, connection: socket.socket) -> None:
-        """The server has nothing to do for this connection until its client does something."""
+        """Note that the connection waits for its client, and may be closed for another."""
         with self._changed:
             if connection not in self._waiting:
                 self._waiting[connection] = None
                 self._changed.notify()
 
     def works(self, connection: socket.socket) -> None:
-        """The server works for this connection: it does not give way."""
+        """Note that the server works for this connection, which therefore is not closed for another."""
         with self._changed:
             self._waiting.pop(connection, None)
 
@@ -109,7 +109,7 @@ class Connections:
             self._changed.notify()
 
     def open_the_gate(self) -> None:
-        """Block nobody any more."""
+        """Let every connection through: the server closes."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -171,12 +171,12 @@ class _Reader(io.RawIOBase):
         self.expect_head()
 
     def expect_head(self) -> None:
-        """What comes next is a request line and headers: all of it has one deadline."""
+        """Begin a request line and headers: all of it has one deadline."""
         self._deadline: float | None = time.monotonic() + HEAD_SECONDS
         self._received = 0
 
     def expect_body(self) -> None:
-        """What comes next is a body: only the time spent waiting for it counts, not what its reader does meanwhile."""
+        """Begin a body: only the time spent waiting for it counts, not what its reader does meanwhile."""
         self._deadline = None
         self._received, self._waited = 0, 0.0
 

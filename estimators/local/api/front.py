@@ -101,7 +101,7 @@ class AwsErrors:
 
 
 def read_answer(answer: Iterable[bytes]) -> bytes:
-    """All of an application's answer, which is closed thereafter, as WSGI demands of whoever does not hand it on."""
+    """Return all of an application's answer, and close it, as WSGI demands of a caller that does not hand it on."""
     try:
         return b"".join(answer)
     finally:

@@ -81,7 +81,7 @@ class Guard:
 
 
 def _head(environ: WSGIEnvironment) -> Request:
-    """The request without its body."""
+    """Return the request without its body."""
     message: Message = environ[RAW_HEADERS]
     headers: dict[str, str] = {}
     for name, value in message.items():

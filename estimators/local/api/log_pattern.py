@@ -34,7 +34,7 @@ class LogPattern:
         """Read a request's ``filterPattern``; what is left empty matches everything.
 
         Raises:
-            ApiError: It is none, or one that the local platform does not play.
+            ApiError: It is no pattern, or of a kind that the local platform does not know.
         """
         if not isinstance(text, str):
             raise ApiError("InvalidParameterException", f"filterPattern={text!r} must be a text.")
@@ -52,7 +52,7 @@ class LogPattern:
         return cls(required=tuple(terms[""]), alternatives=tuple(terms["?"]), excluded=tuple(terms["-"]))
 
     def matches(self, message: str) -> bool:
-        """Whether a message is wanted."""
+        """Return whether a message is wanted."""
         return (
             all(term in message for term in self.required)
             and (not self.alternatives or any(term in message for term in self.alternatives))

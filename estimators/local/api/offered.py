@@ -165,5 +165,5 @@ def require_offered(service: str, operation: str) -> None:
 
 
 def _unsupported(message: str) -> ApiError:
-    """A refusal that no client tries again."""
+    """Return a refusal that no client tries again."""
     return ApiError("UnsupportedOperation", message)

@@ -99,7 +99,7 @@ def _method_and_path(environ: WSGIEnvironment) -> str:
 
 
 def read_document(environ: WSGIEnvironment) -> dict[str, Any]:
-    """The JSON object in a request's body; no body is an empty one.
+    """Return the JSON object in a request's body; no body is an empty one.
 
     Raises:
         ApiError: SerializationException, if it is none, or too deep.

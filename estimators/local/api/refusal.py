@@ -64,7 +64,7 @@ def _document(error: ApiError, environ: WSGIEnvironment, identifier: str) -> tup
 
 
 def _cbor(fields: dict[str, str]) -> bytes:
-    """A map of texts, as RFC 8949 writes it."""
+    """Return a map of texts, as RFC 8949 writes it."""
     parts = [_cbor_head(5, len(fields))]
     for text in (text.encode() for pair in fields.items() for text in pair):
         parts += [_cbor_head(3, len(text)), text]

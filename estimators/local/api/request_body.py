@@ -46,7 +46,7 @@ class RequestBody:
         """Bytes read."""
 
     def sha256(self) -> str:
-        """The body's SHA-256, in hex.
+        """Return the body's SHA-256, in hex.
 
         Raises:
             ApiError: The body is too large, malformed, too slow, or not all there.
@@ -55,7 +55,7 @@ class RequestBody:
         return self._hash.hexdigest()
 
     def read(self) -> IO[bytes]:
-        """The body, as a file at its beginning.
+        """Return the body, as a file at its beginning.
 
         Raises:
             ApiError: The body is too large, malformed, too slow, or not all there.

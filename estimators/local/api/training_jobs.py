@@ -70,7 +70,7 @@ class TrainingJobApi:
 
 
 def _is_about_training_jobs(operation: str, request: Mapping[str, Any]) -> bool:
-    """Tags serve every kind of resource; the engine knows only one."""
+    """Return whether the request is about a resource of the engine: tags serve every kind, the engine knows one."""
     return operation not in _TAGGING or ":training-job/" in str(request.get("ResourceArn"))
 
 
@@ -86,7 +86,7 @@ def _answer(start_response: StartResponse, document: dict[str, Any]) -> Iterable
 
 
 def _epoch_seconds(value: object) -> float:
-    """The JSON protocol's form of a time: seconds since 1970, to the millisecond."""
+    """Return the JSON protocol's form of a time: seconds since 1970, to the millisecond."""
     if isinstance(value, datetime):
         return round(value.timestamp(), 3)
     raise TypeError(f"{type(value).__name__} has no form in the JSON protocol")

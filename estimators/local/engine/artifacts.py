@@ -37,7 +37,7 @@ class _File:
 
 
 def upload_model(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> str:
-    """Upload /opt/ml/model of all hosts, be it empty; the URI for ModelArtifacts."""
+    """Upload /opt/ml/model of all hosts, even if empty; return the URI for ModelArtifacts."""
     what = "Model upload failed"
     files = _merge(trees, PurePath("model"), what, output)
     if not compressed:
@@ -64,7 +64,7 @@ def upload_output(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratc
 
 
 def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri) -> dict[str, _File]:
-    """The files and links of all hosts by their path in the folder; links to directories are links.
+    """Return the files and links of all hosts by their path in the folder; links to directories are links.
 
     Raises:
         FailedJobError: Something stands in the folder's place, or a directory can't be read. That a program has

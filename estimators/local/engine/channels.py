@@ -34,12 +34,12 @@ class Fetch:
 
 
 def receivers(channel: Channel, hosts: Sequence[Host]) -> list[Host]:
-    """The hosts that get a channel, all of it or a share."""
+    """Return the hosts that get a channel, all of it or a share."""
     return [host for host in hosts if not channel.groups or host.group in channel.groups]
 
 
 def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: Mapping[str, Path]) -> list[Fetch]:
-    """Which objects of a channel go to which files.
+    """Return which objects of a channel go to which files.
 
     Args:
         s3: A client.
@@ -60,7 +60,7 @@ def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: M
 
 
 def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
-    """The objects of a channel by their path in it.
+    """Return the objects of a channel by their path in it.
 
     Raises:
         FailedJobError: If there is no object, or one can't be a file of the channel.
@@ -75,7 +75,7 @@ def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
 
 
 def share_out(channel: Channel, names: Iterable[str], hosts: int, *, epoch: int = 0) -> list[list[str]]:
-    """The names that each of the hosts gets, in their order; a channel's seed shuffles each epoch in another way."""
+    """Return the names that each host gets, in order; a channel's seed shuffles each epoch differently."""
     ordered = sorted(names)
     if channel.seed is not None:
         seed = f"{channel.seed} {epoch}" if epoch else channel.seed
@@ -108,19 +108,19 @@ def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: C
 
 
 def prefix_objects(s3: S3Client, uri: S3Uri) -> dict[str, S3Uri]:
-    """The objects below a prefix that is a folder, by their path in it."""
+    """Return the objects below a prefix that is a folder, by their path in it."""
     folder = S3Uri(bucket=uri.bucket, key=f"{uri.key.rstrip('/')}/" if uri.key else "")
     return {_below(folder.key, found.key): found for found in list_objects(s3, folder)}
 
 
 def relative_path(name: str) -> PurePosixPath | None:
-    """``name`` as a path that stays in its directory, or None if it would leave it."""
+    """Return ``name`` as a path that stays in its directory, or None if it would leave it."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if not parts or ".." in parts or "\0" in name else PurePosixPath(*parts)
 
 
 def _below(prefix: str, key: str) -> str:
-    """A key's path in the channel: below the prefix if that is a folder, else below the folder that it begins in."""
+    """Return a key's path in the channel: below the prefix if that is a folder, else below the folder it begins in."""
     if prefix.endswith("/") or key[len(prefix) :].startswith("/"):
         return key[len(prefix) :]
     return key[prefix.rfind("/") + 1 :]
@@ -141,7 +141,7 @@ def _manifest(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
 
 
 def _check_files(channel: Channel, objects: Mapping[str, S3Uri]) -> None:
-    """Each object must be a file, one alone, in the channel, and nothing else's folder."""
+    """Check that each object is one file in the channel, alone at its path, and no other file's folder."""
     if not objects:
         raise _failure(channel, f'no S3 objects found under "{channel.uri}"; upload them, or correct the S3Uri')
     files: dict[str, S3Uri] = {}

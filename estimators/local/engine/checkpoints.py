@@ -130,7 +130,7 @@ class CheckpointSync:
             logger.warning("checkpoints could not be copied to %s; will be tried again", self._uri, exc_info=True)
 
     def _synchronise(self, *, last: bool = False) -> None:
-        """One look at all directories: first what is new, in the order it was written, then what is gone.
+        """Look at all directories once: first what is new, in the order it was written, then what is gone.
 
         What could not be copied before comes last: what S3 refuses again and again holds up nothing.
 
@@ -192,7 +192,7 @@ class CheckpointSync:
                 del self._known[host][name]
 
     def _scan(self, tree: HostTree, unread: Callable[[OSError], None] = lambda _: None) -> dict[str, Signature]:
-        """Every file of a host's by its path in the folder; a link to a file is one."""
+        """Return every file of a host's by its path in the folder; a link to a file is one."""
         files = {}
         for name, status in tree.entries(self._folder, unread=unread):
             if name.endswith(_TRANSIENT):
@@ -205,7 +205,7 @@ class CheckpointSync:
 
 
 def _signature(status: os.stat_result | None) -> Signature | None:
-    """None if there is no file (any more)."""
+    """Return None if there is no file (any more)."""
     if status is None or not stat.S_ISREG(status.st_mode):
         return None
     return (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -12,7 +12,7 @@ from estimators.service_model import service_model
 
 
 def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of a request that are shown, with AWS's defaults, and what was changed since."""
+    """Return the members of a request that are shown, with AWS's defaults, and what was changed since."""
     shape = service_model().operation_model("DescribeTrainingJob").output_shape
     assert shape is not None
     asked = copy.deepcopy({name: value for name, value in members.items() if name in shape.members})
@@ -32,7 +32,7 @@ def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> 
 
 
 def describe_progress(progress: JobProgress) -> dict[str, Any]:
-    """How far a job has come; what is not known yet is left out."""
+    """Return how far a job has come; what is not known yet is left out."""
     seconds = max(1, round(progress.training_seconds)) if progress.training_seconds else None
     optional = {
         "TrainingStartTime": progress.training_start,
@@ -53,5 +53,5 @@ def describe_progress(progress: JobProgress) -> dict[str, Any]:
 
 
 def merged(old: Any, new: Any) -> Any:
-    """A member after a change: of a structure, only what the change names is replaced."""
+    """Return a member after a change: of a structure, only what the change names is replaced."""
     return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new

@@ -24,7 +24,7 @@ _IMAGE = {
 def host_environment(
     *, job_name: str, job_arn: str, region: str, platform: Mapping[str, str], requested: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of every host of a job.
+    """Return the environment of every host of a job.
 
     Args:
         job_name: The job's name.

@@ -24,10 +24,10 @@ class FailedJobError(Exception):
 
 
 def invalid(message: str) -> ApiError:
-    """The error of a request that does not follow the rules."""
+    """Return the error of a request that does not follow the rules."""
     return ApiError("ValidationException", message)
 
 
 def not_found(job_name: str) -> ApiError:
-    """The error of a request about a job that is not there (AWS gives it this code, not ResourceNotFound)."""
+    """Return the error of a request about a job that is not there (AWS gives it this code, not ResourceNotFound)."""
     return invalid(f"Requested resource not found: there is no training job {job_name}.")

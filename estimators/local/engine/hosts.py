@@ -30,7 +30,7 @@ class Host:
 
 
 def name_hosts(groups: tuple[InstanceGroup, ...]) -> tuple[Host, ...]:
-    """The instances of all groups."""
+    """Return the instances of all groups."""
     instances = [group for group in groups for _ in range(group.count)]
     return tuple(
         Host(name=f"algo-{number}", group=group.name, instance_type=group.instance_type)

@@ -95,7 +95,7 @@ class JobRecord:
     # For requests, from any thread.
 
     def describe(self) -> dict[str, Any]:
-        """As DescribeTrainingJob shows it."""
+        """Return the description as DescribeTrainingJob shows it."""
         with self._changed:
             progress, updates = self._progress, copy.deepcopy(self._updates)
         return {
@@ -160,7 +160,7 @@ class JobRecord:
             self._progress = self._progress.enter(status, _now())
 
     def must_end(self) -> bool:
-        """Whether the job was stopped, has reached a time limit, or the engine ends."""
+        """Return whether the job was stopped, has reached a time limit, or the engine ends."""
         with self._changed:
             self._heed_limits()
             return self._ending in (Ending.STOP, Ending.CLOSE)
@@ -177,7 +177,7 @@ class JobRecord:
             self._training_since = time.monotonic()
 
     def host_ended(self, host: str, end: Exit) -> None:
-        """A host's program ended."""
+        """Note that a host's program ended."""
         with self._changed:
             self._exits[host] = end
             if end.lost and self.request.spot:
@@ -191,7 +191,7 @@ class JobRecord:
             self._changed.notify_all()
 
     def platform_failed(self, reason: str) -> None:
-        """The platform can't go on with the job: its data can't be sent, or its storage is gone."""
+        """Fail the job for the platform's sake: its data can't be sent, or its storage is gone."""
         with self._changed:
             if self._ending is None:
                 self._platform_failure = reason
@@ -223,7 +223,7 @@ class JobRecord:
             return self._ending, dict(self._exits)
 
     def begin_again(self) -> None:
-        """After an interruption: Interrupted, and Starting again.
+        """Go through Interrupted back to Starting, after an interruption.
 
         Raises:
             StoppedError: If the job is to end instead.

@@ -46,7 +46,7 @@ def list_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> 
 def cut_page(
     jobs: list[Mapping[str, Any]], member: str, request: Mapping[str, Any]
 ) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
-    """The jobs of one page in the order of ``member``, and the token of the next, if there is one.
+    """Return the jobs of one page in the order of ``member``, and the token of the next, if there is one.
 
     A token holds the last job's place in the order, so pages stay right while jobs come and go.
     """
@@ -75,7 +75,7 @@ def _matches(job: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
 
 
 def _place(job: Mapping[str, Any], member: str) -> tuple[str, float, str]:
-    """Where a job comes in the order: by text, then by number (one of them is empty), then by its name."""
+    """Return where a job comes in the order: by text, then by number (one of them is empty), then by its name."""
     value = job.get(member)
     name = job["TrainingJobName"]
     if isinstance(value, datetime):

@@ -137,7 +137,7 @@ class HostLog:
 
 
 def _lines(output: BinaryIO) -> Iterator[str]:
-    """The lines of ``output`` as soon as each is complete, over-long ones in pieces."""
+    """Yield the lines of ``output`` as soon as each is complete, over-long ones in pieces."""
     rest = b""
     while chunk := output.read(_READ_BYTES):
         *complete, rest = (rest + chunk).split(b"\n")

@@ -123,7 +123,7 @@ class Matching:
                 self._say("[platform] Lines are not searched for metrics any more: the process that does it has ended")
 
     def _take_batch(self) -> list[str]:
-        """The next lines; none if there are no more."""
+        """Return the next lines; none if there are no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ended)
             batch = [self._lines.popleft() for _ in range(min(_BATCH_LINES, len(self._lines)))]

@@ -60,7 +60,7 @@ class Metrics:
         self._say: Callable[[str], None] = logger.warning
 
     def report_to(self, say: Callable[[str], None]) -> None:
-        """From now on write into this log what is given up."""
+        """Write into this log, from now on, which metrics are given up."""
         self._say = say
 
     def read(self, line: str) -> None:
@@ -86,7 +86,7 @@ class Metrics:
             matching.finish()
 
     def describe(self) -> list[dict[str, Any]]:
-        """FinalMetricDataList, in the order of the definitions."""
+        """Return FinalMetricDataList, in the order of the definitions."""
         return [
             {"MetricName": definition.name, "Value": value, "Timestamp": time}
             for definition in self._definitions

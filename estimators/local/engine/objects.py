@@ -47,7 +47,7 @@ class S3Uri:
         return cls(bucket=bucket, key=key)
 
     def below(self, relative: str) -> S3Uri:
-        """The object ``relative`` in this prefix, taken as a folder."""
+        """Return the object ``relative`` in this prefix, taken as a folder."""
         folder = self.key.rstrip("/")
         return S3Uri(bucket=self.bucket, key=f"{folder}/{relative}" if folder else relative)
 
@@ -89,7 +89,7 @@ def require_bucket(s3: S3Client, uri: S3Uri, what: str) -> None:
 
 
 def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Uri]:
-    """All whose keys begin with the URI's, sorted by key; without the empty objects that only mark a folder."""
+    """Return all whose keys begin with the URI's, sorted by key; without the empty objects that only mark a folder."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=uri.bucket, Prefix=uri.key)
     keys = sorted(item["Key"] for page in pages for item in page.get("Contents", []))
     return [S3Uri(bucket=uri.bucket, key=key) for key in keys if not key.endswith("/")]
@@ -125,7 +125,7 @@ def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bo
 
 
 def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Iterator[bytes]]:
-    """An object's size in bytes, and its bytes in pieces.
+    """Return an object's size in bytes, and its bytes in pieces.
 
     A connection that breaks is made again where it broke. The bytes are those of one version of the object: one that
     changes meanwhile is an error (412).

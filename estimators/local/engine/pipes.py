@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.01
 """Between two looks whether a program has opened a pipe: an open for writing can't be waited for and given up."""
 _CLOSE_SECONDS = 5.0
-"""How long a thread that waits for S3 is waited for; it ends by itself later, and keeps nobody."""
+"""Seconds to wait for a thread that waits for S3; it ends by itself later, and holds up nothing."""
 _PIPE_BYTES = 1 << 20
 _MAGIC = 0xCED7230A
 _LARGEST_RECORD = (1 << 29) - 1
@@ -138,7 +138,7 @@ class Pipes:
         raise _ClosedError from error
 
     def _require_open(self) -> None:
-        """Once closed, the directory and the job are those of an attempt in which this thread has no part."""
+        """Raise if closed: the directory and the job then belong to an attempt without this thread."""
         if self._closing.is_set():
             raise _ClosedError
 
@@ -156,7 +156,7 @@ class Pipes:
         raise _ClosedError
 
     def _content(self, uri: S3Uri) -> Iterator[bytes]:
-        """What is sent of an object."""
+        """Yield what is sent of an object."""
         with explaining(f'Data can not be sent: channel "{self._channel.name}"', uri):
             size, pieces = read_object(self._s3, uri)
             if self._channel.gzip:
@@ -185,7 +185,7 @@ class _ClosedError(Exception):
 
 
 def _record_header(size: int, uri: S3Uri) -> bytes:
-    """What MXNet's RecordIO puts before a record, which it fills up to a multiple of 4 bytes."""
+    """Return what MXNet's RecordIO puts before a record, which it fills up to a multiple of 4 bytes."""
     if size > _LARGEST_RECORD:
         raise FailedJobError(
             f"ClientError: {uri} has {size} bytes; a RecordIO record holds at most {_LARGEST_RECORD}: cut the object up"
@@ -194,7 +194,7 @@ def _record_header(size: int, uri: S3Uri) -> bytes:
 
 
 def _decompress(pieces: Iterator[bytes], uri: S3Uri) -> Iterator[bytes]:
-    """The content of a gzip file, whatever number of members it has; in pieces that a small file can't blow up."""
+    """Yield the content of a gzip file of any number of members, in pieces that a small file can't blow up."""
     inflate, data = zlib.decompressobj(_GZIP), b""
     try:
         for piece in pieces:

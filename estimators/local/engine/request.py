@@ -129,7 +129,7 @@ class TrainingRequest:
 
 
 def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
-    """A request's tags by their keys.
+    """Return a request's tags by their keys.
 
     Raises:
         ApiError: ValidationException, for a key that comes twice or is AWS's own.

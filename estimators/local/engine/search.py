@@ -56,7 +56,7 @@ def _satisfies(job: Mapping[str, Any], expression: Mapping[str, Any]) -> bool:
 
 
 def _has_such(job: Mapping[str, Any], nested: Mapping[str, Any]) -> bool:
-    """Whether one entry of a list passes all filters; they name its members with the list's name before them."""
+    """Return whether one entry of a list passes all filters; they name its members with the list's name before them."""
     name = nested["NestedPropertyName"]
     return any(
         all(_passes({name: entry}, condition) for condition in nested["Filters"]) for entry in _find(job, name) or ()
@@ -95,7 +95,7 @@ def _find(job: Mapping[str, Any], name: str) -> Any:
 
 
 def _comparable(value: Any, wanted: str) -> tuple[Any, Any]:
-    """Both sides as times, numbers or text: whatever the property is, and numbers where both look like one."""
+    """Return both sides as times, numbers or text, by the property's kind, or as numbers if both look like one."""
     if isinstance(value, datetime):
         try:
             return value, parse_to_aware_datetime(wanted)

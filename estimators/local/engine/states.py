@@ -48,7 +48,7 @@ class Transition:
     end: datetime | None = None
 
     def describe(self) -> dict[str, Any]:
-        """As DescribeTrainingJob shows it."""
+        """Return the change as DescribeTrainingJob shows it."""
         end = {} if self.end is None else {"EndTime": self.end}
         return {"Status": self.status, "StartTime": self.start, **end, "StatusMessage": _MESSAGES[self.status]}
 
@@ -69,7 +69,7 @@ class JobProgress:
 
     @classmethod
     def begin(cls, now: datetime) -> JobProgress:
-        """A job that was just created."""
+        """Return a job that was just created."""
         return cls(status="InProgress", transitions=(Transition(status=STARTING, start=now),), modified=now)
 
     @property
@@ -88,7 +88,7 @@ class JobProgress:
         return self.status in _TERMINAL
 
     def enter(self, status: str, now: datetime) -> JobProgress:
-        """The next secondary status; the last one ends, and a terminal one ends at once."""
+        """Return the next secondary status; the last one ends, and a terminal one ends at once."""
         primary = _PRIMARY.get(status, self.status)
         ended = replace(self.transitions[-1], end=now)
         entered = Transition(status=status, start=now, end=now if primary in _TERMINAL else None)

@@ -105,7 +105,7 @@ class Training:
             log.close()
 
     def _end_hosts(self, running: Sequence[HostProcess], ending: Ending) -> None:
-        """SIGTERM to every program, and SIGKILL to those that do not end within the grace."""
+        """Send SIGTERM to every program, and SIGKILL to those that do not end within the grace."""
         if ending in (Ending.DONE, Ending.CLOSE):
             return
         for process in running:

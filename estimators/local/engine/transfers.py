@@ -1,4 +1,4 @@
-"""Many files on their way to S3: one that can't be copied holds up no other, and is told of."""
+"""Many files on their way to S3: one that can't be copied holds up no other, and is logged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Transfers:
             self._failures.pop((tree, path), None)
 
     def has_failed(self, tree: HostTree, path: PurePath) -> bool:
-        """Whether a file could not be copied when that was tried last."""
+        """Return whether a file could not be copied when that was tried last."""
         return (tree, path) in self._failures
 
     def forget_gone(self, present: Iterable[tuple[HostTree, PurePath]]) -> None:
@@ -89,5 +89,5 @@ class Transfers:
 
 
 def _is_its_own_fault(error: FailedJobError) -> bool:
-    """Whether a file can't be copied for what it is."""
+    """Return whether a file can't be copied for what it is."""
     return isinstance(error.__cause__, BadKeyError | PermissionError)

@@ -41,7 +41,7 @@ def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tell(violation: Violation) -> str:
-    """What `ParamValidator` leaves unchecked, in the words that AWS uses."""
+    """Return what `ParamValidator` leaves unchecked, in the words that AWS uses."""
     value = violation.value
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in violation.path).lstrip(".")
     place = f"{path} (key)" if violation.is_name else path

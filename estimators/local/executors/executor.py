@@ -20,7 +20,7 @@ class ClusterSpec:
     """Hosts that belong together, before any of them runs."""
 
     name: str
-    """What they are for, told to whoever looks at what runs on this machine."""
+    """What they are for, shown in the machine's list of processes or containers."""
     image: str
     """What `Executor.find_image` answered."""
     roots: Mapping[str, Path]
@@ -59,7 +59,7 @@ class HostProcess(Protocol):
         """End the program and everything that it started, at once."""
 
     def wait(self, timeout: float | None = None) -> Exit | None:
-        """How it ended, or None after ``timeout`` seconds."""
+        """Return how it ended, or None after ``timeout`` seconds."""
 
 
 class HostCluster(Protocol):
@@ -73,10 +73,10 @@ class HostCluster(Protocol):
         """The network interface on which the hosts reach each other, as their programs see it."""
 
     def known_as(self, host: str) -> str:
-        """The name by which the hosts reach this one."""
+        """Return the name by which the hosts reach this one."""
 
     def ml_root(self, host: str) -> PurePath:
-        """Where a host's program finds its directory: ``/opt/ml``, if that can be had."""
+        """Return where a host's program finds its directory: ``/opt/ml``, if that can be had."""
 
     def start(self, host: HostSpec) -> HostProcess:
         """Start the host's program.
@@ -105,7 +105,7 @@ class Executor(Protocol):
         """Why a named pipe of this machine does not reach hosts; None if it does."""
 
     def find_image(self, wanted: str) -> str:
-        """What hosts are to run for a job's TrainingImage, in the executor's own terms.
+        """Return what hosts are to run for a job's TrainingImage, in the executor's own terms.
 
         Raises:
             NoImageError: Nothing here stands for it; the message says what to do.

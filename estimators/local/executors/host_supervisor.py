@@ -199,7 +199,7 @@ def _become(spec: dict[str, Any], failing: int) -> NoReturn:
 
 
 def _is_orphan(failing: int) -> bool:
-    """Whether the supervisor was killed before this process asked to die with it: nobody reads its pipe any more.
+    """Return whether the supervisor was killed before this process asked to die with it: its pipe has no reader.
 
     The parent's number would not tell: seen from a PID namespace, a parent outside has none.
     """

@@ -37,7 +37,7 @@ INHERITED = (
 
 
 def inherited_environment(*, hosts: int) -> dict[str, str]:
-    """The variables; `python` and `torchrun` are those of the Python that runs the platform.
+    """Return the variables; `python` and `torchrun` are those of the Python that runs the platform.
 
     Args:
         hosts: How many hosts share this machine's cores. Left alone, the threads of each would take them all, and wait

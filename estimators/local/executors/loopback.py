@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 
 def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
-    """An address for each host, 254 at most, in a network drawn by chance from 127.1.0.0 to 127.255.255.0."""
+    """Return an address for each host, 254 at most, in a network drawn by chance from 127.1.0.0 to 127.255.255.0."""
     network = f"127.{random.randint(1, 255)}.{random.randint(0, 255)}"  # noqa: S311  # not a secret
     return {host: f"{network}.{number}" for number, host in enumerate(hosts, start=1)}
 
 
 def free_port() -> int:
-    """A TCP port that is free on every address of the machine at this moment."""
+    """Return a TCP port that is free on every address of the machine at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

@@ -10,7 +10,7 @@ from estimators.local.executors.supervised_process import SupervisedProcess, Sup
 
 
 def why_no_namespaces(*, private_network: bool = False) -> str | None:
-    """Why a program can't have namespaces of its own here; None if it can.
+    """Return why a program can't have namespaces of its own here; None if it can.
 
     Args:
         private_network: Whether it is to have a network of its own, too.

@@ -61,7 +61,7 @@ class ProcessExecutor:
         """Nothing keeps named pipes from hosts."""
 
     def find_image(self, wanted: str) -> str:
-        """Any image: what runs is this Python's environment."""
+        """Take any image: what runs is this Python's environment."""
         return wanted
 
     def cluster(self, spec: ClusterSpec) -> ProcessCluster:
@@ -107,11 +107,11 @@ class ProcessCluster:
         return self._addresses
 
     def known_as(self, host: str) -> str:
-        """The host's name, or, without namespaces, its address."""
+        """Return the host's name, or, without namespaces, its address."""
         return host if self._isolated else self._addresses[host]
 
     def ml_root(self, host: str) -> PurePath:
-        """``/opt/ml``, or, without namespaces, the directory itself."""
+        """Return ``/opt/ml``, or, without namespaces, the directory itself."""
         return _ML_ROOT if self._isolated else self._roots[host]
 
     def start(self, host: HostSpec) -> SupervisedProcess:
@@ -144,7 +144,7 @@ class ProcessCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing is shared: each host ends by itself, or with this process."""
+        """Do nothing: each host ends by itself, or with this process."""
 
 
 def _namespaces_allowed() -> bool:

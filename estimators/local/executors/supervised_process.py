@@ -158,7 +158,7 @@ class SupervisedProcess:
         self.signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> Exit | None:
-        """How it ended, or None after ``timeout`` seconds."""
+        """Return how it ended, or None after ``timeout`` seconds."""
         try:
             code = self._keeper.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -171,5 +171,5 @@ class SupervisedProcess:
 
 
 def not_started(program: SupervisedProgram, why: str) -> HostStartError:
-    """The error that says why a program does not run."""
+    """Return the error that says why a program does not run."""
     return HostStartError(f"{program.name}: {program.argv[0]} could not be started: {why}")

@@ -158,7 +158,7 @@ class _Handler(BoundedHandler):
 
 
 def _problem_of_key(target: str, *, has_body: bool) -> str | None:
-    """What is wrong with the key in a request's path: SeaweedFS would keep the object under another one, or not at all.
+    """Return what is wrong with the key in a request's path, where SeaweedFS would store another key or none.
 
     Without a word it leaves out empty parts, makes "/" of a backslash, hides parts named .uploads, and drops what is
     sent to a key that ends with "/", which is a directory to it.
@@ -174,7 +174,7 @@ def _problem_of_key(target: str, *, has_body: bool) -> str | None:
 
 
 def _pieces(body: BufferedIOBase, length: int, stated: str) -> Iterator[bytes]:
-    """A body piece by piece, at least one; the last only once the whole is the one that was signed, if any was.
+    """Yield a body piece by piece, at least one; the last only once the whole is the one that was signed, if any was.
 
     Raises:
         SignatureError: It is another one.

@@ -109,7 +109,7 @@ class SeaweedFS:
         self._watcher.start()
 
     def connect(self) -> socket.socket:
-        """A connection to S3; while it is started again, wait for it.
+        """Return a connection to S3; while it is started again, wait for it.
 
         Raises:
             StorageEndedError: It was given up, with the reason.
@@ -187,7 +187,7 @@ class SeaweedFS:
             problem = self._start_again()
 
     def _await_death(self) -> tuple[str, float]:
-        """How it ended, and after how many seconds."""
+        """Return how it ended, and after how many seconds."""
         began = time.monotonic()
         end = self.process.wait()
         assert end is not None

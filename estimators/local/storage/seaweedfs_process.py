@@ -37,7 +37,7 @@ _INSIDE = PurePath("/opt/ml")
 
 
 def find_program() -> str:
-    """The path of `weed`.
+    """Return the path of `weed`.
 
     Raises:
         LocalPlatformError: SeaweedFS is not installed.
@@ -126,7 +126,7 @@ class SeaweedFSProcess:
         return tuple(Path("/tmp", name) for name in names)  # noqa: S108
 
     def connect(self) -> socket.socket:
-        """A connection to its S3.
+        """Return a connection to its S3.
 
         Raises:
             OSError: Nobody answers, yet or any more.
@@ -144,7 +144,7 @@ class SeaweedFSProcess:
         return connection
 
     def wait(self, timeout: float | None = None) -> Exit | None:
-        """How it ended, or None after ``timeout`` seconds."""
+        """Return how it ended, or None after ``timeout`` seconds."""
         return self._process.wait(timeout)
 
     def stop(self) -> None:
@@ -183,7 +183,7 @@ class SeaweedFSProcess:
 
 
 def _environment(home: PurePath) -> dict[str, str]:
-    """This process's variables, but what configures AWS's clients or another SeaweedFS; and random tokens."""
+    """Return this process's variables, but what configures AWS's clients or another SeaweedFS; and random tokens."""
     tokens = {
         f"WEED_JWT_{name}_KEY": secrets.token_hex(32)
         for name in ("SIGNING", "SIGNING_READ", "FILER_SIGNING", "FILER_SIGNING_READ")
@@ -223,7 +223,7 @@ def _options(data: PurePath, ports: Mapping[str, int]) -> list[str]:
 
 
 def _free_ports() -> dict[str, int]:
-    """A port for each component, with its gRPC port, below the range that the kernel hands out by itself."""
+    """Return a port for each component, with its gRPC port, below the range that the kernel hands out by itself."""
     for _ in range(100):
         first = random.randrange(10_000, 22_000)  # noqa: S311 - any free ones will do
         ports = {component: first + index for index, component in enumerate(_COMPONENTS)}

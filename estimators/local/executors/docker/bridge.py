@@ -18,7 +18,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def bridge_address() -> str:
-    """The IPv4 address of Docker's default bridge.
+    """Return the IPv4 address of Docker's default bridge.
 
     Raises:
         DockerError: It has none, or the engine is not on this very machine.

@@ -47,11 +47,11 @@ class DockerCluster:
         self._labels = (f"--label={LABEL}={self._name}", f"--label=smddp.job={spec.name}")
 
     def known_as(self, host: str) -> str:
-        """The host's name, which Docker's name service knows."""
+        """Return the host's name, which Docker's name service knows."""
         return host
 
     def ml_root(self, host: str) -> PurePath:  # noqa: ARG002  # the same for all
-        """``/opt/ml``."""
+        """Return ``/opt/ml``."""
         return PurePosixPath(_ML_ROOT)
 
     def start(self, host: HostSpec) -> Container:
@@ -121,6 +121,6 @@ class DockerCluster:
         ]
 
     def _threads(self) -> int:
-        """Threads of each program: left alone, each would take all cores, and they would wait for each other."""
+        """Return how many threads each program may take, so that programs do not wait for each other's cores."""
         cores = len(os.sched_getaffinity(0)) / len(self._roots)
         return max(1, int(min(cores, self._settings.cpus or cores)))

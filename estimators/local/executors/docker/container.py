@@ -58,7 +58,7 @@ def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], 
 
 
 def not_started(why: str) -> HostStartError:
-    """The error that Docker's words mean: the request's if they speak of its program or the limits, else Docker's."""
+    """Return the error that Docker's words mean: the request's if they name its program or limits, else Docker's."""
     return HostStartError(why) if _REQUESTS_FAULT.search(why) else ExecutorError(why)
 
 
@@ -113,7 +113,7 @@ class Container:
             threading.Thread(target=self._kill, daemon=True).start()
 
     def wait(self, timeout: float | None = None) -> Exit | None:
-        """How it ended, or None after ``timeout`` seconds."""
+        """Return how it ended, or None after ``timeout`` seconds."""
         try:
             self._attached.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -172,7 +172,7 @@ class Container:
         return Exit(code=code)
 
     def _who_killed(self, state: Mapping[str, Any]) -> str:
-        """What is known of an end with 137 that is not ours."""
+        """Return what is known of an end with 137 that is not ours."""
         # Docker notes a kill once it is done, which may be after the end that it led to.
         times = (f"--since={state['StartedAt']}", f"--until={time.time() + _NOTE_SECONDS:.3f}")
         filters = (f"--filter=container={self._name}", "--filter=event=kill")

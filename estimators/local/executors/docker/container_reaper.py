@@ -66,7 +66,7 @@ def _remove(listing: list[str], removing: list[str]) -> bool:
 
 
 def _pauses() -> Iterator[float]:
-    """Growing pauses, for as long as Docker may be away."""
+    """Yield growing pauses, for as long as Docker may be away."""
     deadline, pause = time.monotonic() + _LONGEST_SECONDS, _FIRST_PAUSE_SECONDS
     while time.monotonic() < deadline:
         yield pause
@@ -74,7 +74,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _run(command: list[str], seconds: float) -> tuple[list[str], str]:
-    """The words that a command wrote, and what went wrong, which goes to the platform's log, too."""
+    """Return the words that a command wrote, and what went wrong, which goes to the platform's log, too."""
     try:
         done = subprocess.run(
             command,
@@ -96,7 +96,7 @@ def _run(command: list[str], seconds: float) -> tuple[list[str], str]:
 
 
 def _say(line: str) -> bool:
-    """Whether somebody is there to hear it."""
+    """Return whether somebody is there to hear it."""
     try:
         os.write(sys.stdout.fileno(), f"{line}\n".encode())
     except BrokenPipeError:

@@ -85,7 +85,7 @@ class ContainerReaperProcess:
             )
 
     def _hear(self, seconds: float) -> str:
-        """The next line; empty if none comes."""
+        """Return the next line; empty if none comes."""
         try:
             return self._said.get(timeout=seconds)
         except queue.Empty:

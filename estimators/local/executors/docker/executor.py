@@ -31,7 +31,7 @@ class DockerExecutor:
         """Nothing keeps named pipes from hosts."""
 
     def find_image(self, wanted: str) -> str:
-        """The ID of the local image that stands for a TrainingImage.
+        """Return the ID of the local image that stands for a TrainingImage.
 
         Raises:
             NoImageError: There is none, with how to map one.

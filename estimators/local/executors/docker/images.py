@@ -15,7 +15,7 @@ _IDENTITY = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def find_image(settings: Docker, wanted: str) -> str:
-    """The ID of the image, which stays the same image even if a later build takes its name.
+    """Return the ID of the image, which stays the same image even if a later build takes its name.
 
     Args:
         settings: The rules.

@@ -49,11 +49,11 @@ class Docker:
             )
 
     def pattern_for(self, image: str) -> str | None:
-        """The first pattern that matches a TrainingImage."""
+        """Return the first pattern that matches a TrainingImage."""
         return next((pattern for pattern in self.images if fnmatch.fnmatchcase(image, pattern)), None)
 
 
 def _bytes(memory: str) -> int:
-    """0 if it is no amount."""
+    """Return the amount in bytes; 0 if it is no amount."""
     amount = _MEMORY.fullmatch(memory)
     return int(amount[1]) * _UNITS[amount[2]] if amount else 0

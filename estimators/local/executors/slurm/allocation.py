@@ -76,7 +76,7 @@ class Allocation:
             raise
 
     def loss(self) -> str | None:
-        """Why its nodes are gone; None if they are not."""
+        """Return why its nodes are gone; None if they are not."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (state := slurm_program.job_state(self.job)).startswith("COMPLETING") and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -120,7 +120,7 @@ class Allocation:
 
 
 def options_for_host(allocation: Allocation, node: str) -> Sequence[str]:
-    """The options of the srun that starts one program on a node of an allocation, with all that it has there."""
+    """Return the options of the srun that starts one program on a node of an allocation, with all that it has there."""
     return (
         f"--jobid={allocation.job}",
         f"--nodelist={node}",

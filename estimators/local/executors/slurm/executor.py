@@ -40,7 +40,7 @@ class SlurmExecutor:
         self._settings = settings
 
     def find_image(self, wanted: str) -> str:
-        """Any image: what runs is this Python's environment, which the nodes share."""
+        """Take any image: what runs is this Python's environment, which the nodes share."""
         return wanted
 
     def cluster(self, spec: ClusterSpec) -> SlurmCluster:
@@ -66,11 +66,11 @@ class SlurmCluster:
         self._nodes: Mapping[str, str] = {}
 
     def known_as(self, host: str) -> str:
-        """The host's name, or, without namespaces, its node's address."""
+        """Return the host's name, or, without namespaces, its node's address."""
         return host if self._settings.isolated else self._addresses[host]
 
     def ml_root(self, host: str) -> PurePath:
-        """``/opt/ml``, or, without namespaces, the directory itself."""
+        """Return ``/opt/ml``, or, without namespaces, the directory itself."""
         return _ML_ROOT if self._settings.isolated else self._roots[host]
 
     def start(self, host: HostSpec) -> SlurmHost:

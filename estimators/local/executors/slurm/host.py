@@ -104,7 +104,7 @@ class SlurmHost:
         late.start()
 
     def wait(self, timeout: float | None = None) -> Exit | None:
-        """How it ended, or None after ``timeout`` seconds."""
+        """Return how it ended, or None after ``timeout`` seconds."""
         try:
             code = self._srun.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -18,7 +18,7 @@ SECONDS = 30.0
 
 
 def program(name: str) -> str:
-    """The path of one of Slurm's programs.
+    """Return the path of one of Slurm's programs.
 
     Raises:
         ExecutorError: It is not there.
@@ -30,7 +30,7 @@ def program(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, without what an allocation that it may itself run in says."""
+    """Return this process's environment, without what an allocation that it may itself run in says."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return {**own, **{name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}}
 
@@ -45,7 +45,7 @@ def cancel(job: str) -> None:
 
 
 def scontrol(*words: str) -> str:
-    """What scontrol prints.
+    """Return what scontrol prints.
 
     Raises:
         ExecutorError: Slurm does not answer.
@@ -66,14 +66,14 @@ def _run(name: str, *words: str) -> str:
 
 
 def job_state(job: str) -> str:
-    """What Slurm says of a job, such as RUNNING or PREEMPTED, with its reason if it gives one."""
+    """Return what Slurm says of a job, such as RUNNING or PREEMPTED, with its reason if it gives one."""
     fields = dict(re.findall(r"\b(JobState|Reason)=(\S+)", scontrol("show", "job", job, "--oneliner")))
     reason = fields.get("Reason", "None")
     return fields["JobState"] if reason == "None" else f"{fields['JobState']} ({reason})"
 
 
 def own_address() -> str:
-    """This machine's address from which it reaches the first node.
+    """Return this machine's address from which it reaches the first node.
 
     Raises:
         ExecutorError: Slurm does not answer, or the node's address is not known.
@@ -92,7 +92,7 @@ def own_address() -> str:
 
 
 def addresses(listed: str) -> Mapping[str, str]:
-    """The address of each node in a list of Slurm's, by its name and in the list's order.
+    """Return the address of each node in a list of Slurm's, by its name and in the list's order.
 
     Raises:
         ExecutorError: One has none.
