@@ -70,7 +70,7 @@ _INSTANCE_GROUPS = "instance_groups"
 
 
 def from_name(distribution: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The SDK's dict for a name; a dict, or None, as it is.
+    """Return the SDK's dict for a name; a dict, or None, as it is.
 
     Raises:
         EstimatorError: It is neither a known name nor a dict.
@@ -88,30 +88,30 @@ def from_name(distribution: str | Mapping[str, Any] | None) -> dict[str, Any] | 
 
 
 def enabled_kinds(distribution: Mapping[str, Any] | None) -> tuple[Kind, ...]:
-    """The kinds that the distribution turns on."""
+    """Return the kinds that the distribution turns on."""
     return tuple(kind for key, kind in KINDS.items() if _is_enabled(key, (distribution or {}).get(key)))
 
 
 def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
-    """Whether ranks are to be started for SMDDP (``smdistributed.dataparallel``)."""
+    """Return whether ranks are to be started for SMDDP (``smdistributed.dataparallel``)."""
     given = distribution or {}
     return _is_on(given.get("pytorchddp")) or _is_on(_mapping(given.get("smdistributed")).get("dataparallel"))
 
 
 def launcher(distribution: Mapping[str, Any] | None) -> str:
-    """What starts the script on each host, in words."""
+    """Return what starts the script on each host, in words."""
     kinds = enabled_kinds(distribution)
     return kinds[0].launcher if kinds else ALONE
 
 
 def processes_per_host(distribution: Mapping[str, Any] | None) -> int | None:
-    """How many ranks a host gets, if the distribution says so; by default it is one a GPU, or one."""
+    """Return how many ranks a host gets, if the distribution says so; by default it is one a GPU, or one."""
     count = _mapping((distribution or {}).get("mpi")).get("processes_per_host")
     return count if isinstance(count, int) else None
 
 
 def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """What the SDK would drop or ignore in silence."""
+    """Yield what the SDK would drop or ignore in silence."""
     given = {key: value for key, value in (distribution or {}).items() if key != _INSTANCE_GROUPS}
     for key, options in given.items():
         yield from _check_key(key, options)

@@ -168,7 +168,7 @@ class Estimator:
         return fit.fit(self.arguments, self._build, inputs=inputs, session=self._session, logs=logs, job_name=job_name)
 
     def plan(self, inputs: Any = None, *, job_name: str | None = None) -> Plan:
-        """What the job would run on, and what is wrong with it. Nothing is sent or uploaded.
+        """Return what the job would run on, and what is wrong with it. Nothing is sent or uploaded.
 
         Args:
             inputs: The channels, as for `fit`.
@@ -177,7 +177,7 @@ class Estimator:
         return make_plan(self.arguments, inputs=inputs, job_name=job_name, session=self._session)
 
     def to_sagemaker(self) -> PyTorch:
-        """The ``sagemaker.pytorch.PyTorch`` that `fit` uses: for pipelines, tuners, or a ``fit`` without our checks.
+        """Return the ``sagemaker.pytorch.PyTorch`` of `fit`: for pipelines, tuners, or a ``fit`` without our checks.
 
         If the code imports smddp, its bundle lies in a temporary directory for as long as the object lives.
 
@@ -216,7 +216,7 @@ class Estimator:
         return v2.pytorch(arguments, session)
 
     def _metric_definitions(self) -> dict[str, Any]:
-        """Those of the lines that smddp prints, for a script that uses it."""
+        """Return the definitions for smddp's metric lines, if the script uses smddp."""
         source = source_code.SourceCode.of(self.arguments)
         if not source.is_local or not source_code.imports_package(source):
             return {}
@@ -235,7 +235,7 @@ def _check_names(names: Mapping[str, Any]) -> None:
 
 
 def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
-    """The values that the SDK turns into JSON: those of a dict as they are, as with ``PyTorch``."""
+    """Return the values that the SDK turns into JSON: those of a dict as they are, as with ``PyTorch``."""
     if hyperparameters is None:
         return None
     if isinstance(hyperparameters, Mapping):

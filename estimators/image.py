@@ -32,7 +32,7 @@ class Framework:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], region: str) -> Framework:
-        """What parameters of ``PyTorch`` say about it."""
+        """Return what parameters of ``PyTorch`` say about it."""
         return cls(
             region=region,
             instance_type=arguments.get("instance_type"),

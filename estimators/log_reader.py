@@ -32,12 +32,12 @@ class LogReader:
     _tokens: dict[str, str] = field(default_factory=dict)
 
     def unread(self) -> Iterator[LogLine]:
-        """The lines that came since the last time, those of all hosts merged; read page by page as they are taken."""
+        """Yield the lines of all hosts since the last call, merged; pages are read as the lines are taken."""
         pages = [self._unread_of(stream) for stream in self._streams()]
         return heapq.merge(*pages, key=attrgetter("timestamp"))
 
     def _streams(self) -> list[str]:
-        """The names of the job's streams: one a host, and one more a host after each interruption."""
+        """Return the names of the job's streams: one a host, and one more a host after each interruption."""
         pages = self.client.get_paginator("describe_log_streams").paginate(
             logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job_name}/"
         )

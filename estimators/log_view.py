@@ -44,5 +44,5 @@ class LogView:
 
 
 def as_shown(line: str) -> str:
-    """What a terminal shows of a line in the end: of a progress bar, whose states carriage returns divide, the last."""
+    """Return what a terminal shows of a line in the end: the last state of a progress bar."""
     return next(filter(None, reversed(line.rstrip("\r\n").split("\r"))), "")

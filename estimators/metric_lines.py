@@ -19,7 +19,7 @@ _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
 
 def definitions(script: Path, *, most: int) -> list[dict[str, str]]:
-    """Returns the metric definitions of a script that uses smddp, at most so many.
+    """Return the metric definitions of a script that uses smddp, at most so many.
 
     Args:
         script: The entry point.
@@ -41,6 +41,6 @@ def _parsed(script: Path) -> ast.Module:
 
 
 def _logged(call: ast.Call) -> Iterator[str]:
-    """The names of ``….log(name=...)``."""
+    """Yield the names of ``….log(name=...)``."""
     if isinstance(call.func, ast.Attribute) and call.func.attr == "log":
         yield from (keyword.arg for keyword in call.keywords if keyword.arg and keyword.arg != "reduce")

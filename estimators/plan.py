@@ -33,7 +33,7 @@ class Topology:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Topology:
-        """What parameters of ``PyTorch`` describe."""
+        """Return what parameters of ``PyTorch`` describe."""
         groups = arguments.get("instance_groups") or ()
         hosts: list[tuple[int | None, str]] = [(group.instance_count, group.instance_type) for group in groups]
         if "instance_type" in arguments:
@@ -161,14 +161,14 @@ def _problems(
 
 
 def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
-    """Whether the job names no image, so that the versions of PyTorch and Python decide it."""
+    """Return whether the job names no image, so that the versions of PyTorch and Python decide it."""
     return "image_uri" not in arguments and "training_recipe" not in arguments
 
 
 def _refused_at_last(
     arguments: Mapping[str, Any], inputs: Any, job_name: str | None, session: Session | None
 ) -> Iterator[Problem]:
-    """What the SDK, or the API's model, finds in the finished request, for which no check of ours has better words."""
+    """Yield what the SDK, or the API's model, refuses in the finished request, where no check of ours has said it."""
     if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # recipes come over the network
         return
     from estimators.sdk import dry_run, v2
@@ -185,7 +185,7 @@ def _refused_at_last(
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
-    """The SDK's refusal, with what it would accept instead."""
+    """Return the SDK's refusal, with what it would accept instead."""
     from estimators.sdk import v2
 
     if "framework_version" in arguments or "py_version" in arguments:

@@ -28,17 +28,17 @@ class Problem:
 
 
 def error(parameter: str, found: str, remedy: str) -> Problem:
-    """A problem that keeps the job from being sent."""
+    """Return a problem that keeps the job from being sent."""
     return Problem(severity="error", parameter=parameter, found=found, remedy=remedy)
 
 
 def warning(parameter: str, found: str, remedy: str) -> Problem:
-    """A problem that is told, and no more."""
+    """Return a problem that is told, and no more."""
     return Problem(severity="warning", parameter=parameter, found=found, remedy=remedy)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean …?`` with the names most like `name`, or all of `known` if none is."""
+    """Return ``did you mean …?`` with the names most like `name`, or all of `known` if none is."""
     names = sorted(known)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else f"There are: {', '.join(names)}."

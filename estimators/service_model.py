@@ -1,4 +1,4 @@
-"""SageMaker's API as the installed botocore knows it, and what of a value it does not allow: one walk over a shape.
+"""SageMaker's API as the installed botocore knows it, and what it does not allow in a value: one walk over a shape.
 
 The plan walks what it is about to send, the local platform what it was sent; each tells a `Violation` in words of its
 own. Types, names, counts, lengths, patterns and enumerations are read from the model, so there is no copy of them here.
@@ -54,14 +54,14 @@ class Violation:
 
 @functools.cache
 def service_model() -> ServiceModel:
-    """SageMaker's model."""
+    """Return SageMaker's model."""
     import botocore.session
 
     return botocore.session.get_session().get_service_model("sagemaker")
 
 
 def violations(shape: Any, value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Violation]:
-    """What of a value the model does not allow.
+    """Yield what the model does not allow in a value.
 
     Args:
         shape: What the value is to be, from the model.
@@ -115,13 +115,13 @@ def _limits(shape: Any, value: Any, path: tuple[str | int, ...]) -> Iterator[Vio
 
 
 def size(value: Any) -> float:
-    """What ``least`` and ``most`` measure: a number itself, a text's characters, or how many entries there are."""
+    """Return what ``least`` and ``most`` measure: a number itself, a text's length, or how many entries there are."""
     return value if isinstance(value, (int, float)) else len(value)
 
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """The pattern for Python; None for one of the few that it can't express, which AWS alone can check."""
+    """Return the pattern for Python; None for one of the few that it can't express, which AWS alone can check."""
     for java, python in _JAVA_CLASSES.items():
         pattern = pattern.replace(java, python)
     try:

@@ -51,7 +51,7 @@ class SourceCode:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> SourceCode:
-        """The source that parameters of ``PyTorch`` describe."""
+        """Return the source that parameters of ``PyTorch`` describe."""
         entry_point, source_dir = arguments.get("entry_point"), arguments.get("source_dir")
         if _is_local(source_dir) and isinstance(entry_point, str) and Path(entry_point).is_absolute():
             entry_point = os.path.relpath(entry_point, str(source_dir))
@@ -101,7 +101,7 @@ class Bundle:
 def check(
     source: SourceCode, *, py_version: str | None, isolated: bool, launcher: str | None = None
 ) -> Iterator[Problem]:
-    """What would fail in the container, or in the middle of the upload.
+    """Yield what would fail in the container, or in the middle of the upload.
 
     Args:
         source: The code.
@@ -223,7 +223,7 @@ _Ignored = Callable[[str, list[str]], set[str]]
 
 
 def _all_but(places: Collection[Path]) -> _Ignored:
-    """What ``shutil.copytree`` calls to know what not to copy."""
+    """Return what ``shutil.copytree`` calls to know what not to copy."""
     resolved = {place.resolve() for place in places}
 
     def ignored(directory: str, names: list[str]) -> set[str]:
@@ -238,7 +238,7 @@ def _copy_directory(origin: Path, target: Path, ignored: _Ignored) -> None:
 
 
 def _in_words(fault: BaseException) -> str:
-    """Of the many faults that ``shutil.Error`` is a list of, the first."""
+    """Return the first of the many faults that ``shutil.Error`` lists."""
     if isinstance(fault, shutil.Error) and isinstance(fault.args[0], list):
         origin, _target, why = fault.args[0][0]
         return f"{origin}: {why}"
@@ -246,20 +246,20 @@ def _in_words(fault: BaseException) -> str:
 
 
 def needs_package(source: SourceCode) -> bool:
-    """Whether any of the code imports smddp, and does not bring its own."""
+    """Return whether any of the code imports smddp, and does not bring its own."""
     brings = [Path(source.source_dir, PACKAGE)] if source.source_dir else []
     brings += [Path(path) for path in source.dependencies if Path(path).name == PACKAGE]
     return not any(path.is_dir() for path in brings) and imports_package(source)
 
 
 def imports_package(source: SourceCode) -> bool:
-    """Whether any of the code imports smddp, its own or another."""
+    """Return whether any of the code imports smddp, its own or another."""
     roots = [Path(source.source_dir) if source.source_dir else source.script, *map(Path, source.dependencies)]
     return any(_imports_package(path) for root in roots for path in _scripts(root))
 
 
 def package_directory() -> Path:
-    """Where the installed smddp lies."""
+    """Return where the installed smddp lies."""
     spec = find_spec(PACKAGE)
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -267,7 +267,7 @@ def package_directory() -> Path:
 
 
 def package_requirements() -> list[Requirement]:
-    """What a container must have for smddp, beside what every PyTorch image has."""
+    """Return what a container must have for smddp, beside what every PyTorch image has."""
     declared = [Requirement(text) for text in requires(PACKAGE) or ()]
     return [
         requirement
@@ -288,7 +288,7 @@ def _add_requirements(file: Path) -> None:
 
 
 def _named_in(line: str) -> str | None:
-    """The package that a line of requirements names; None for an option, an address or a comment."""
+    """Return the package that a line of requirements names; None for an option, an address or a comment."""
     try:
         return canonicalize_name(Requirement(line.partition("#")[0].strip()).name)
     except InvalidRequirement:
@@ -296,7 +296,7 @@ def _named_in(line: str) -> str | None:
 
 
 def _scripts(root: Path) -> Iterator[Path]:
-    """The Python files at or below a path, but for hidden directories such as .venv and .git."""
+    """Yield the Python files at or below a path, but for hidden directories such as .venv and .git."""
     if root.is_file():
         yield root
         return
@@ -333,6 +333,6 @@ def _is_local(source_dir: object, *, absent: bool = False) -> bool:
 
 
 def _version(py_version: str) -> tuple[int, int]:
-    """``py312`` as (3, 12); ``py3`` as (3, 0)."""
+    """Return ``py312`` as (3, 12), and ``py3`` as (3, 0)."""
     digits = py_version.removeprefix("py")
     return int(digits[:1] or 0), int(digits[1:] or 0)

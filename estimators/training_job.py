@@ -55,7 +55,7 @@ class TrainingJob:
 
     @classmethod
     def attach(cls, name: str, session: Session | boto3.Session | None = None) -> TrainingJob:
-        """A handle on a job that was sent earlier, by anybody.
+        """Return a handle on a job that was sent earlier, by anybody.
 
         Args:
             name: The job's name.
@@ -73,7 +73,7 @@ class TrainingJob:
         return job
 
     def describe(self) -> DescribeTrainingJobResponseTypeDef:
-        """All that the API says about the job (DescribeTrainingJob)."""
+        """Return all that the API says about the job (DescribeTrainingJob)."""
         description: DescribeTrainingJobResponseTypeDef = self._sagemaker.describe_training_job(
             TrainingJobName=self.name
         )
@@ -113,7 +113,7 @@ class TrainingJob:
         return self.describe().get("CheckpointConfig", {}).get("S3Uri")
 
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric of the job's metric definitions."""
+        """Return the last value of each metric of the job's metric definitions."""
         return {metric["MetricName"]: metric["Value"] for metric in self.describe().get("FinalMetricDataList", [])}
 
     def stop(self) -> None:
@@ -122,11 +122,11 @@ class TrainingJob:
             self._sagemaker.stop_training_job(TrainingJobName=self.name)
 
     def logs(self) -> Iterator[tuple[str, str]]:
-        """The log from its beginning, as pairs of host and line, until the job has ended and all is read."""
+        """Yield the log from its beginning, as pairs of host and line, until the job has ended and all is read."""
         return ((line.host, line.message) for line in self.lines())
 
     def lines(self) -> Iterator[LogLine]:
-        """The log as `logs` gives it, each line with its time."""
+        """Yield the log as `logs` gives it, each line with its time."""
         return (event for event in self._follow() if isinstance(event, LogLine))
 
     def wait(self, logs: bool = True) -> None:
@@ -164,7 +164,7 @@ class TrainingJob:
         self._require_completed(self.describe())
 
     def _follow(self, *, with_lines: bool = True) -> Iterator[LogLine | SecondaryStatusTransitionTypeDef]:
-        """The job's lines and changes of status as they come, until its end."""
+        """Yield the job's lines and changes of status as they come, until its end."""
         reader = LogReader(self._boto_session.client("logs"), self.name) if with_lines else None
         shown: set[tuple[str, datetime]] = set()
         began, ended = time.monotonic(), None

@@ -55,7 +55,7 @@ _SHOWN = 60
 
 
 def check(parameter: str, value: Any) -> Iterator[Problem]:
-    """What the API would refuse of a value, given as the request would hold it.
+    """Yield what the API would refuse of a value, given as the request would hold it.
 
     Args:
         parameter: One of the Estimator's, or a member of CreateTrainingJob, such as ``TrainingJobName``.
@@ -70,7 +70,7 @@ def check(parameter: str, value: Any) -> Iterator[Problem]:
 
 
 def most(parameter: str) -> int:
-    """How many items the API takes in a parameter that is a list."""
+    """Return how many items the API takes in a parameter that is a list."""
     return int(_field(FIELDS[parameter]).metadata["max"])
 
 
@@ -82,7 +82,7 @@ def _field(path: str) -> Any:
 
 
 def _words(violation: Violation) -> tuple[str, str]:
-    """What was found, and what is allowed."""
+    """Return what was found, and what is allowed."""
     value, limit = violation.value, violation.limit
     match violation.rule:
         case "type":

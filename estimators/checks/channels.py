@@ -12,14 +12,14 @@ _UPLOAD = "Upload it with sagemaker_session.upload_data(path) and give the s3://
 
 
 def by_name(inputs: Any) -> Mapping[str, Any]:
-    """The channels by name; a single one is called ``training``, as by the SDK."""
+    """Return the channels by name; a single one is called ``training``, as by the SDK."""
     if inputs is None or isinstance(inputs, (list, tuple)):
         return {}
     return inputs if isinstance(inputs, Mapping) else {"training": inputs}
 
 
 def requested(channels: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The channels on S3 or in file systems as the request holds them."""
+    """Return the channels on S3 or in file systems as the request holds them."""
     all_channels = []
     for name, place in channels.items():
         if isinstance(place, str) and place.startswith("s3://"):
@@ -31,13 +31,13 @@ def requested(channels: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _configuration(place: Any) -> Mapping[str, Any]:
-    """What one of the SDK's own classes (``TrainingInput``, ``FileSystemInput``) says about a channel."""
+    """Return what one of the SDK's own classes (``TrainingInput``, ``FileSystemInput``) says about a channel."""
     configuration = getattr(place, "config", None)
     return configuration if isinstance(configuration, Mapping) else {}
 
 
 def uri_of(place: Any) -> str | None:
-    """Where a channel's data lie, given as a URI or as one of the SDK's own classes; None if on no URI."""
+    """Return where a channel's data lie, given as a URI or as one of the SDK's own classes; None if on no URI."""
     if isinstance(place, str):
         return place
     uri = _configuration(place).get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
@@ -45,14 +45,14 @@ def uri_of(place: Any) -> str | None:
 
 
 def local_path(uri: object) -> Path | None:
-    """The absolute path of a ``file://`` URI, as the SDK reads one: it may be relative. None for anything else."""
+    """Return the absolute path of a ``file://`` URI, which may be relative; None for anything else."""
     if not isinstance(uri, str) or not uri.startswith("file://"):
         return None
     return Path(uri.removeprefix("file://")).resolve()
 
 
 def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]:
-    """Where the data lies. Channels that the SDK's own classes describe are theirs to check."""
+    """Yield where the data lies. Channels that the SDK's own classes describe are theirs to check."""
     for name, place in channels.items():
         parameter = f"inputs[{name!r}]"
         if isinstance(place, PurePath):
@@ -77,7 +77,7 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
 def check_checkpoints(
     arguments: Mapping[str, Any], channels: Mapping[str, Any], *, local_mode: bool
 ) -> Iterator[Problem]:
-    """The checkpoint prefix. It is downloaded to every host, and what a job deletes is deleted there."""
+    """Yield the checkpoint prefix. It is downloaded to every host, and what a job deletes is deleted there."""
     uri = arguments.get("checkpoint_s3_uri")
     if not isinstance(uri, str):
         return

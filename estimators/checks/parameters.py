@@ -21,12 +21,12 @@ LONGEST_RUN = 28 * 24 * 60 * 60
 
 
 def is_local_mode(arguments: Arguments) -> bool:
-    """Whether the SDK's Local Mode runs the job, in Docker containers on this machine."""
+    """Return whether the SDK's Local Mode runs the job, in Docker containers on this machine."""
     return arguments.get("instance_type") in ("local", "local_gpu")
 
 
 def check_limits(arguments: Arguments) -> Iterator[Problem]:
-    """The API's limits on every parameter that goes into the request as it is."""
+    """Yield the API's limits on every parameter that goes into the request as it is."""
     elsewhere = {"hyperparameters"}
     if "/" not in str(arguments.get("role")):
         elsewhere.add("role")  # a name: the SDK asks IAM for its ARN
@@ -40,7 +40,7 @@ def check_limits(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_instances(arguments: Arguments) -> Iterator[Problem]:
-    """How many hosts of which type."""
+    """Yield how many hosts of which type."""
     groups, instance_type = arguments.get("instance_groups"), arguments.get("instance_type")
     if groups and (instance_type or arguments.get("instance_count")):
         yield error("instance_groups", "given together with instance_type or instance_count", "Give one or the other.")
@@ -67,7 +67,7 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_time(arguments: Arguments) -> Iterator[Problem]:
-    """How long the job may run, and wait for spot instances."""
+    """Yield how long the job may run, and wait for spot instances."""
     max_run, max_wait = arguments.get("max_run"), arguments.get("max_wait")
     spot = arguments.get("use_spot_instances")
     if isinstance(max_run, int) and max_run > LONGEST_RUN:
@@ -99,7 +99,7 @@ def check_time(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Problem]:
-    """The role that the job runs as; Local Mode assumes none."""
+    """Yield the role that the job runs as; Local Mode assumes none."""
     if is_local_mode(arguments):
         return
     if not arguments.get("role") and not configured_role:
@@ -112,7 +112,7 @@ def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Pr
 
 
 def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]) -> Iterator[Problem]:
-    """SMDDP on instances that have it."""
+    """Yield what is wrong with SMDDP on this type of instance."""
     distribution: Mapping[str, Any] = arguments.get("distribution") or {}
     if not uses_data_parallel_library(distribution):
         return
@@ -134,7 +134,7 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
 
 
 def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | None]) -> Iterator[Problem]:
-    """Hyperparameters, which travel as text.
+    """Yield what is wrong with the hyperparameters, which travel as text.
 
     Args:
         arguments: The parameters for ``PyTorch``.
@@ -159,7 +159,7 @@ def _fault_in(value: Any, text_of: Callable[[Any], str | None]) -> str | None:
 
 
 def check_metrics(arguments: Arguments) -> Iterator[Problem]:
-    """Expressions that find metrics in the log."""
+    """Yield what is wrong with the expressions that find metrics in the log."""
     definitions = arguments.get("metric_definitions")
     for definition in definitions if isinstance(definitions, (list, tuple)) else ():
         if isinstance(definition, Mapping) and isinstance(

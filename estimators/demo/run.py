@@ -56,7 +56,7 @@ class DemoState:
         return True
 
     def lost(self) -> tuple[float, int]:
-        """Seconds from the last step seen of attempt 1 to the first new one of attempt 2, and steps done twice."""
+        """Return the seconds from attempt 1's last step to attempt 2's first, and the steps done twice."""
         last = [point for point in self.points if point.attempt == 1][-1]
         second_attempt = [point for point in self.points if point.attempt == 2]
         first_new = next(point for point in second_attempt if point.step > last.step)
@@ -132,7 +132,7 @@ def tell(output: Path, *, epochs: int) -> None:
 
 
 def entrypoints_directory() -> Path:
-    """The directory of training scripts: inside the installed package, or at the top of a checkout."""
+    """Return the directory of training scripts: inside the installed package, or at the top of a checkout."""
     installed = Path(__file__).parents[1] / "entrypoints"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "entrypoints"
 

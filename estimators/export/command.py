@@ -93,7 +93,7 @@ def export(
 
 
 def _directories(command: str, channels: list[str]) -> dict[str, Path]:
-    """The directories that --channel names."""
+    """Return the directories that --channel names."""
     data = {}
     for given in channels:
         name, _, directory = given.partition("=")

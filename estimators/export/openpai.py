@@ -82,7 +82,7 @@ def job_file(job: PortableJob, container: Container, *, run_dir: str, python: st
 
 
 def _commands(job: PortableJob, *, run_dir: str, python: str) -> list[str]:
-    """What each instance runs. ``smddp run`` finds the other instances by the variables that OpenPAI sets."""
+    """Return what each instance runs. ``smddp run`` finds the other instances by the variables that OpenPAI sets."""
     variables = [f"export {name}={_quoted(value)}" for name, value in job.environment.items()]
     words = [word for part in job.run_command(run_dir=run_dir, python=python) for word in part]
     # A protocol file has no limit of time: SIGTERM after it is a stop with a checkpoint, and exit code 75.
@@ -91,5 +91,5 @@ def _commands(job: PortableJob, *, run_dir: str, python: str) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """A word of the shell, in which OpenPAI finds nothing to replace: the shell puts ``<''%`` together again."""
+    """Return a word of the shell, in which OpenPAI finds nothing to replace: the shell puts ``<''%`` together again."""
     return shlex.quote(word).replace("<%", "<''%")

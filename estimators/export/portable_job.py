@@ -77,7 +77,7 @@ class PortableJob:
         )
 
     def run_command(self, *, run_dir: str, python: str | None = None) -> list[list[str]]:
-        """The command that each host runs, word by word; those that belong together in one list.
+        """Return the command that each host runs, word by word; those that belong together in one list.
 
         Args:
             run_dir: Where the run keeps its model, output and checkpoints, the same directory for all hosts.
@@ -116,7 +116,7 @@ def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], c
 
 
 def _folder(source: SourceCode) -> Path:
-    """What is uploaded with the script."""
+    """Return what is uploaded with the script."""
     return source.script.parent if source.source_dir is None else Path(source.source_dir)
 
 
@@ -126,7 +126,7 @@ def _requirements(source: SourceCode) -> Path | None:
 
 
 def _words(hyperparameters: Mapping[str, Any]) -> Iterator[str]:
-    """One word for each, so that no value can be taken for an option: what holds others is JSON, the rest its text."""
+    """Yield one word a hyperparameter that can't be taken for an option: containers as JSON, the rest as text."""
     for name, value in hyperparameters.items():
         yield f"--{name}={json.dumps(value) if isinstance(value, dict | list | tuple) else value}"
 

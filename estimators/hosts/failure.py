@@ -17,7 +17,7 @@ _FAILURE, _SUCCESS = PurePath("output", "failure"), PurePath("output", "success"
 def algorithm_error(
     exits: Mapping[str, int], trees: Mapping[str, HostTree], tails: Mapping[str, str], remark: str | None = None
 ) -> str:
-    """``AlgorithmError: <why>, exit code: <n>``.
+    """Return ``AlgorithmError: <why>, exit code: <n>``.
 
     Why is the ``output/failure`` of the host that failed first, else of any host that failed, else of any host. If no
     host wrote one, it is the last lines that the first one printed.
@@ -40,13 +40,13 @@ def algorithm_error(
 
 
 def loss_of_hosts(exits: Mapping[str, Exit]) -> str | None:
-    """``InternalServerError: <which hosts were lost, and how>``; None if none was. What else failed, failed of it."""
+    """Return ``InternalServerError: <lost hosts, and how>``; None if none was. A loss explains other failures."""
     lost = [f"{host} was lost: {end.lost}" for host, end in exits.items() if end.lost]
     return within_limit(f"InternalServerError: {'; '.join(lost)}.") if lost else None
 
 
 def tells_outcome(tree: HostTree) -> bool:
-    """Whether the program of the host with this /opt/ml came to an end of its own, and wrote which."""
+    """Return whether the program of the host with this /opt/ml came to an end of its own, and wrote which."""
     return any(map(tree.status, (_FAILURE, _SUCCESS)))
 
 

@@ -73,7 +73,7 @@ class HostTree:
     def entries(
         self, folder: PurePath, *, unread: Callable[[OSError], None] = lambda _: None
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """Every file and link below a folder: its path in the folder, and what it is itself, if a link.
+        """Yield every file and link below a folder: its path in the folder, and what it is itself, if a link.
 
         Directories that can't be read, named pipes, sockets and devices are passed over; the host's log names them.
 
@@ -111,7 +111,7 @@ class HostTree:
                 os.close(place)
 
     def status(self, path: PurePath) -> os.stat_result | None:
-        """What is there, at the end of all links; None if nothing is."""
+        """Return what is there, at the end of all links; None if nothing is."""
         try:
             with self._found(path) as place:
                 return place.stat()
@@ -133,7 +133,7 @@ class HostTree:
 
     @contextmanager
     def reading(self, path: PurePath) -> Iterator[Path]:
-        """A path of this machine by which to read a file, the same one all the time that the block lasts.
+        """Give a path of this machine by which to read a file; it stays the same for the whole block.
 
         Raises:
             OSError: There is no file; `LeadsOutError`, if that is so because a link leads out of the tree.
@@ -144,7 +144,7 @@ class HostTree:
             yield place
 
     def read_link(self, path: PurePath) -> str:
-        """Where a link leads, in its own words."""
+        """Return where a link leads, in its own words."""
         place = self._open(path, follow=False)
         try:
             return os.readlink("", dir_fd=place)
@@ -177,7 +177,7 @@ class HostTree:
 
     @contextmanager
     def _found(self, path: PurePath) -> Iterator[Path]:
-        """A path of this machine that means what was found, whatever happens to its name meanwhile."""
+        """Give a path of this machine that means what was found, whatever happens to its name meanwhile."""
         place = self._open(path)
         try:
             yield _by_descriptor(place)
@@ -215,7 +215,7 @@ class HostTree:
         return here
 
     def _turn(self, path: PurePath, here: int, name: str, passed: list[str]) -> list[str]:
-        """The way from the root to where ``..``, or the link that was met last, leads."""
+        """Return the way from the root to where ``..``, or the link that was met last, leads."""
         if name == "..":
             if not passed:
                 raise LeadsOutError(path)
@@ -235,7 +235,7 @@ class HostTree:
 
 
 def legible(name: str) -> str:
-    """A name that a program chose, for a line of text: quoted if it holds what is no text, and cut if it is long."""
+    """Return a name that a program chose, for a line of text: quoted if it is not printable, cut if it is long."""
     if len(name) > _MOST_SHOWN:
         name = f"{name[: _MOST_SHOWN // 2]} … {name[-_MOST_SHOWN // 2 :]}"
     return name if name.isprintable() else ascii(name)

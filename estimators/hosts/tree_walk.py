@@ -16,7 +16,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def walk(top: int, failed: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below a directory that is no directory: its path, and what it is itself, if a link.
+    """Yield everything below a directory that is no directory: its path, and its own status, not a link's target's.
 
     Args:
         top: A descriptor of the directory.
@@ -65,7 +65,7 @@ class _Way:
         return self._open[depth]
 
     def path(self, depth: int, name: str) -> str:
-        """What ``name`` at this depth is called from the top."""
+        """Return what ``name`` at this depth is called from the top."""
         return "/".join([*self._names[1:depth], name])
 
     def close(self) -> None:

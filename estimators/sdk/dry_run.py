@@ -35,7 +35,7 @@ class _DryRun(PyTorchWithoutTelemetry):
 def build(
     arguments: Mapping[str, Any], inputs: Any, *, job_name: str | None, session: Session | None
 ) -> tuple[dict[str, Any], str | None]:
-    """The CreateTrainingJob that the SDK would send, with buckets and roles of no account.
+    """Return the CreateTrainingJob that the SDK would send, with buckets and roles of no account.
 
     Args:
         arguments: The parameters for ``PyTorch``, with versions or an image.
@@ -67,7 +67,7 @@ def build(
 
 
 def _offline(session: Session, requests: list[dict[str, Any]]) -> Session:
-    """A copy of a session that asks AWS nothing, and keeps what it would send."""
+    """Return a copy of a session that asks AWS nothing, and keeps what it would send."""
     offline = copy.copy(session)
     offline.default_bucket = lambda: _BUCKET
     offline.expand_role = lambda role: role if "/" in role else _ROLE

@@ -67,7 +67,7 @@ class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
 
 
 def session(boto_session: boto3.Session | None = None, *, default_bucket: str | None = None) -> Session:
-    """A session of the SDK whose users send no telemetry, unless the user's SDK configuration asks for it.
+    """Return a session of the SDK whose users send no telemetry, unless the user's SDK configuration asks for it.
 
     Args:
         boto_session: Where its calls go; by default boto3's own choice.
@@ -77,7 +77,7 @@ def session(boto_session: boto3.Session | None = None, *, default_bucket: str | 
 
 
 def local_session(given: Session | None = None, *, settings: Mapping[str, Any] | None = None) -> LocalSession:
-    """A session of the SDK's Local Mode (``instance_type="local"``), without telemetry.
+    """Return a session of the SDK's Local Mode (``instance_type="local"``), without telemetry.
 
     Args:
         given: The user's own, which stays as it is: the session is a copy of it. By default a new one, which mounts
@@ -98,19 +98,19 @@ def local_session(given: Session | None = None, *, settings: Mapping[str, Any] |
 
 
 def is_local(session: Session | None) -> bool:
-    """Whether jobs of a session run in Local Mode, or may, as there is none yet."""
+    """Return whether jobs of a session run in Local Mode, or may, as there is none yet."""
     return session is None or isinstance(session, LocalSession)
 
 
 def s3_endpoint(session: Session | None) -> str:
-    """Where a session finds S3; None stands for a new one."""
+    """Return where a session finds S3; None stands for a new one."""
     client = getattr(session, "s3_client", None) or boto3.client("s3", region_name=region(session) or _NO_REGION)
     address: str = client.meta.endpoint_url
     return address
 
 
 def is_in_studio() -> bool:
-    """Whether the SDK's Local Mode would run as in SageMaker Studio, with containers and files in places of its own."""
+    """Return whether the SDK's Local Mode would run as in SageMaker Studio, with its own places for files."""
     try:
         return bool(check_for_studio())
     except NotImplementedError:  # an application of Studio for which the SDK has no Local Mode
@@ -118,7 +118,7 @@ def is_in_studio() -> bool:
 
 
 def new_job_name(base: str | None, image_uri: str) -> str:
-    """A name with the time in it, as the SDK makes one for a job that was given none."""
+    """Return a name with the time in it, as the SDK makes one for a job that was given none."""
     name: str = name_from_base(base or base_name_from_image(image_uri))
     return name
 
@@ -140,7 +140,7 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 def pytorch(
     arguments: Mapping[str, Any], session: Session, *, kind: type[PyTorch] = PyTorchWithoutTelemetry
 ) -> PyTorch:
-    """``sagemaker.pytorch.PyTorch``, or a kind of it, from its parameters by name.
+    """Return ``sagemaker.pytorch.PyTorch``, or a kind of it, from its parameters by name.
 
     Raises:
         EstimatorError: The SDK refuses them.
@@ -158,7 +158,7 @@ def pytorch(
 
 @lru_cache(maxsize=1)
 def parameter_names() -> frozenset[str]:
-    """The names of all parameters of ``PyTorch`` and its bases."""
+    """Return the names of all parameters of ``PyTorch`` and its bases."""
     return frozenset(
         parameter.name
         for base in inspect.getmro(PyTorch)
@@ -169,7 +169,7 @@ def parameter_names() -> frozenset[str]:
 
 
 def refusal(framework: Framework) -> str | None:
-    """Why the SDK refuses a combination of distribution, instance type and version; None if it takes it."""
+    """Return why the SDK refuses a combination of distribution, instance type and version; None if it takes it."""
     try:
         with without_log():
             if framework.distribution is not None:
@@ -225,7 +225,7 @@ def choose_versions(framework: Framework) -> tuple[Framework, str | None]:
 
 @lru_cache(maxsize=1)
 def _known_versions() -> tuple[tuple[str, str], ...]:
-    """Versions of PyTorch, each with a Python for it, that the SDK has training images of; newest first."""
+    """Return the versions of PyTorch that the SDK has images of, each with its Python; newest first."""
     known = set()
     for name in _IMAGE_TABLES:
         table = image_uris.config_for_framework(name)["training"]
@@ -236,13 +236,13 @@ def _known_versions() -> tuple[tuple[str, str], ...]:
 
 
 def _newness(pair: tuple[str, str]) -> tuple[Version, int, int]:
-    """Orders versions; of "2.8" and "2.8.0" the exact one is preferred."""
+    """Return a key that orders versions; of "2.8" and "2.8.0" the exact one is preferred."""
     version, py_version = pair
     return Version(version), len(version), int(py_version.removeprefix("py"))
 
 
 def _as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
-    """The distribution as ``PyTorch`` itself hands it to the SDK's checks."""
+    """Return the distribution as ``PyTorch`` itself hands it to the SDK's checks."""
     renamed = dict(distribution)
     if "pytorchddp" in renamed:
         renamed["smdistributed"] = {"dataparallel": renamed.pop("pytorchddp")}
@@ -250,30 +250,30 @@ def _as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_parallel_instance_types() -> tuple[str, ...]:
-    """The instance types that the SDK knows SMDDP to run on; the SDK lists them, but never looks."""
+    """Return the instance types that the SDK knows SMDDP to run on; the SDK lists them, but never looks."""
     return tuple(fw_utils.SM_DATAPARALLEL_SUPPORTED_INSTANCE_TYPES)
 
 
 def region(session: Session | None) -> str | None:
-    """The region that a job would be sent to: the session's, or the one that boto3 is configured with."""
+    """Return the region that a job would be sent to: the session's, or the one that boto3 is configured with."""
     name: str | None = boto3.Session().region_name if session is None else session.boto_region_name
     return name
 
 
 def configured_role(session: Session | None) -> str | None:
-    """The role that the user's SDK configuration gives to training jobs, if any."""
+    """Return the role that the user's SDK configuration gives to training jobs, if any."""
     configuration = load_sagemaker_config() if session is None else session.sagemaker_config
     role: str | None = get_config_value(TRAINING_JOB_ROLE_ARN_PATH, configuration)
     return role
 
 
 def request_tags(tags: Any) -> Any:
-    """Tags in the form of the request: a list of ``{"Key": …, "Value": …}``."""
+    """Return tags in the form of the request: a list of ``{"Key": …, "Value": …}``."""
     return format_tags(tags)
 
 
 def hyperparameter_text(value: Any) -> str | None:
-    """A hyperparameter as the request holds it: as JSON; None for a pipeline variable, which is not known yet.
+    """Return a hyperparameter as the request holds it: as JSON; None for a pipeline variable, which is not known yet.
 
     Raises:
         TypeError: JSON can't hold it.

@@ -25,20 +25,20 @@ def train(
     """Train a script as a SageMaker job: on AWS, or with -cfg local=True on this machine.
 
     Args:
-        hyperparameters: name=value, such as epochs=3 or optimizer=adam
-        script: the training script, in source_dir if that is given
-        instance_type: what the hosts are, such as ml.g5.xlarge
-        source_dir: the directory that is uploaded with the script
-        instance_count: how many hosts there are
-        distribution: what starts the ranks: torchrun, pytorchddp, mpi, smdistributed; without it the script alone
-        iam_role: the IAM role that the job runs as
-        image: an image of your own, instead of SageMaker's for PyTorch
-        name: what the job's name begins with, the script's by default
-        inputs: the channels and their places, such as training=s3://bucket/data
-        env: environment variables of the job
-        max_run: seconds that the job may train
-        spot_max_wait: seconds that the job may take on spare capacity, waiting included; 0 uses none
-        checkpoint_s3_uri: where the checkpoints are kept, during the job and for the next
+        hyperparameters: Each as name=value, such as epochs=3 or optimizer=adam
+        script: The training script, in source_dir if that is given
+        instance_type: What the hosts are, such as ml.g5.xlarge
+        source_dir: The directory that is uploaded with the script
+        instance_count: How many hosts there are
+        distribution: What starts the ranks: torchrun, pytorchddp, mpi, smdistributed; without it the script alone
+        iam_role: The IAM role that the job runs as
+        image: An image of your own, instead of SageMaker's for PyTorch
+        name: What the job's name begins with, the script's by default
+        inputs: The channels and their places, such as training=s3://bucket/data
+        env: Environment variables of the job
+        max_run: Seconds that the job may train
+        spot_max_wait: Seconds that the job may take on spare capacity, waiting included; 0 uses none
+        checkpoint_s3_uri: Where the checkpoints are kept, during the job and for the next
     """
     given = {
         "instance_type": instance_type,

@@ -26,16 +26,16 @@ class Place:
 
     @classmethod
     def of(cls, app_id: str) -> tuple[Place, str]:
-        """The place that an app's id names, and the training job's name there."""
+        """Return the place that an app's id names, and the training job's name there."""
         name, _, directory = app_id.partition("@")
         return cls(directory=Path(unquote(directory)) if directory else None), name
 
     def app_id(self, job_name: str) -> str:
-        """The id of a training job here; no slash is in it, which would end it in TorchX's handles."""
+        """Return the id of a training job here; no slash is in it, which would end it in TorchX's handles."""
         return job_name if self.directory is None else f"{job_name}@{quote(str(self.directory), safe='')}"
 
     def boto_session(self) -> boto3.Session:
-        """A session of boto3 that leads here, for what needs no SDK.
+        """Return a session of boto3 that leads here, for what needs no SDK.
 
         Raises:
             LocalPlatformError: No local platform runs on the directory.
@@ -43,7 +43,7 @@ class Place:
         return boto3.Session() if self.directory is None else self._access(self.directory).boto_session()
 
     def session(self) -> Session:
-        """A session of the SageMaker SDK that leads here.
+        """Return a session of the SageMaker SDK that leads here.
 
         Raises:
             LocalPlatformError: No local platform runs on the directory.

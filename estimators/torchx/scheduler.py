@@ -82,7 +82,7 @@ class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
         return Options.as_runopts()
 
     def _validate(self, app: AppDef, scheduler: str, cfg: Options) -> None:
-        """Nothing: a job's hosts are its instance type, and TorchX would ask for CPUs and memory."""
+        """Do nothing: a job's hosts are its instance type, and TorchX would ask for CPUs and memory."""
 
     def _submit_dryrun(self, app: AppDef, cfg: Options) -> AppDryRunInfo[JobRequest, Options]:
         """Describe the job and check it. Nothing is sent.
@@ -197,7 +197,7 @@ def _request(app: AppDef, place: Place) -> JobRequest:
 
 
 def _arguments(app: AppDef) -> dict[str, Any]:
-    """What the Estimator is given for an app that the component ``smddp.train`` has made.
+    """Return what the Estimator is given for an app that the component ``smddp.train`` has made.
 
     Raises:
         EstimatorError: It is another's.
