@@ -60,12 +60,12 @@ def median(measurements: list[Measurement], kind: str) -> float:
 
 
 def ratio(measurements: list[Measurement], kind: str, yardstick: str) -> float:
-    """The median of what each process measured against its own yardstick."""
+    """Return the median of what each process measured against its own yardstick."""
     return statistics.median(median([each], kind) / memcpy_or(each, yardstick) for each in measurements)
 
 
 def memcpy_or(measurement: Measurement, yardstick: str) -> float:
-    """A yardstick of one process; for memcpy the faster way, with one thread or as many as torch uses."""
+    """Return a yardstick of one process; for memcpy the faster way, with one thread or as many as torch uses."""
     if yardstick == "memcpy":
         return min(median([measurement], "memcpy"), median([measurement], "memcpy 1 thread"))
     return median([measurement], yardstick)

@@ -27,7 +27,7 @@ ROLE = "arn:aws:iam::123456789012:role/local"
 
 
 def seconds(fit: Callable[[], object]) -> float:
-    """How long it takes; what it prints is left out."""
+    """Return how long the command takes, without what it prints."""
     began = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         fit()

@@ -99,7 +99,7 @@ def run(
 
 
 def possible(device: torch.device, precisions: list[Precision]) -> list[Precision]:
-    """Those that the device has: TF32 and bf16 came with Ampere, and the CPU has no TF32."""
+    """Return those that the device has: TF32 and bf16 came with Ampere, and the CPU has no TF32."""
     if device.type == "cuda":
         has = PRECISIONS if torch.cuda.get_device_capability(device) >= (8, 0) else ("fp32", "fp16")
     else:
@@ -123,7 +123,7 @@ def busy_seconds(profiler: profile, *, last: float) -> float:
 
 
 def union_seconds(spans: list[tuple[float, float]], *, last: float) -> float:
-    """The length of the union of spans of microseconds, in order, within so many seconds before the end."""
+    """Return the length of the union of spans of microseconds, in order, within so many seconds before the end."""
     until = max((end for _, end in spans), default=0.0)
     reached, busy = until - last * 1e6, 0.0
     for start, end in spans:
@@ -143,7 +143,7 @@ def flops_of_image(settings: Settings) -> float:
 
 
 def peak_of(device: torch.device, precision: Precision) -> float | None:
-    """The peak of the device in operations a second, where it is known."""
+    """Return the peak of the device in operations a second, where it is known."""
     if device.type != "cuda":
         return None
     use_tf32(precision == "tf32")
@@ -201,7 +201,7 @@ def main() -> None:
 
 
 def report(settings: Settings, kinds: list[str], precisions: list[Precision]) -> None:
-    """Measures all cases, and prints a line for each."""
+    """Measure all cases, and print a line for each."""
     name = torch.cuda.get_device_name(settings.device) if settings.device.type == "cuda" else "CPU"
     print(f"{name}, batches of {settings.batch_size}, {settings.steps} steps; torch {torch.__version__}", end=", ")
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")

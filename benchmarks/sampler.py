@@ -34,7 +34,7 @@ Numbers = dict[str, float]
 
 
 def measure(name: str, size: int, gigabytes: float) -> Numbers:
-    """One order at one size, in this process."""
+    """Return one order at one size, in this process."""
     batches = CONTENDERS[name][1]
     for _ in zip(range(10), batches(100 * GLOBAL_BATCH, 0), strict=False):
         pass  # what it imports is not its cost
@@ -68,7 +68,7 @@ def _memory(kind: str) -> int:
 
 
 def in_processes(name: str, size: int, *, gigabytes: float, seconds: float, repeats: int) -> Numbers | str:
-    """The medians, or why there are none. What takes long is measured once."""
+    """Return the medians, or why there are none. What takes long is measured once."""
     runs: list[Numbers] = []
     command = [sys.executable, __file__, "--one", name, str(size), "--gigabytes", str(gigabytes)]
     for _ in range(repeats):

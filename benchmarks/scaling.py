@@ -113,7 +113,7 @@ class Contest:
 
 
 def contest(options: argparse.Namespace) -> None:
-    """Takes turns on this rank, and prints the seconds a step of each, on rank 0."""
+    """Take turns on this rank, and print the seconds a step of each, on rank 0."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     on_gpu = torch.cuda.device_count() >= options.ranks
@@ -133,7 +133,7 @@ def contest(options: argparse.Namespace) -> None:
 
 
 def launch(ranks: int) -> dict[str, list[float]]:
-    """Runs this file on so many ranks of this machine by torchrun; gives the seconds a step of each contestant."""
+    """Run this file on so many ranks of this machine by torchrun; give the seconds a step of each contestant."""
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
             [

@@ -13,7 +13,7 @@ file = Path(sys.argv[1])
 
 
 def canonical(name: str) -> str:
-    """A name as pip compares names."""
+    """Return a name as pip compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

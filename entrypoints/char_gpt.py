@@ -93,7 +93,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
-    """The mean loss of a letter, over all that was held out."""
+    """Return the mean loss of a letter, over all that was held out."""
     trainer.model.eval()
     total = count = 0.0
     for inputs, targets in trainer.batches(loader):
@@ -155,7 +155,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes and returns (N, T, width)."""
+        """Take and return (N, T, width)."""
         count, length, width = x.shape
         shape = (count, length, 3, self.heads, width // self.heads)
         query, key, value = self.attend(self.norms[0](x)).view(shape).permute(2, 0, 3, 1, 4)
@@ -185,14 +185,14 @@ class Pieces(Dataset[Tensor]):
 
 
 def pad(pieces: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of (N, T), where T is the longest; what is filled up is no target."""
+    """Return inputs and targets of (N, T), where T is the longest; padding is no target."""
     inputs = pad_sequence([piece[:-1] for piece in pieces], batch_first=True)
     targets = pad_sequence([piece[1:] for piece in pieces], batch_first=True, padding_value=NO_TARGET)
     return inputs, targets
 
 
 def read_documents(channel: Path | None) -> list[str]:
-    """The text files of the channel in the order of their names, or Python's language reference."""
+    """Return the text files of the channel in the order of their names, or Python's language reference."""
     if channel is None:
         from pydoc_data.topics import topics
 

@@ -80,7 +80,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
-    """The share of test images that are classified right."""
+    """Return the share of test images that are classified right."""
     trainer.model.eval()
     right = count = 0
     for images, labels in trainer.batches(loader):
@@ -92,7 +92,7 @@ def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) 
 
 
 def datasets(directory: Path) -> tuple["torch.utils.data.Dataset[tuple[Tensor, int]]", ...]:
-    """The training images, cropped and flipped at random, and the test images."""
+    """Return the training images, cropped and flipped at random, and the test images."""
     from torchvision import transforms
     from torchvision.datasets import CIFAR10
 
@@ -110,7 +110,7 @@ def datasets(directory: Path) -> tuple["torch.utils.data.Dataset[tuple[Tensor, i
 
 
 def start_ranks(arguments: list[str]) -> int | None:
-    """Starts the processes that the article's options ask for; None if this process is a rank already."""
+    """Start the processes that the article's options ask for; None if this process is a rank already."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--nodes", type=int, default=1)
     parser.add_argument("-g", "--gpus", type=int, default=1)

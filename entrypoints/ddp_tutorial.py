@@ -37,7 +37,7 @@ class Config:
 
 
 def main(config: Config, job: smddp.Job) -> None:
-    """Runs one demo, or all of them, on one rank."""
+    """Run one demo, or all of them, on one rank."""
     demos = {"basic": basic, "checkpoint": checkpoint, "model_parallel": model_parallel}
     for name in demos if config.demo == "all" else [config.demo]:
         first, last = demos[name](config, job)
@@ -55,7 +55,7 @@ class ToyModel(nn.Module):
         self.first, self.second = first, second
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes numbers of (N, 10), returns (N, 5) on the second device."""
+        """Take numbers of (N, 10), return (N, 5) on the second device."""
         return self.net2(torch.relu(self.net1(x.to(self.first))).to(self.second))
 
 
@@ -73,7 +73,7 @@ def basic(config: Config, job: smddp.Job) -> tuple[float, float]:
 
 
 def checkpoint(config: Config, job: smddp.Job) -> tuple[float, float]:
-    """Saves half way, loses everything, and goes on from there.
+    """Save half way, lose everything, and go on from there.
 
     The tutorial has rank 0 write a temporary file that all read after a barrier. With a Checkpointer the ranks share
     the writing, every byte is checked on the way back, and all or nothing is committed, in a directory or in S3.
@@ -97,7 +97,7 @@ def checkpoint(config: Config, job: smddp.Job) -> tuple[float, float]:
 
 
 def model_parallel(config: Config, job: smddp.Job) -> tuple[float, float]:
-    """A model that is too large for one device: DDP gets no ``device_ids``, and the input goes where the model says."""
+    """Train a model that is too large for one device: DDP gets no ``device_ids``; the model places the input."""
     first = own_device()
     second = first
     if first.type == "cuda":
@@ -108,7 +108,7 @@ def model_parallel(config: Config, job: smddp.Job) -> tuple[float, float]:
 
 
 def train(model: nn.Module, device: torch.device, config: Config, job: smddp.Job) -> tuple[float, float]:
-    """Some steps on the rank's own noise, towards labels that a fixed layer gives; the first loss and the last."""
+    """Take some steps on the rank's own noise, towards a fixed layer's labels; return the first and the last loss."""
     torch.manual_seed(1)
     teacher = nn.Linear(10, 5).to(device)
     torch.manual_seed(100 + job.cluster.rank)
@@ -125,7 +125,7 @@ def train(model: nn.Module, device: torch.device, config: Config, job: smddp.Job
 
 
 def own_device() -> torch.device:
-    """The GPU that this rank was given when it joined, or the CPU."""
+    """Return the GPU that this rank was given when it joined, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 

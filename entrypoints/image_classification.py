@@ -92,7 +92,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[Any]) -> float:
-    """The share of images that are classified right; each is counted once, whatever the number of processes."""
+    """Return the share of images that are classified right; each is counted once, whatever the number of processes."""
     trainer.model.eval()
     correct = seen = 0
     for images, labels in trainer.batches(loader):
@@ -104,7 +104,7 @@ def evaluate(trainer: smddp.Trainer, loader: DataLoader[Any]) -> float:
 
 
 def build(name: str, channels: int) -> nn.Module:
-    """The small CNN, or a model of torchvision by its name, for images of 1 or 3 channels and 10 classes."""
+    """Return the small CNN, or a model of torchvision by its name, for images of 1 or 3 channels and 10 classes."""
     if name == "small_cnn":
         return nn.Sequential(
             *(nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
@@ -139,12 +139,12 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 
 
 def as_it_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The collate function of a dataset whose batches are batches already."""
+    """Return the collate function of a dataset whose batches are batches already."""
     return batch
 
 
 def datasets(config: Config, channel: Path) -> tuple[Images, Images]:
-    """The training and the test images that the channel holds."""
+    """Return the training and the test images that the channel holds."""
     name = config.dataset
     present = [known for known, file in EXPECTED.items() if (channel / file).exists()]
     if name == "auto" and len(present) == 1:

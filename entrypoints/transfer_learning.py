@@ -102,7 +102,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 
 def network(name: str) -> nn.Module:
-    """The model of torchvision by its name, at random, for ten classes."""
+    """Return the model of torchvision by its name, at random, for ten classes."""
     model = models.get_model(name, num_classes=10) if name in models.list_models(models) else None
     if not isinstance(getattr(model, "fc", None), nn.Linear):
         some = ", ".join(models.list_models(models, include="resnet*"))
@@ -111,7 +111,7 @@ def network(name: str) -> nn.Module:
 
 
 def take_weights(model: nn.Module, channel: Path | None) -> bool:
-    """Gives the model the weights in the channel; whether there are any.
+    """Load the weights in the channel into the model; return whether there are any.
 
     A last layer for other classes stays random. That another layer does not fit is an error.
     """
@@ -129,14 +129,14 @@ def take_weights(model: nn.Module, channel: Path | None) -> bool:
 
 
 def freeze(model: nn.Module, is_frozen: bool) -> None:
-    """Lets the last layer alone learn, or all; in training mode."""
+    """Let the last layer alone learn, or all; in training mode."""
     model.requires_grad_(not is_frozen).train(not is_frozen)  # BatchNorm's statistics are frozen by eval mode alone
     model.fc.requires_grad_(True)
 
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
-    """The share of test images that the weights' average classifies right."""
+    """Return the share of test images that the weights' average classifies right."""
     assert trainer.ema is not None
     right = count = 0
     for images, labels in trainer.batches(loader):
@@ -148,7 +148,7 @@ def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) 
 
 
 def datasets(channel: Path | None, size: int) -> tuple[Dataset[tuple[Tensor, int]], ...]:
-    """The training images, flipped at random, and the test images: (3, size, size), as ImageNet's are normalised."""
+    """Return the training images, flipped at random, and the test images: (3, size, size), normalised as ImageNet's."""
     if channel is None:
         logger.info("there is no channel 'training': Fashion-MNIST is read from %s", DEBIAN)
         channel = DEBIAN

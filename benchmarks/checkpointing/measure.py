@@ -184,7 +184,7 @@ def _launch_loop(goes_on: Callable[[], bool]) -> Loop:
 
 
 def _seconds_queued() -> float:
-    """How long this thread has waited for a core so far (Documentation/scheduler/sched-stats.rst)."""
+    """Return how long this thread has waited for a core so far (Documentation/scheduler/sched-stats.rst)."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 

@@ -17,7 +17,7 @@ BLOCKS = 14
 
 
 def make_state(megabytes: float) -> State:
-    """A transformer's weights, and Adam's state of them."""
+    """Return a transformer's weights, and Adam's state of them."""
     width = max(1, round((megabytes * 1e6 / (BLOCKS * 8 * 3 * 4)) ** 0.5))
     shapes = {"up.weight": (4 * width, width), "up.bias": (4 * width,)}
     shapes |= {"down.weight": (width, 4 * width), "down.bias": (width,)}
@@ -31,7 +31,7 @@ def make_state(megabytes: float) -> State:
 
 
 def blank_like(state: Any) -> Any:
-    """The same state in memory of its own that has been touched, all zeros."""
+    """Return the same state in memory of its own that has been touched, all zeros."""
     if isinstance(state, Tensor):
         return torch.zeros_like(state)
     if isinstance(state, dict):
@@ -53,7 +53,7 @@ def size_of(state: State) -> int:
 
 
 def copy(state: State, target: State, threads: int) -> None:
-    """The first yardstick, memcpy: all tensors into buffers that are there, and touched, already."""
+    """Copy all tensors into buffers that are there, and touched, already: the first yardstick, memcpy."""
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     for (_, source), (_, buffer) in zip(tensors_of(state), tensors_of(target), strict=True):
@@ -62,7 +62,7 @@ def copy(state: State, target: State, threads: int) -> None:
 
 
 def write_raw(state: State, path: Path) -> None:
-    """The second yardstick, the disk: all bytes into one new file, from one thread, and fsync."""
+    """Write all bytes into one new file, from one thread, and fsync: the second yardstick, the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     for _, tensor in tensors_of(state):
         rest = bytes_of(tensor)

@@ -20,13 +20,13 @@ CLASSES = 8
 
 
 def synthetic(batch_size: int, size: int, batches: int, device: torch.device) -> list[Batch]:
-    """The same batch of random images again and again, on the device: no input is waited for."""
+    """Return the same batch of random images again and again, on the device: no input is waited for."""
     images = torch.randn(batch_size, 3, size, size, device=device).to(memory_format=torch.channels_last)
     return [(images, torch.randint(CLASSES, (batch_size,), device=device))] * batches
 
 
 def write_jpegs(directory: Path, size: int) -> None:
-    """Writes random images, a seventh larger than what is cropped of them, in a directory for each class."""
+    """Write random images, a seventh larger than what is cropped of them, in a directory for each class."""
     random = np.random.default_rng(0)
     for number in range(FILES):
         folder = directory / str(number % CLASSES)
@@ -36,7 +36,7 @@ def write_jpegs(directory: Path, size: int) -> None:
 
 
 def read(directory: Path, batch_size: int, size: int, batches: int, *, workers: int, pin: bool) -> Iterable[Batch]:
-    """The files in random order, as often as it takes, cropped and turned as for ImageNet."""
+    """Return the files in random order, as often as it takes, cropped and turned as for ImageNet."""
     crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     dataset = ImageFolder(str(directory), transforms.Compose([*crop, transforms.Normalize((0.5,) * 3, (0.25,) * 3)]))
     sampler = RandomSampler(dataset, replacement=True, num_samples=batch_size * batches)

@@ -33,7 +33,7 @@ class Clock:
     _started: float = 0.0
 
     def step_done(self) -> None:
-        """Counts a step; waits for the GPU only where the measurement begins and ends."""
+        """Count a step; wait for the GPU only where the measurement begins and ends."""
         self._done += 1
         if self._done == self.warm_up:
             self._started = self._now()
@@ -60,7 +60,7 @@ class Case:
     """Empty, for what a contestant wants to write."""
 
     def made(self) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
-        """The model on its device, the same compiled if it shall be, and its optimizer."""
+        """Return the model on its device, the same compiled if it shall be, and its optimizer."""
         torch.manual_seed(0)
         model = self.model().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         # On the CPU only the code is tried: what inductor makes there is of no interest, and takes long.
@@ -86,7 +86,7 @@ def by_hand(case: Case) -> None:
 
 
 def with_smddp(case: Case) -> None:
-    """The Trainer as it is by default."""
+    """Train by the Trainer as it is by default."""
     _, model, optimizer = case.made()
     job = Job.detect({"SMDDP_RUN_DIR": str(case.directory)})
     trainer = smddp.Trainer(job, model, optimizer, precision=case.precision)

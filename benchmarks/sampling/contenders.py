@@ -37,7 +37,7 @@ def distributed_sampler(size: int, consumed: int) -> Iterator[list[int]]:
 
 
 def torchdata(size: int, consumed: int) -> Iterator[list[int]]:
-    """Keeps how many a rank has drawn, and draws them once more; another number of ranks is another order."""
+    """Keep how many a rank has drawn, and draw them once more; another number of ranks is another order."""
     from torchdata.stateful_dataloader.sampler import BatchSampler, StatefulDistributedSampler
 
     sampler = StatefulDistributedSampler(range(size), num_replicas=RANKS, rank=0)
@@ -71,7 +71,7 @@ CONTENDERS: dict[str, tuple[str, Batches]] = {
 
 
 def _mosaic(name: str) -> ModuleType:
-    """A module of mosaicml-streaming without the package around it, which imports all clouds' SDKs."""
+    """Return a module of mosaicml-streaming without the package around it, which imports all clouds' SDKs."""
     if "streaming" not in sys.modules:
         spec = find_spec("streaming")
         assert spec is not None

@@ -39,7 +39,7 @@ class Scale:
 
 
 def epoch(size: int) -> Scale:
-    """All ranks of all lives take all steps of an epoch; each sample's reads are counted."""
+    """Take all steps of an epoch on all ranks, and count how often each sample is read."""
     began = time.perf_counter()
     reads = np.zeros(size, dtype=np.uint8)
     steps = size // GLOBAL_BATCH
@@ -75,7 +75,7 @@ def epoch(size: int) -> Scale:
 
 
 def window(size: int, steps: int) -> Scale:
-    """All ranks take some steps in the middle of an epoch that is too long to go through."""
+    """Take some steps on all ranks in the middle of an epoch that is too long to go through."""
     began = time.perf_counter()
     alone = ElasticSampler(size, global_batch=GLOBAL_BATCH)
     middle = {**alone.state_dict(), "consumed": size // GLOBAL_BATCH // 2 * GLOBAL_BATCH}

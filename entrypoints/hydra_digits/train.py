@@ -49,7 +49,7 @@ def build(width: int, depth: int) -> nn.Module:
 
 
 def accuracy(trainer: smddp.Trainer, images: Tensor, labels: Tensor) -> float:
-    """The share of images that the model names rightly, the same on all ranks."""
+    """Return the share of images that the model names rightly, the same on all ranks."""
     with torch.no_grad():
         found = trainer.module(images.to(trainer.device)).argmax(1).cpu()
     return (found == labels).float().mean().item()
