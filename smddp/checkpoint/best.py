@@ -29,17 +29,17 @@ def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max"
     Of two that are as good the older is the better, as for `Retention`. NaN is never the best.
 
     Args:
-        location: a directory, or ``s3://bucket/prefix``.
-        metric: the name of a metric in the manifests.
-        mode: whether a larger value is better, as of an accuracy, or a smaller one, as of a loss.
+        location: A directory, or ``s3://bucket/prefix``.
+        metric: The name of a metric in the manifests.
+        mode: Whether a larger value is better, as of an accuracy, or a smaller one, as of a loss.
 
     Returns:
         It; every byte of it is verified.
 
     Raises:
-        CheckpointError: there is no checkpoint, none has the metric, or none that has it is valid.
-        ValueError: the mode is neither.
-        StoreError, OSError: the place cannot be read.
+        CheckpointError: There is no checkpoint, none has the metric, or none that has it is valid.
+        ValueError: The mode is neither.
+        StoreError, OSError: The place cannot be read.
     """
     if mode not in ("max", "min"):
         raise ValueError(f"mode is {mode!r}: whether the best is the 'max' or the 'min' of the metric")
@@ -74,7 +74,7 @@ def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max"
 
 
 def _ranked(manifests: Sequence[Manifest], metric: str, mode: Literal["max", "min"]) -> list[int]:
-    """Give the steps that have a value of the metric, the best first."""
+    """Return the steps that have a value of the metric, the best first."""
     sign = -1.0 if mode == "max" else 1.0
     ranked = sorted(
         (sign * manifest.metrics[metric], manifest.step)

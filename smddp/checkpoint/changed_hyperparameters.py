@@ -8,7 +8,7 @@ from typing import Any
 
 
 def json_values(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Give them as they will be read again."""
+    """Return them as they will be read again."""
     try:
         return dict(json.loads(json.dumps(dict(hyperparameters), allow_nan=False)))
     except (TypeError, ValueError) as error:
@@ -18,7 +18,7 @@ def json_values(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Give what is not the same in both: name, old value, new value."""
+    """Return what is not the same in both: name, old value, new value."""
     if not old or not new:
         return []  # somebody did not say
     told = [{name: json.dumps(value) for name, value in each.items()} for each in (old, new)]

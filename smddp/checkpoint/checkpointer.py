@@ -80,25 +80,25 @@ class Checkpointer:
         """Say what to save, and where.
 
         Args:
-            location: a directory, or ``s3://bucket/prefix``, of this run alone: from the first load or save to `close`,
+            location: A directory, or ``s3://bucket/prefix``, of this run alone: from the first load or save to `close`,
                 or the end of this process, another one is refused there. It is made with the first checkpoint.
-            state: the parts of the run that are the same on all ranks, by name, as they are under
+            state: The parts of the run that are the same on all ranks, by name, as they are under
                 DistributedDataParallel. A name becomes a file's name; ``rng`` and ``ranks`` are taken.
-            per_rank: the parts that each rank has its own of: small ones. A rank that was not there when the checkpoint
+            per_rank: The parts that each rank has its own of: small ones. A rank that was not there when the checkpoint
                 was saved keeps what it has: its load_state_dict is not called.
-            keep: which checkpoints stay, once a newer one is durable.
-            share: who writes what is the same on all ranks: the ranks of rank 0's node, each a share, or all. The
+            keep: Which checkpoints stay, once a newer one is durable.
+            share: Who writes what is the same on all ranks: the ranks of rank 0's node, each a share, or all. The
                 latter needs a place that all nodes see, S3 or a shared file system. ``"alone"`` is this process and no
                 other: nothing is collective then.
-            hyperparameters: what the run was started with, JSON values; kept with each checkpoint, and compared when
+            hyperparameters: What the run was started with, JSON values; kept with each checkpoint, and compared when
                 one is loaded.
-            tolerate_failures: how many saves in a row may fail because of the disk, the network or the like, before
+            tolerate_failures: How many saves in a row may fail because of the disk, the network or the like, before
                 one is an error; they are logged as errors.
-            listener: told of each checkpoint, on rank 0.
+            listener: Told of each checkpoint, on rank 0.
 
         Raises:
-            ValueError: a name or the location is not possible, or the hyperparameters are not JSON values.
-            TypeError: a part has no state_dict and load_state_dict.
+            ValueError: A name or the location is not possible, or the hyperparameters are not JSON values.
+            TypeError: A part has no state_dict and load_state_dict.
         """
         self._state, self._per_rank = dict(state), dict(per_rank or {})
         check_parts(self._state, self._per_rank)
@@ -127,7 +127,7 @@ class Checkpointer:
             What was loaded; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointError: there are checkpoints but none is valid, or the valid one does not fit the state; or
+            CheckpointError: There are checkpoints but none is valid, or the valid one does not fit the state; or
                 another run saves there; or a save failed in the background. On every rank.
         """
         self._await_turn()
@@ -148,7 +148,7 @@ class Checkpointer:
         """See that checkpoints can be saved there; collective.
 
         Raises:
-            CheckpointError: they cannot; on every rank.
+            CheckpointError: They cannot; on every rank.
         """
         ranks = self._begin().group.ranks
         with _same_error(ranks):
@@ -158,7 +158,7 @@ class Checkpointer:
         """Tell whether there is no checkpoint yet, not even a damaged one; collective.
 
         Raises:
-            CheckpointError: the place cannot be read; on every rank.
+            CheckpointError: The place cannot be read; on every rank.
         """
         ranks = self._begin().group.ranks
         with _same_error(ranks):
@@ -168,7 +168,7 @@ class Checkpointer:
         """Keep other runs out of the place from now on, as `load` does; for a run that loads nothing; collective.
 
         Raises:
-            CheckpointError: another run saves there, or nothing can be written there; on every rank.
+            CheckpointError: Another run saves there, or nothing can be written there; on every rank.
         """
         rank_saver = self._begin()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
@@ -189,14 +189,14 @@ class Checkpointer:
         step by this run, or damaged, is replaced.
 
         Args:
-            step: optimizer steps taken.
-            epoch: the epoch under way.
-            position: samples of the epoch that are consumed.
-            metrics: what was measured, to be kept with it.
+            step: Optimizer steps taken.
+            epoch: The epoch under way.
+            position: Samples of the epoch that are consumed.
+            metrics: What was measured, to be kept with it.
 
         Raises:
-            ValueError: a number is not possible, or a metric is none.
-            CheckpointError: something in the state cannot be saved, or the save before failed. Earlier checkpoints are
+            ValueError: A number is not possible, or a metric is none.
+            CheckpointError: Something in the state cannot be saved, or the save before failed. Earlier checkpoints are
                 as they were.
         """
         if not 0 <= step <= LARGEST_STEP or epoch < 0 or (position is not None and position < 0):
@@ -234,7 +234,7 @@ class Checkpointer:
         """Raise what a save failed with in the background, if one did. To be called at every step.
 
         Raises:
-            CheckpointError: it failed. Earlier checkpoints are as they were.
+            CheckpointError: It failed. Earlier checkpoints are as they were.
         """
         try:
             if self._background_task.result() is not None:
@@ -256,13 +256,13 @@ class Checkpointer:
         """Wait until the last save is durable, and its outcome known to every rank.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
+            timeout: Seconds; None waits as long as it takes.
 
         Returns:
             What it took; None if it is not durable within that time, or nothing was saved yet.
 
         Raises:
-            CheckpointError: it failed, tolerated or not, unless that was raised or logged before.
+            CheckpointError: It failed, tolerated or not, unless that was raised or logged before.
         """
         if self._background_task.wait(timeout) and self._background_task.result() is not None:
             self._failures = 0
@@ -276,7 +276,7 @@ class Checkpointer:
             Whether nothing is left to save.
 
         Raises:
-            CheckpointError: it failed, and none is tolerated, or not because of the disk, the network or the like.
+            CheckpointError: It failed, and none is tolerated, or not because of the disk, the network or the like.
         """
         try:
             self.wait()
@@ -298,15 +298,15 @@ class Checkpointer:
         """Return once a checkpoint of this moment is durable; a save under way is waited for, a failed one made again.
 
         Args:
-            step: as for `save`.
-            seconds: how long that may take.
-            is_saved: whether the last save, or what was loaded, is of this moment already.
-            epoch: as for `save`.
-            position: as for `save`.
-            metrics: as for `save`.
+            step: As for `save`.
+            seconds: How long that may take.
+            is_saved: Whether the last save, or what was loaded, is of this moment already.
+            epoch: As for `save`.
+            position: As for `save`.
+            metrics: As for `save`.
 
         Raises:
-            CheckpointError: it failed, or took longer.
+            CheckpointError: It failed, or took longer.
         """
         deadline = time.monotonic() + seconds
         late = CheckpointError(f"it was not durable after {seconds:.0f} s")
@@ -336,7 +336,7 @@ class Checkpointer:
         """Wait for the save under way to end, and give the memory back.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: It failed.
         """
         try:
             self.wait()

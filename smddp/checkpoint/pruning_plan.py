@@ -40,12 +40,12 @@ def plan_pruning(store: Store, keep: Retention) -> PruningPlan:
     smddp wrote stays. Only the newest is verified byte by byte.
 
     Args:
-        store: the place.
-        keep: the rule.
+        store: The place.
+        keep: The rule.
 
     Raises:
-        CheckpointError: there is no valid checkpoint, or none has the metric that decides about the best.
-        StoreError, OSError: the place cannot be read.
+        CheckpointError: There is no valid checkpoint, or none has the metric that decides about the best.
+        StoreError, OSError: The place cannot be read.
     """
     steps = store.steps()
     newest = next(_valid_ones(store), None)
@@ -72,7 +72,7 @@ def plan_pruning(store: Store, keep: Retention) -> PruningPlan:
 
 
 def _valid_ones(store: Store) -> Iterator[CheckpointInfo]:
-    """Give the valid checkpoints, newest first, each verified when it is asked for."""
+    """Return the valid checkpoints, newest first, each verified when it is asked for."""
     for step in store.newest_first():
         info = inspect(store, step)
         if info.valid:

@@ -21,7 +21,7 @@ class Retention:
     """Which checkpoints stay: those that any of these rules keeps.
 
     Raises:
-        ValueError: nothing would stay, or the rules contradict each other.
+        ValueError: Nothing would stay, or the rules contradict each other.
     """
 
     last: int = 3
@@ -61,8 +61,8 @@ def which_stay(values: Mapping[int, float | None], keep: Retention) -> set[int]:
     """Choose among finished checkpoints.
 
     Args:
-        values: the value of `keep.metric` by step; None where it was not measured.
-        keep: the rules.
+        values: The value of `keep.metric` by step; None where it was not measured.
+        keep: The rules.
 
     Returns:
         The steps that stay; the largest is always among them.
@@ -108,7 +108,7 @@ class Pruner:
         `Retention.every` keeps is looked at only while it is among the last ones.
 
         Args:
-            newest: the step of the newest checkpoint.
+            newest: The step of the newest checkpoint.
 
         Returns:
             The steps that were removed.
@@ -145,12 +145,12 @@ class Pruner:
         return sorted(removed)
 
     def _examine(self, step: int) -> _Known:
-        """Give what is known of a finished checkpoint.
+        """Return what is known of a finished checkpoint.
 
         Its files are there with their sizes; their bytes are not verified: that takes as long as reading them.
 
         Raises:
-            CheckpointError: there is no manifest that can be trusted, or not all of its files.
+            CheckpointError: There is no manifest that can be trusted, or not all of its files.
         """
         if step not in self._known:
             content = self._store.read_manifest(step)

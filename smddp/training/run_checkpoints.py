@@ -64,11 +64,11 @@ class Progress:
     """What tells this run from others, after each resume too; empty until it begins."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters."""
+        """Return the counters."""
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to where the counters were."""
+        """Go to where the counters were."""
         self.steps, self.epoch = state["steps"], state["epoch"]
         self.finished = bool(state.get("finished", False))  # older checkpoints have none
         self.run = state.get("run", "")  # a checkpoint of an earlier version has none
@@ -137,7 +137,7 @@ class RunCheckpoints:
         return min(self._agreement.next_step, (self.progress.steps // self._every + 1) * self._every)
 
     def resume(self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None) -> bool:
-        """Loads the newest valid checkpoint into the state, if there is one, and saves there from now on.
+        """Load the newest valid checkpoint into the state, if there is one, and save there from now on.
 
         Args:
             state: By name, what has a ``state_dict`` and is the same on all ranks; progress and position are added.
@@ -162,7 +162,7 @@ class RunCheckpoints:
     def begin_anew(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
     ) -> None:
-        """Saves from now on, where there is no checkpoint yet: the arguments are those of ``resume``.
+        """Save from now on, where there is no checkpoint yet: the arguments are those of ``resume``.
 
         Raises:
             ValueError: There is one, which should have been resumed from before the first step; or as ``resume``.
@@ -173,7 +173,7 @@ class RunCheckpoints:
         self._begin(saves)
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Keeps what was measured at this step, for a checkpoint of this step and no other."""
+        """Keep what was measured at this step, for a checkpoint of this step and no other."""
         if self._metrics_step != self.progress.steps:
             self._metrics_step, self._metrics = self.progress.steps, {}
         self._metrics.update(metrics)
@@ -196,7 +196,7 @@ class RunCheckpoints:
             self._saves.warm_up()  # now that the optimizer has its state
 
     def begin_evaluation(self) -> None:
-        """Saves before an evaluation that may outlast the time that a stop leaves; all ranks call it.
+        """Save before an evaluation that may outlast the time that a stop leaves; all ranks call it.
 
         What the evaluation draws at random is not in the checkpoints of this moment, so that it can be repeated.
 
@@ -209,13 +209,13 @@ class RunCheckpoints:
             self._evaluation_began = time.monotonic()
 
     def end_evaluation(self) -> None:
-        """Measures how long it took."""
+        """Measure how long it took."""
         if self._evaluation_began is not None:
             self._evaluation_seconds = time.monotonic() - self._evaluation_began
             self._evaluation_began = None
 
     def between_steps(self, *, save: bool = False) -> None:
-        """Asks all ranks whether to stop or to save, and whether a save has failed.
+        """Ask all ranks whether to stop or to save, and whether a save has failed.
 
         Args:
             save: Whether to save in any case; rank 0 decides.
@@ -281,12 +281,12 @@ class RunCheckpoints:
         return self._saves.place if self._saves is not None and self._saves.is_open else None
 
     def check_unsaved(self) -> None:
-        """Sees that this moment may be saved, unless it is saved already."""
+        """See that this moment may be saved, unless it is saved already."""
         if self._saves is not None and not self._saves.has(self._moment):
             self._check()
 
     def make_durable(self, seconds: float) -> None:
-        """Returns once a checkpoint of this moment is durable.
+        """Return once a checkpoint of this moment is durable.
 
         Raises:
             CheckpointError: It could not be saved, or not in so many seconds.
@@ -300,16 +300,16 @@ class RunCheckpoints:
         return self.progress.steps == 0 if self._saves is None else self._saves.is_durable(self.progress.steps)
 
     def leave(self) -> None:
-        """Lets another run of this process save where this one did."""
+        """Let another run of this process save where this one did."""
         if self._saves is not None:
             self._saves.is_open = False
 
     def leave_to_another(self) -> None:
-        """Lets another run save what this one would have: nothing here is to be saved any more."""
+        """Let another run save what this one would have: nothing here is to be saved any more."""
         open_runs.discard(self)
 
     def finish(self) -> None:
-        """Waits until the last checkpoint is durable, or says that it is not."""
+        """Wait until the last checkpoint is durable, or say that it is not."""
         if self._saves is not None:
             self._saves.finish()
 

@@ -49,7 +49,7 @@ class RunSaves:
         per_rank: Mapping[str, Stateful],
         steps: Callable[[], int],
     ) -> None:
-        """Opens the place.
+        """Open the place.
 
         Args:
             job: Where it is.
@@ -108,7 +108,7 @@ class RunSaves:
         return self._loaded[0]
 
     def load(self) -> bool:
-        """Loads the newest valid checkpoint into the state, if there is one.
+        """Load the newest valid checkpoint into the state, if there is one.
 
         Raises:
             CheckpointError: None is valid, or it does not fit; on every rank.
@@ -120,11 +120,11 @@ class RunSaves:
         return True
 
     def warm_up(self) -> None:
-        """Takes the memory for saving, in the background."""
+        """Take the memory for saving, in the background."""
         self._checkpointer.warm_up()
 
     def begin_anew(self) -> None:
-        """Keeps other runs out of a place in which nothing was saved yet; collective.
+        """Keep other runs out of a place in which nothing was saved yet; collective.
 
         Raises:
             ValueError: Something was.
@@ -138,7 +138,7 @@ class RunSaves:
             )
 
     def has(self, moment: Moment) -> bool:
-        """Whether the newest save, which may be under way, is of this moment."""
+        """Tell whether the newest save, which may be under way, is of this moment."""
         return moment == self._last
 
     @property
@@ -147,11 +147,11 @@ class RunSaves:
         return self._steps() - self._last[0]
 
     def keep_random_state(self, moment: Moment) -> None:
-        """Lets all checkpoints of this moment have the random state that is now."""
+        """Let all checkpoints of this moment have the random state that is now."""
         self._random_state = (moment, rng.capture())
 
     def save(self, moment: Moment, *, position: int | None, metrics: Mapping[str, float]) -> None:
-        """Begins to save. Waits for the save before.
+        """Begin to save; wait for the save before.
 
         Raises:
             CheckpointError: More saves before failed than are tolerated, or the state cannot be saved.
@@ -162,7 +162,7 @@ class RunSaves:
         self._last = moment
 
     def is_durable(self, step: int) -> bool:
-        """Whether a checkpoint of this step is durable, in S3 too where the platform copies it; any thread may ask."""
+        """Tell whether this step is durable, in S3 too where the platform copies it; any thread may ask."""
         report = self.last_report
         newest = self._loaded[0] if report is None else report.step
         return newest == step and (
@@ -170,7 +170,7 @@ class RunSaves:
         )
 
     def failure(self) -> Exception | None:
-        """What a save failed with that is not tolerated, if one did."""
+        """Return what a save failed with that is not tolerated, if one did."""
         try:
             self._checkpointer.check()
         except Exception as error:  # not swallowed: raised once all ranks know
@@ -178,7 +178,7 @@ class RunSaves:
         return None
 
     def await_failure(self) -> Exception:
-        """What failed, where another rank knows of a failure already."""
+        """Wait for what failed, where another rank knows of a failure already, and return it."""
         try:
             self._checkpointer.wait(_NEWS_SECONDS)
         except CheckpointError as error:
@@ -188,7 +188,7 @@ class RunSaves:
     def make_durable(
         self, moment: Moment, *, position: int | None, metrics: Mapping[str, float], seconds: float
     ) -> None:
-        """Returns once a checkpoint of this moment is durable; and in S3, where the platform copies it there.
+        """Return once a checkpoint of this moment is durable; and in S3, where the platform copies it there.
 
         A save that is under way is waited for, and one that failed is made again.
 
@@ -206,16 +206,16 @@ class RunSaves:
             raise CheckpointError(f"it is on this machine only, and not in {self._store}")
 
     def where(self, moment: Moment) -> str:
-        """Where a checkpoint of this moment is, for people."""
+        """Say where a checkpoint of this moment is."""
         return self._store.path(moment[0])
 
     def last_resort(self) -> str:
-        """What the next attempt goes on from if the newest save failed, for people."""
+        """Say what the next attempt goes on from if the newest save failed."""
         step = self._loaded[0] if self.last_report is None else self.last_report.step
         return f"the next attempt goes on from {self._store.path(step)}" if step else "the next attempt begins anew"
 
     def finish(self) -> None:
-        """Waits until the newest save is durable, or says that it is not.
+        """Wait until the newest save is durable, or say that it is not.
 
         Raises:
             CheckpointError: It failed, and no failure is tolerated.
@@ -229,7 +229,7 @@ class RunSaves:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends: after success once all is durable, with an exception once ten seconds are over."""
+        """End: after success once all is durable, with an exception once ten seconds are over."""
         self.is_open = False
         if error is None:
             self.finish()

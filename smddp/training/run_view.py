@@ -83,7 +83,7 @@ class RunView:
         return self._run or self._progress.run
 
     def belong_to(self, other: RunView, name: str) -> None:
-        """Makes this a part of a run that has begun, with an id and, where the trainer has no name, files of its own.
+        """Make this a part of a run that has begun, with an id and, where the trainer has no name, files of its own.
 
         Args:
             other: The view of that run.
@@ -93,7 +93,7 @@ class RunView:
         self._name = self._name or name
 
     def begin(self, saves: RunSaves) -> None:
-        """Starts the trackers, now that it is known where the run goes on."""
+        """Start the trackers, now that it is known where the run goes on."""
         self._saves = saves
         run = TrackedRun(id=self.run, step=saves.first_step, job=self._job, part=self._name)
         self._trackers.start(run)
@@ -108,7 +108,7 @@ class RunView:
             make_room_for_other_process()
 
     def aim(self, total: int | None, samples_a_step: int | None) -> None:
-        """Begins a loop.
+        """Begin a loop.
 
         Args:
             total: The step at which it ends, if that is known.
@@ -119,7 +119,7 @@ class RunView:
             self._show_line()
 
     def rest(self) -> None:
-        """Ends a loop: no live line is shown until the next one."""
+        """End a loop: no live line is shown until the next one."""
         self._ending.hide_line()
 
     @property
@@ -128,7 +128,7 @@ class RunView:
         return self._job.cluster.is_main
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Shows what was measured at this step."""
+        """Show what was measured at this step."""
         progress = self._progress
         report(progress.steps, progress.epoch, metrics, trainer=self._name)
         if self._live is not None:
@@ -138,7 +138,7 @@ class RunView:
             self._tell_trackers()
 
     def saved_model(self) -> None:
-        """Notes that the model was written to the job's directory."""
+        """Note that the model was written to the job's directory."""
         self._ending.model = str(self._job.model_dir)
 
     def __enter__(self) -> RunView:
@@ -147,7 +147,7 @@ class RunView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Tells the trackers of the end, under ``smddp.run``."""
+        """Tell the trackers of the end, under ``smddp.run``."""
         assert self._saves is not None
         self._tell_trackers()
         self._ending.end("stopped" if self._saves.was_stopped else "finished" if error is None else "failed")
@@ -182,13 +182,13 @@ class _Ending:
     line: TerminalLine | None = None
 
     def hide_line(self) -> None:
-        """Leaves the terminal to others."""
+        """Leave the terminal to others."""
         if self.line is not None:
             self.line.stop()
             self.line = None
 
     def end_without_run(self, error_before: object) -> None:
-        """Tells the trackers at the end of a script; Python keeps the error that ended it, if one did.
+        """Tell the trackers at the end of a script; Python keeps the error that ended it, if one did.
 
         Args:
             error_before: What it kept when the run began, such as that of another cell of a notebook.
@@ -197,7 +197,7 @@ class _Ending:
         self.end("finished" if error is None or error is error_before else "failed")
 
     def end(self, status: Status) -> None:
-        """Tells the trackers, once."""
+        """Tell the trackers, once."""
         if not self.is_over and os.getpid() == self.process:  # a process that the script forked ends for itself
             self.is_over = True
             self.hide_line()

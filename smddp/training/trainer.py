@@ -132,7 +132,7 @@ class Trainer:
         timing: bool = False,
         profile: Profile | None = None,
     ) -> None:
-        """Prepares the model; joins the process group if that was not done yet.
+        """Prepare the model; join the process group if that was not done yet.
 
         Args:
             job: Where checkpoints and the model go, and who the ranks are.
@@ -327,7 +327,7 @@ class Trainer:
         on_host_change: OnChange = "refuse",
         **options: Any,
     ) -> DataLoader[Any]:
-        """The training data of this rank; its place in each epoch is a part of every checkpoint.
+        """Return the training data of this rank; its place in each epoch is a part of every checkpoint.
 
         What ``num_workers`` draw at random for a sample depends on seed, epoch and sample alone.
 
@@ -385,7 +385,7 @@ class Trainer:
     def evaluation_loader(
         self, dataset: AnyDataset, batch_size: int, *, sharded_by_host: bool = False, **options: Any
     ) -> DataLoader[Any]:
-        """A share of the dataset for each rank: every sample once over all ranks, in order, none padded.
+        """Return a share of the dataset for each rank: every sample once over all ranks, in order, none padded.
 
         Args:
             dataset: All of the data, the same on all ranks: with a length, or a `ShardedDataset`.
@@ -402,7 +402,7 @@ class Trainer:
         )
 
     def resume(self) -> bool:
-        """Loads the newest valid checkpoint; ``epochs`` does it where it was not done before.
+        """Load the newest valid checkpoint; ``epochs`` does it where it was not done before.
 
         Returns:
             Whether training goes on from a checkpoint.
@@ -426,7 +426,7 @@ class Trainer:
         return is_resumed
 
     def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
-        """The epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
+        """Yield the epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
 
         An epoch that was interrupted comes again, and ``batches`` gives what is left of it. After each epoch a
         checkpoint is saved, and the last one is waited for.
@@ -471,7 +471,7 @@ class Trainer:
         self._run_checkpoints.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
-        """The optimizer steps up to ``count``, from where the newest checkpoint stopped: the number of those taken.
+        """Yield the optimizer steps taken, up to ``count``, from where the newest checkpoint stopped.
 
         For loops that count steps, not epochs. ``batches`` goes on with the next epoch of the data then, without end::
 
@@ -506,7 +506,7 @@ class Trainer:
         self._run_checkpoints.finish()
 
     def finish_if(self, condition: bool) -> bool:
-        """Ends the training on all ranks if the condition holds on any of them; all must call it.
+        """End the training on all ranks if the condition holds on any of them; all must call it.
 
         ``batches`` end with the optimizer step under way, ``epochs`` with the epoch, ``steps_to`` with the step. The
         checkpoint that follows (in a loop of one's own: by ``save``) says that the training is finished, so that a
@@ -528,7 +528,7 @@ class Trainer:
         return self._progress.finished
 
     def save(self, *, wait: bool = False) -> None:
-        """Saves a checkpoint of this moment, between two steps, in place of one of the same step; all ranks call it.
+        """Save a checkpoint of this moment, between two steps, in place of one of the same step; all ranks call it.
 
         Args:
             wait: Return once it is durable. Else that is some time later; ``smddp.run`` waits for it at the end.
@@ -544,7 +544,7 @@ class Trainer:
             self._run_checkpoints.finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader, on the device; each that is trained on wants its ``step``.
+        """Yield the batches of a loader, on the device; each that is trained on wants its ``step``.
 
         The first training batch resumes, where that was not done before. A loader that was not made by ``loader`` is
         told of in the log: its place is in no checkpoint. Where its batches end within an optimizer step, that step is
@@ -556,7 +556,7 @@ class Trainer:
         return self._streams.of(loader)
 
     def step(self, loss: Tensor, *, weight: Tensor | float | None = None) -> bool:
-        """Takes the loss of one micro-batch; with the last one of an optimizer step, takes that step.
+        """Take the loss of one micro-batch; with the last one of an optimizer step, take that step.
 
         That is: backward, then unscale, clip, optimizer, schedule, and what is due of metric line, checkpoint and stop.
 
@@ -605,7 +605,7 @@ class Trainer:
             self._look()
 
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
-        """The sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
+        """Return the sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
 
         Whole numbers give whole ones, if all ranks have such.
 
@@ -621,7 +621,7 @@ class Trainer:
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, one after the other along the first dimension, such as the scores of a test set.
+        """Return the tensors of all ranks, joined along the first dimension, such as the scores of a test set.
 
         Args:
             tensor: Of any length along its first dimension; a scalar counts as one element.
@@ -639,7 +639,7 @@ class Trainer:
         return gathered
 
     def log(self, *, reduce: Reduce | None = None, **metrics: float | Tensor) -> dict[str, float]:
-        """Reports metrics in one line, on rank 0, and keeps them for the manifest of a checkpoint of this very step.
+        """Report metrics in one line, on rank 0, and keep them for the manifest of a checkpoint of this very step.
 
         Args:
             reduce: None shows those of rank 0, and any rank may call it alone. ``"mean"``, ``"sum"`` and ``"max"`` show
@@ -664,7 +664,7 @@ class Trainer:
         return numbers
 
     def save_model(self, model: nn.Module | None = None) -> None:
-        """Writes ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
+        """Write ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
 
         Args:
             model: Another one than the trained: ``trainer.ema``.
@@ -692,7 +692,7 @@ class Trainer:
             self.resume()
 
     def _leave_to_another(self) -> tuple[Mapping[str, Stateful], Mapping[str, Stateful]]:
-        """Leaves checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""
+        """Leave checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""
         if self._is_kept or self._run_checkpoints.has_started:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
         if self._why_not_kept is not None:
@@ -716,7 +716,7 @@ class Trainer:
             )
 
     def _begin_evaluation(self) -> Callable[[], None]:
-        """What the evaluation draws at random changes nothing that comes after it, whether it is repeated or not."""
+        """Let what the evaluation draws at random change nothing that comes after it, repeated or not."""
         before, steps, taken = rng.capture(), self.steps, self._model_step.step.micro_batch
         if not self._streams.in_step:
             self._run_checkpoints.begin_evaluation()
@@ -789,7 +789,7 @@ class Trainer:
         self._model_step.loss.check_weights(self._progress.steps)
 
     def _look(self) -> None:
-        """Sees to what is due of checkpoint and stop, between two steps; sets the next step after which it may be."""
+        """See to what is due of checkpoint and stop, between two steps; set the next step after which it may be."""
         if self._progress.steps < self._next_look or self._is_kept:
             return
         checkpoints = self._run_checkpoints

@@ -20,16 +20,16 @@ def extract_weights(archive: Path, origin: str, directory: Path) -> Path:
     """Copy the weights out of a model.tar.gz, whose end is read and verified first.
 
     Args:
-        archive: where it is.
-        origin: what to call it in errors.
-        directory: where to put the file.
+        archive: Where it is.
+        origin: What to call it in errors.
+        directory: Where to put the file.
 
     Returns:
         The file.
 
     Raises:
-        CheckpointError: it is no model.tar.gz, is damaged, or has no weights, or there is no room for them.
-        OSError: it cannot be read.
+        CheckpointError: It is no model.tar.gz, is damaged, or has no weights, or there is no room for them.
+        OSError: It cannot be read.
     """
     with _members(archive, origin) as members:
         files: dict[str, Member] = {}
@@ -60,7 +60,7 @@ def extract_weights(archive: Path, origin: str, directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _members(archive: Path, origin: str) -> Iterator[TarMembers]:
-    """Give the members of a compressed archive from its beginning on."""
+    """Return the members of a compressed archive from its beginning on."""
     try:
         with reading_tar_gz(archive, origin) as members:
             yield members

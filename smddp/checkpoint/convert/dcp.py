@@ -35,15 +35,15 @@ def read_dcp(directory: Path, wanted: Callable[[str], bool] = lambda _: True) ->
     parameters are numbers again here.
 
     Args:
-        directory: the one that ``dcp.save`` wrote.
-        wanted: which entries of the state to read, where these are dicts themselves.
+        directory: The one that ``dcp.save`` wrote.
+        wanted: Which entries of the state to read, where these are dicts themselves.
 
     Returns:
         The state as it was given to ``dcp.save``.
 
     Raises:
-        CheckpointError: it was not saved by DCP, is damaged, or would have to run code.
-        OSError: it cannot be read.
+        CheckpointError: It was not saved by DCP, is damaged, or would have to run code.
+        OSError: It cannot be read.
     """
     try:
         metadata = _MetadataUnpickler((directory / METADATA_NAME).read_bytes()).load()
@@ -127,7 +127,7 @@ class _MetadataUnpickler(BoundedUnpickler):
     """Loads DCP's metadata, and refuses every name that DCP does not write there."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Give what stands for a name."""
+        """Return what stands for a name."""
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         if (module, name) not in _KNOWN:
@@ -151,7 +151,7 @@ class _Pieces:
         """See that the piece of a tensor that begins there has at least so many bytes, before memory is taken for it.
 
         Raises:
-            ValueError: it has not.
+            ValueError: It has not.
         """
         file, _, length = self._place(name, start)
         if length < size:
@@ -169,7 +169,7 @@ class _Pieces:
         return read_torch_file(io.BytesIO(content), f"{self._directory / file} from byte {offset} on")
 
     def _place(self, name: str, start: tuple[int, ...] | None) -> tuple[str, int, int]:
-        """Give the file of a piece, and its first byte and their number there."""
+        """Return the file of a piece, and its first byte and their number there."""
         piece = self._pieces[name, start]
         file, offset, length = piece.relative_path, piece.offset, piece.length
         if PurePosixPath(file).name != file or file == "..":
@@ -213,7 +213,7 @@ def _read_value(name: str, described: Any, pieces: _Pieces) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    """Give the numbers of a shape, or of a place in one."""
+    """Return the numbers of a shape, or of a place in one."""
     if values is None:
         return None
     numbers = tuple(values)
@@ -239,7 +239,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def _with_numbers(value: Any) -> Any:
-    """Number the parameters in an optimizer's state again, where its groups number them."""
+    """Renumber the parameters in an optimizer's state, where its groups number them."""
     groups = value.get("param_groups") if isinstance(value, dict) else None
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         return value

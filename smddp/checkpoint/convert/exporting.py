@@ -40,23 +40,23 @@ def export(
     The destination appears once it is complete and durable.
 
     Args:
-        source: a place with checkpoints (the newest valid one is taken) or one checkpoint, each a directory or
+        source: A place with checkpoints (the newest valid one is taken) or one checkpoint, each a directory or
             ``s3://…``.
-        destination: a file or directory of this machine that is not there yet.
+        destination: A file or directory of this machine that is not there yet.
         format: ``model``: a directory with model.safetensors and model.pt, as `Trainer.save_model` writes it;
             ``safetensors`` or ``torch``: one file; ``dcp``: a directory for ``dcp.load``. Default: what the
             destination's suffix says, and ``model`` if it has none.
-        parts: what to take. One part is written as it is to ``safetensors`` and ``torch``; several, or any to ``dcp``,
+        parts: What to take. One part is written as it is to ``safetensors`` and ``torch``; several, or any to ``dcp``,
             by name: ``{"model": …, "optimizer": …}``.
 
     Returns:
         The manifest of the checkpoint.
 
     Raises:
-        CheckpointError: there is no such checkpoint or part, it does not go into the format, the destination is there
+        CheckpointError: There is no such checkpoint or part, it does not go into the format, the destination is there
             already, or it cannot be written.
-        ValueError: the format is none of these, or the destination is a URI.
-        OSError: the source cannot be read.
+        ValueError: The format is none of these, or the destination is a URI.
+        OSError: The source cannot be read.
     """
     text = os.fspath(destination)
     if text.startswith("s3:/") or "://" in text:

@@ -30,7 +30,7 @@ class _Part:
         self._state = state
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Give it."""
+        """Return it."""
         return self._state
 
     def load_state_dict(self, state: Any, /) -> None:
@@ -50,20 +50,20 @@ def import_checkpoint(
     For one process, before any process group: of many ranks only one may do it.
 
     Args:
-        source: a file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a directory
+        source: A file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a directory
             with a model; or one that torch.distributed.checkpoint (DCP) saved.
-        destination: the place for checkpoints: a directory, or ``s3://bucket/prefix``.
-        step: the optimizer steps taken.
-        epoch: the epoch under way.
+        destination: The place for checkpoints: a directory, or ``s3://bucket/prefix``.
+        step: The optimizer steps taken.
+        epoch: The epoch under way.
 
     Returns:
         The names of the parts that the checkpoint has.
 
     Raises:
-        CheckpointError: there is no such source, it is damaged, or not safe to read; or the checkpoint cannot be
+        CheckpointError: There is no such source, it is damaged, or not safe to read; or the checkpoint cannot be
             written, or is there already.
-        ValueError: the step, the epoch or the destination is not possible.
-        OSError: the source cannot be read.
+        ValueError: The step, the epoch or the destination is not possible.
+        OSError: The source cannot be read.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise CheckpointError("import a checkpoint in one process, before the ranks of a training are joined")

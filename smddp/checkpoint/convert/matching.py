@@ -38,9 +38,9 @@ def match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str)
     """Compare the weights of a source with those of a module.
 
     Args:
-        module: it stays as it is.
-        weights: tensors by name, and perhaps a module's extra state.
-        prefix: see `smddp.checkpoint.convert.weights.load_weights`.
+        module: It stays as it is.
+        weights: Tensors by name, and perhaps a module's extra state.
+        prefix: See `smddp.checkpoint.convert.weights.load_weights`.
     """
     own = module.state_dict(keep_vars=True)
     plain = _without_compiled(weights)
@@ -82,12 +82,12 @@ def match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str)
 
 
 def _without_compiled(names: Iterable[str]) -> dict[str, str]:
-    """Give each name by what it would be without torch.compile."""
+    """Return each name by what it would be without torch.compile."""
     return {str(name).replace(_COMPILED, ""): name for name in names}
 
 
 def _stripped(names: Mapping[str, str]) -> dict[str, str]:
-    """Give each name by what it would be without DistributedDataParallel; nothing if two would become one."""
+    """Return each name by what it would be without DistributedDataParallel; nothing if two would become one."""
     stripped = {name.removeprefix(_REPLICATED): origin for name, origin in names.items()}
     return stripped if len(stripped) == len(names) else {}
 

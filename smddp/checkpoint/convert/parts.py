@@ -28,15 +28,15 @@ def parts_of(state: Any, origin: str) -> tuple[dict[str, Mapping[str, Any]], lis
     """Divide what others saved into parts of a run's state, by the names that smddp gives them.
 
     Args:
-        state: the weights of a model, or parts by name: ``model`` (also ``model_state_dict`` or ``state_dict``),
+        state: The weights of a model, or parts by name: ``model`` (also ``model_state_dict`` or ``state_dict``),
             ``optimizer`` (also ``optimizer_state_dict``), and others.
-        origin: what to call it in errors.
+        origin: What to call it in errors.
 
     Returns:
         The parts, and the names of what is no part: numbers and the like.
 
     Raises:
-        CheckpointError: there is nothing that could be a part.
+        CheckpointError: There is nothing that could be a part.
     """
     if isinstance(state, Mapping) and state and all(isinstance(name, str) for name in state):
         nested = [name for name, value in state.items() if isinstance(value, Mapping)]

@@ -59,8 +59,8 @@ class BoundedUnpickler(pickle.Unpickler):
         """Look at the pickle.
 
         Raises:
-            CheckpointError: it numbers more values than it could hold.
-            ValueError: it is no pickle.
+            CheckpointError: It numbers more values than it could hold.
+            ValueError: It is no pickle.
         """
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name in _REMEMBERS and not 0 <= int(str(argument)) <= len(content):
@@ -68,5 +68,5 @@ class BoundedUnpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(content))
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Give what stands for a name: nothing that a pickle names is loaded."""
+        """Return what stands for a name: nothing that a pickle names is loaded."""
         raise NotImplementedError

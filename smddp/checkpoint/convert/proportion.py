@@ -22,12 +22,12 @@ def check_proportion(state: Any, size: int, origin: str) -> None:
     """See that a state is not much larger than what it was read from.
 
     Args:
-        state: nested containers around tensors, numbers and texts.
-        size: bytes of what it was read from.
-        origin: what to call it in errors.
+        state: Nested containers around tensors, numbers and texts.
+        size: Bytes of what it was read from.
+        origin: What to call it in errors.
 
     Raises:
-        CheckpointError: it is, or it holds itself.
+        CheckpointError: It is, or it holds itself.
     """
     scale = _Scale()
     try:
@@ -51,7 +51,7 @@ class _Scale:
         self._known: dict[int, int | None] = {}  # None: being weighed
 
     def weigh(self, value: Any) -> int:
-        """Give the bytes that a value takes, at least, each time that it is there, without the tensors."""
+        """Return the bytes that a value takes, at least, each time that it is there, without the tensors."""
         if isinstance(value, torch.Tensor):
             self._add(value)
             return 1

@@ -47,8 +47,8 @@ class StateSource:
             It, and where it was read, for people: the newest of several checkpoints for instance.
 
         Raises:
-            CheckpointError: it has no such part, cannot be read, or is damaged.
-            OSError: it cannot be read.
+            CheckpointError: It has no such part, cannot be read, or is damaged.
+            OSError: It cannot be read.
         """
         if self.kind == "checkpoint":
             loaded = self.read_checkpoint([part])
@@ -62,8 +62,8 @@ class StateSource:
         """Read all of what others saved, in parts, and the names of what is no part.
 
         Raises:
-            CheckpointError: it cannot be read, or is damaged.
-            OSError: it cannot be read.
+            CheckpointError: It cannot be read, or is damaged.
+            OSError: It cannot be read.
         """
         assert self.kind != "checkpoint"
         return parts_of(self._read_foreign(None), str(self))
@@ -72,8 +72,8 @@ class StateSource:
         """Read some parts of a checkpoint, verified.
 
         Raises:
-            CheckpointError: it has not all of them, cannot be read, or is damaged.
-            OSError: it cannot be read.
+            CheckpointError: It has not all of them, cannot be read, or is damaged.
+            OSError: It cannot be read.
         """
         assert self.kind == "checkpoint"
         store = open_store(self.location)
@@ -102,13 +102,13 @@ def find_source(location: str | os.PathLike[str]) -> StateSource:
     """See what a location names.
 
     Args:
-        location: a place with checkpoints (the newest valid one is meant) or one checkpoint in it, each a directory or
+        location: A place with checkpoints (the newest valid one is meant) or one checkpoint in it, each a directory or
             ``s3://…``; a file that torch.save or safetensors wrote, a SageMaker ``model.tar.gz``, or one of these in
             S3; a directory, or in S3 a prefix, with a model; a directory that DCP saved.
 
     Raises:
-        CheckpointError: there is nothing of the kind, or S3 does not say.
-        ValueError: it is neither a path nor a URI of S3.
+        CheckpointError: There is nothing of the kind, or S3 does not say.
+        ValueError: It is neither a path nor a URI of S3.
     """
     text = os.fspath(location)
     if text.startswith("s3://") and text.endswith(_FILE_SUFFIXES):
@@ -138,7 +138,7 @@ def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
     """Take the location of one checkpoint apart; that of a place with checkpoints has no step.
 
     Raises:
-        CheckpointError: it is a local directory of a checkpoint's name that is not there.
+        CheckpointError: It is a local directory of a checkpoint's name that is not there.
     """
     place, step = split(location)
     text = os.fspath(location)

@@ -39,12 +39,12 @@ def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
     """Read what ``torch.save`` wrote, onto the CPU. The tensors of a path stay in the file until they are used.
 
     Args:
-        file: where it is.
-        origin: what to call it in errors.
+        file: Where it is.
+        origin: What to call it in errors.
 
     Raises:
-        CheckpointError: it is no such file, is damaged, or would have to run code.
-        OSError: it cannot be read.
+        CheckpointError: It is no such file, is damaged, or would have to run code.
+        OSError: It cannot be read.
     """
     beginning = _beginning(file, len(_ZIP))
     is_zip = beginning == _ZIP
@@ -82,8 +82,8 @@ def read_safetensors_file(path: Path, origin: str) -> dict[str, torch.Tensor]:
     """Read a safetensors file, onto the CPU, with the names of tied weights that its metadata may tell.
 
     Raises:
-        CheckpointError: it is no such file, or damaged.
-        OSError: it cannot be read.
+        CheckpointError: It is no such file, or damaged.
+        OSError: It cannot be read.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -99,12 +99,12 @@ def read_weights_file(path: Path, origin: str) -> Any:
     """Read a file of either kind, or the weights in a SageMaker ``model.tar.gz``; what it is, its first bytes say.
 
     Args:
-        path: where it is.
-        origin: what to call it in errors.
+        path: Where it is.
+        origin: What to call it in errors.
 
     Raises:
-        CheckpointError: it is none of them, is damaged, or would have to run code.
-        OSError: it cannot be read.
+        CheckpointError: It is none of them, is damaged, or would have to run code.
+        OSError: It cannot be read.
     """
     if _beginning(path, 2) != b"\x1f\x8b" and not path.name.endswith((".tar.gz", ".tgz")):
         return _read_unpacked(path, origin)
@@ -121,7 +121,7 @@ def _read_unpacked(path: Path, origin: str) -> Any:
 
 
 def _beginning(file: Path | io.BytesIO, size: int) -> bytes:
-    """Give the first bytes, which say what a file is."""
+    """Return the first bytes, which say what a file is."""
     with _opened(file) as opened:
         return opened.read(size)
 
@@ -133,7 +133,7 @@ def _size(file: Path | io.BytesIO) -> int:
 
 @contextlib.contextmanager
 def _opened(file: Path | io.BytesIO) -> Iterator[BinaryIO]:
-    """Give a file from its beginning on; what is in memory is there again afterwards."""
+    """Return a file from its beginning on; what is in memory is there again afterwards."""
     if isinstance(file, Path):
         with file.open("rb") as opened:
             yield opened

@@ -40,12 +40,12 @@ def check_torch_zip(file: BinaryIO, origin: str) -> None:
     """See that every record is stored as it is, with its checksum and the size that its tensor needs.
 
     Args:
-        file: it; it can be sought in.
-        origin: what to call it in errors.
+        file: It; it can be sought in.
+        origin: What to call it in errors.
 
     Raises:
-        CheckpointError: it is not so.
-        OSError: it cannot be read.
+        CheckpointError: It is not so.
+        OSError: It cannot be read.
     """
     try:
         _check(file, origin)
@@ -123,7 +123,7 @@ class _SizesUnpickler(BoundedUnpickler):
         """Bytes by the record's key."""
 
     def find_class(self, _module: str, name: str, /) -> Any:
-        """Give what stands for a name."""
+        """Return what stands for a name."""
         kind = name.removesuffix("Storage")
         sizes = [size for size, kinds in _ITEM_SIZES.items() if kind in kinds and kind != name]
         return type(name, (_Storage,), {"item_size": sizes[0]}) if sizes else Inert

@@ -81,14 +81,14 @@ def load_weights(
     DistributedDataParallel and torch.compile make are recognised on both sides.
 
     Args:
-        module: what to load into. Numbers are cast to its dtypes.
-        source: a place with checkpoints (the newest valid one is taken) or one checkpoint, each a directory or
+        module: What to load into. Numbers are cast to its dtypes.
+        source: A place with checkpoints (the newest valid one is taken) or one checkpoint, each a directory or
             ``s3://…``; a file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a
             directory with a model; one that torch.distributed.checkpoint saved. No code in it is run.
-        part: the part of the state that has the weights.
-        prefix: take only the weights whose names begin so, and leave that away: ``backbone.``, for a part of a model.
-        strict: whether everything must fit. If not, what does not is left as it was, and told as a warning.
-        freeze: keep the parameters that were loaded from being trained. BatchNorm's running statistics are no
+        part: The part of the state that has the weights.
+        prefix: Take only the weights whose names begin so, and leave that away: ``backbone.``, for a part of a model.
+        strict: Whether everything must fit. If not, what does not is left as it was, and told as a warning.
+        freeze: Keep the parameters that were loaded from being trained. BatchNorm's running statistics are no
             parameters: they stay as they are only while their layers are in eval mode, and `WeightsReport.running`
             names these layers.
 
@@ -96,9 +96,9 @@ def load_weights(
         What was loaded, and what not.
 
     Raises:
-        WeightsError: something does not fit, and strict; or nothing fits. The module is as it was.
-        CheckpointError: there is no such source, it is damaged, or it is not safe to read.
-        OSError: it cannot be read.
+        WeightsError: Something does not fit, and strict; or nothing fits. The module is as it was.
+        CheckpointError: There is no such source, it is damaged, or it is not safe to read.
+        OSError: It cannot be read.
     """
     weights, origin = find_source(source).read_part(part)
     match = match_weights(module, weights, prefix=prefix)

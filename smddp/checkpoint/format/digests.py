@@ -45,10 +45,10 @@ class FileDigests:
 
 
 def to_json(files: Mapping[str, FileDigests]) -> bytes:
-    """Give the content of digests.json.
+    """Return the content of digests.json.
 
     Args:
-        files: the digests of all files of tensors, by the file's name.
+        files: The digests of all files of tensors, by the file's name.
     """
     content = {name: {"header": each.header, "tensors": dict(each.tensors)} for name, each in files.items()}
     return json.dumps(content, separators=(",", ":")).encode()
@@ -58,7 +58,7 @@ def from_json(data: bytes) -> dict[str, FileDigests]:
     """Read a digests.json that nobody vouches for.
 
     Raises:
-        CheckpointError: it is no such file. The message is only the reason.
+        CheckpointError: It is no such file. The message is only the reason.
     """
     try:
         content = strict_json.loads(data)

@@ -137,10 +137,10 @@ class Manifest:
         return sum(record.size for record in self.files.values())
 
     def to_json(self) -> bytes:
-        """Give the content of manifest.json.
+        """Return the content of manifest.json.
 
         Raises:
-            CheckpointError: the hyperparameters are no JSON values, or too large.
+            CheckpointError: The hyperparameters are no JSON values, or too large.
         """
         assert self.format == FORMAT, self.format
         content = {
@@ -178,8 +178,8 @@ class Manifest:
         """Read a manifest.json that nobody vouches for.
 
         Raises:
-            NewerFormatError: a newer smddp wrote it.
-            CheckpointError: it is not a manifest, or not as it was written. The message is only the reason.
+            NewerFormatError: A newer smddp wrote it.
+            CheckpointError: It is not a manifest, or not as it was written. The message is only the reason.
         """
         try:
             content = strict_json.loads(data)

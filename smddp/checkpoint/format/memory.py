@@ -18,12 +18,12 @@ def allocate(size: int, *, shared: bool = False) -> memoryview:
     """Take memory, all zeros; it goes back when nothing refers to it any more.
 
     Args:
-        size: bytes, at least one.
-        shared: whether a fork and this process go on having it together. Otherwise the fork makes every page of it
+        size: Bytes, at least one.
+        shared: Whether a fork and this process go on having it together. Otherwise the fork makes every page of it
             copy-on-write, and to write to it again takes as much memory once more, and many times as long.
 
     Raises:
-        MemoryError: there is not so much.
+        MemoryError: There is not so much.
     """
     try:
         flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
@@ -37,15 +37,15 @@ def allocate(size: int, *, shared: bool = False) -> memoryview:
 
 
 def tensor_at(memory: memoryview, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Give the tensor whose values lie at a place in memory, not copied.
+    """Return the tensor whose values lie at a place in memory, not copied.
 
     Its storage is that place and no more, so that it saves, moves and shares like any other tensor.
 
     Args:
-        memory: it stays as long as the tensor does.
-        start: in bytes; a multiple of the dtype's width.
-        dtype: of the values.
-        shape: of the tensor.
+        memory: It stays as long as the tensor does.
+        start: In bytes; a multiple of the dtype's width.
+        dtype: Of the values.
+        shape: Of the tensor.
     """
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)

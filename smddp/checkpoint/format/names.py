@@ -20,11 +20,11 @@ _ATTEMPT = re.compile(r"[0-9a-f]{12}-\d{4,12}", re.ASCII)
 
 
 def file_names(part: str, count: int) -> list[str]:
-    """Give the names of the files that hold a part of the state.
+    """Return the names of the files that hold a part of the state.
 
     Args:
-        part: its name.
-        count: how many there are, one a writer.
+        part: Its name.
+        count: How many there are, one a writer.
     """
     if count == 1:
         return [part + TENSORS_SUFFIX]
@@ -32,7 +32,7 @@ def file_names(part: str, count: int) -> list[str]:
 
 
 def part_of(name: str) -> str:
-    """Give the part of the state that a file of tensors belongs to."""
+    """Return the part of the state that a file of tensors belongs to."""
     stem = name.removesuffix(TENSORS_SUFFIX)
     return stem[: -len("-00001-of-00001")] if _NUMBER.fullmatch(stem[-len("-00001-of-00001") :]) else stem
 

@@ -35,15 +35,15 @@ def flatten(state: object, *, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """Take a state apart.
 
     Args:
-        state: what a state_dict() gave.
-        path: what to call the state in errors: ``optimizer``.
+        state: What a state_dict() gave.
+        path: What to call the state in errors: ``optimizer``.
 
     Returns:
         The skeleton, ready for json.dumps, and the tensors by name, where they are: not copied. A name is the way
         to the tensor, ``state.0.exp_avg``. The same tensor at two places, as tied weights are, comes once.
 
     Raises:
-        CheckpointError: something in the state cannot be saved; says what and where.
+        CheckpointError: Something in the state cannot be saved; says what and where.
     """
     parts = _Parts()
     return parts.skeleton(state, path, ""), parts.tensors
@@ -85,7 +85,7 @@ class _Parts:
         self._at: dict[int, list[str]] = {}  # by their addresses
 
     def skeleton(self, value: Any, path: str, name: str) -> Any:
-        """Give the JSON for a value; ``path`` is for people, ``name`` for the tensors' file."""
+        """Return the JSON for a value; ``path`` is for people, ``name`` for the tensors' file."""
         kind = type(value)
         if kind is torch.Tensor:  # first: a training loop waits for this
             return {_TAG: "tensor", "name": self._add_tensor(value, path, name)}

@@ -10,7 +10,7 @@ def loads(data: bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: it is not JSON; a key stands in an object twice; a number is NaN or infinite; it is nested too deep.
+        ValueError: It is not JSON; a key stands in an object twice; a number is NaN or infinite; it is nested too deep.
     """
     try:
         return json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)

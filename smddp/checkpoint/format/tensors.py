@@ -83,10 +83,10 @@ class Layout:
         Each tensor begins at a multiple of its own width.
 
         Args:
-            tensors: by name, of the dtypes that the format has, on any device. Their values are not looked at.
+            tensors: By name, of the dtypes that the format has, on any device. Their values are not looked at.
 
         Raises:
-            CheckpointError: there are more of them, or longer names, than a file can have.
+            CheckpointError: There are more of them, or longer names, than a file can have.
         """
         ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
         content: dict[str, Any] = {}
@@ -111,11 +111,11 @@ class Layout:
         """Read the beginning of a file that nobody vouches for.
 
         Args:
-            header: as many bytes as `header_size` says.
-            size: bytes of the whole file.
+            header: As many bytes as `header_size` says.
+            size: Bytes of the whole file.
 
         Raises:
-            CheckpointError: it is not the beginning of a safetensors file of this size. The message is only the reason.
+            CheckpointError: It is not the beginning of a safetensors file of this size. The message is only the reason.
         """
         try:
             content = strict_json.loads(header[_LENGTH.size :])
@@ -139,14 +139,14 @@ class Layout:
 
 
 def header_size(beginning: bytes, size: int) -> int:
-    """Give the length of a file's header, with the eight bytes that say it.
+    """Return the length of a file's header, with the eight bytes that say it.
 
     Args:
-        beginning: the first eight bytes of the file, or more.
-        size: bytes of the whole file.
+        beginning: The first eight bytes of the file, or more.
+        size: Bytes of the whole file.
 
     Raises:
-        CheckpointError: no safetensors file of this size begins so.
+        CheckpointError: No safetensors file of this size begins so.
     """
     if len(beginning) < _LENGTH.size:
         raise CheckpointError(f"not a safetensors file: it has {size} bytes")
@@ -157,7 +157,7 @@ def header_size(beginning: bytes, size: int) -> int:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Give the bytes of a contiguous tensor on the CPU: its own memory, not a copy."""
+    """Return the bytes of a contiguous tensor on the CPU: its own memory, not a copy."""
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 

@@ -101,7 +101,7 @@ class NamedOptimizer:
         ]
 
     def _in_own_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state with its parameters in the order and the groups of this optimizer."""
+        """Return the state with its parameters in the order and the groups of this optimizer."""
         saved = _saved_names(state)
         if saved is None:
             return dict(state)
@@ -119,7 +119,7 @@ class NamedOptimizer:
         return {**state, "state": moments, "param_groups": groups}
 
     def _changes(self, state: Mapping[str, Any]) -> list[str]:
-        """What this script's options are where they are not the saved ones, for people."""
+        """Say which of this script's options are not the saved ones."""
         told = []
         for number, (saved, own) in enumerate(zip(state["param_groups"], self._optimizer.param_groups, strict=True)):
             is_scheduled = "initial_lr" in saved and "initial_lr" in own
@@ -169,7 +169,7 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _saved_names(state: Mapping[str, Any]) -> list[str] | None:
-    """The names of all parameters, or None if they were not saved."""
+    """Return the names of all parameters, or None if they were not saved."""
     names = [name for group in state["param_groups"] for name in group.get(NAMES, [None])]
     return None if None in names or len(set(names)) != len(names) else names
 

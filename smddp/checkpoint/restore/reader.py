@@ -62,7 +62,7 @@ class Loaded:
         """Put a part together, as its state_dict() gave it.
 
         Raises:
-            CheckpointError: it is not there, or its tensors were not asked for.
+            CheckpointError: It is not there, or its tensors were not asked for.
         """
         if part not in self.skeletons or part not in self.tensors:
             raise CheckpointError(
@@ -81,14 +81,14 @@ def list_checkpoints(location: str | os.PathLike[str], *, deep: bool = True) -> 
     """Look at all checkpoints of a place.
 
     Args:
-        location: a directory, or ``s3://bucket/prefix``.
-        deep: verify every byte; otherwise only what `inspect` says.
+        location: A directory, or ``s3://bucket/prefix``.
+        deep: Verify every byte; otherwise only what `inspect` says.
 
     Returns:
         One entry a checkpoint, oldest first; none if the directory does not exist.
 
     Raises:
-        StoreError, OSError: the place cannot be read.
+        StoreError, OSError: The place cannot be read.
     """
     store = open_store(location)
     return [inspect(store, step, deep=deep) for step in store.steps()]
@@ -98,12 +98,12 @@ def inspect(store: Store, step: int, *, deep: bool = True) -> CheckpointInfo:
     """Verify one checkpoint, in little memory.
 
     Args:
-        store: where it lies.
-        step: its step.
-        deep: verify every byte; otherwise the manifest, and that all files are there with their sizes.
+        store: Where it lies.
+        step: Its step.
+        deep: Verify every byte; otherwise the manifest, and that all files are there with their sizes.
 
     Raises:
-        StoreError, OSError: it cannot be read, whether it is valid or not.
+        StoreError, OSError: It cannot be read, whether it is valid or not.
     """
     info, _ = _examine(store, step, VerifiedFiles.verify if deep else VerifiedFiles.check_sizes)
     return info
@@ -113,7 +113,7 @@ def inspect_each_alone(store: Store, step: int, *, deep: bool = True) -> Checkpo
     """Verify one checkpoint of several that somebody wants to see: one that may not be read does not hide the others.
 
     Raises:
-        StoreError: the store cannot be reached now, and so neither can the others.
+        StoreError: The store cannot be reached now, and so neither can the others.
     """
     try:
         return inspect(store, step, deep=deep)
@@ -127,13 +127,13 @@ def read_checkpoint(store: Store, step: int, parts: Collection[str] | None = Non
     """Read one checkpoint.
 
     Args:
-        store: where it lies.
-        step: its step.
-        parts: the parts of the state whose tensors are wanted; all if None.
+        store: Where it lies.
+        step: Its step.
+        parts: The parts of the state whose tensors are wanted; all if None.
 
     Raises:
-        CheckpointError: there is none, or it is not valid.
-        StoreError, OSError: it cannot be read, whether it is valid or not.
+        CheckpointError: There is none, or it is not valid.
+        StoreError, OSError: It cannot be read, whether it is valid or not.
     """
     info, loaded = _examine(store, step, partial(_load, parts=parts))
     if loaded is None:
@@ -145,16 +145,16 @@ def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | 
     """Read the newest valid checkpoint. For each newer one that is passed over a warning says why.
 
     Args:
-        store: where they lie.
-        parts: the parts of the state whose tensors are wanted; all if None. Only their files are verified.
+        store: Where they lie.
+        parts: The parts of the state whose tensors are wanted; all if None. Only their files are verified.
 
     Returns:
         It; None if no checkpoint was ever finished here.
 
     Raises:
-        CheckpointError: there are checkpoints, but none is valid, or the newest needs a newer smddp, or they are
+        CheckpointError: There are checkpoints, but none is valid, or the newest needs a newer smddp, or they are
             removed faster than they can be read.
-        StoreError, OSError: one cannot be read, whether it is valid or not.
+        StoreError, OSError: One cannot be read, whether it is valid or not.
     """
     told: set[tuple[int, str]] = set()
 

@@ -33,7 +33,7 @@ class Stateful(Protocol):
     """Anything that gives its state and takes it back: a module, an optimizer, a scheduler, a scaler, a sampler."""
 
     def state_dict(self) -> Any:
-        """Give dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
+        """Return dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Go back to what `state_dict` gave."""
@@ -59,7 +59,7 @@ class Sharded(Stateful, Protocol):
         """Bring the state together, for the next `state_dict`; all ranks call it.
 
         Args:
-            keep: whether this rank will ask for it.
+            keep: Whether this rank will ask for it.
         """
 
 
@@ -67,8 +67,8 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
     """See that parts can be saved under their names.
 
     Raises:
-        ValueError: a name is not possible, or there twice.
-        TypeError: a part has no state_dict and load_state_dict.
+        ValueError: A name is not possible, or there twice.
+        TypeError: A part has no state_dict and load_state_dict.
     """
     for name, part in [*state.items(), *per_rank.items()]:
         if name in (RNG, RANKS) or not is_part_name(name):
@@ -91,10 +91,10 @@ class Restoration:
         """Look at both; nothing is changed yet.
 
         Args:
-            loaded: the checkpoint.
-            state: the parts that are the same on all ranks, by name.
-            per_rank: the parts that each rank has its own of.
-            rank: this one.
+            loaded: The checkpoint.
+            state: The parts that are the same on all ranks, by name.
+            per_rank: The parts that each rank has its own of.
+            rank: This one.
         """
         self._loaded = loaded
         self._state = state
@@ -112,7 +112,7 @@ class Restoration:
         """See that the checkpoint fits.
 
         Raises:
-            CheckpointError: a part is not in it, or it is one of another model.
+            CheckpointError: A part is not in it, or it is one of another model.
         """
         saved = set(self._loaded.skeletons) - {RANKS, RNG}
         own = set(self._ranks[0]) - {RNG}
@@ -141,7 +141,7 @@ class Restoration:
         """Give each part its state.
 
         Raises:
-            CheckpointError: a part does not take it.
+            CheckpointError: A part does not take it.
         """
         # Modules last: they always take what was checked, so that a part that does not leaves them as they were.
         for name, part in sorted(self._state.items(), key=lambda item: isinstance(item[1], torch.nn.Module)):

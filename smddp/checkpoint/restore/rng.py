@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def capture() -> dict[str, Any]:
-    """Give the state of this process's generators, without drawing from them."""
+    """Return the state of this process's generators, without drawing from them."""
     version, words, gauss = random.getstate()
     return {
         "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
@@ -32,8 +32,8 @@ def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
     """Go on with the random numbers of this rank.
 
     Args:
-        states: what `capture` gave on each rank, in the order of the ranks.
-        rank: this process. A rank that was not there before gets numbers of its own, the same each time.
+        states: What `capture` gave on each rank, in the order of the ranks.
+        rank: This process. A rank that was not there before gets numbers of its own, the same each time.
     """
     if rank >= len(states):
         _seed(states[0], rank)

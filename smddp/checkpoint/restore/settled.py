@@ -32,14 +32,14 @@ def look_until_settled(store: Store, look: Callable[[], Look[_Result]]) -> Look[
     """Look for something until it is found, or is not there: until nothing changed between two looks.
 
     Args:
-        store: where.
-        look: lists the steps, and looks at each.
+        store: Where.
+        look: Lists the steps, and looks at each.
 
     Returns:
         The last look.
 
     Raises:
-        CheckpointError: what is there changes all the time, or was removed by somebody.
+        CheckpointError: What is there changes all the time, or was removed by somebody.
     """
     before: Mapping[int, str | None] | None = None
     listed: set[int] = set()

@@ -99,12 +99,12 @@ class ShardedOptimizer(NamedOptimizer):
         local.load_state_dict({"state": share, "param_groups": groups})
 
     def _numbers(self) -> dict[int, int]:
-        """The number of each parameter by its identity, as the plain optimizer numbers them."""
+        """Return the number of each parameter by its identity, as the plain optimizer numbers them."""
         weights = [weight for group in self._sharded.param_groups for weight in group["params"]]
         return {id(weight): number for number, weight in enumerate(weights)}
 
     def _own_share(self) -> dict[int, dict[str, Any]]:
-        """What this rank keeps, by the parameter's number."""
+        """Return what this rank keeps, by the parameter's number."""
         local, numbers = self._sharded.optim, self._numbers()
         weights = [weight for group in local.param_groups for weight in group["params"]]
         return {numbers[id(weight)]: local.state[weight] for weight in weights if weight in local.state}
@@ -116,12 +116,12 @@ def _complete(options: dict[str, Any], all_options: Mapping[str, Any]) -> None:
 
 
 def _layout(value: Any) -> Any:
-    """A tensor's shape and dtype, as a tensor without values; anything else as it is."""
+    """Return a tensor's shape and dtype, as a tensor without values; anything else as it is."""
     return value.detach().to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def _on_cpu(value: Any) -> Any:
-    """A tensor of these values, or memory for one that has none; anything else as it is."""
+    """Return a tensor of these values, or memory for one that has none; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty(value.shape, dtype=value.dtype) if value.is_meta else value.detach().cpu().contiguous()

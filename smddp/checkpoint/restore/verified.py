@@ -87,11 +87,11 @@ class VerifiedFiles:
         in_parallel([partial(self._read, span) for span in self._spans(self.manifest.parts)], threads=self._threads)
 
     def state(self) -> bytes:
-        """Give the content of state.json, once `check_sizes` has seen it."""
+        """Return the content of state.json, once `check_sizes` has seen it."""
         return self._small_file(STATE_NAME)
 
     def tensors(self, parts: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
-        """Give the tensors of parts of the state, by part and name, once `check_sizes` has seen the files.
+        """Return the tensors of parts of the state, by part and name, once `check_sizes` has seen the files.
 
         Each has a storage of its own. A part that is not there has none.
         """

@@ -41,8 +41,8 @@ class BackgroundTask(Generic[_Result]):
         """Begin with an action. The one before must have ended, and its outcome been taken.
 
         Args:
-            action: what to do; its argument is set when it shall give up.
-            name: what it is, for people: ``the checkpoint of step 7``.
+            action: What to do; its argument is set when it shall give up.
+            name: What it is, for people: ``the checkpoint of step 7``.
         """
         assert self._task is None, "one at a time"
         self._task = _Task(action, name)
@@ -52,7 +52,7 @@ class BackgroundTask(Generic[_Result]):
         """Wait for what is under way.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
+            timeout: Seconds; None waits as long as it takes.
 
         Returns:
             Whether nothing is under way any more.
@@ -60,10 +60,10 @@ class BackgroundTask(Generic[_Result]):
         return self._task is None or self._task.wait(timeout)
 
     def result(self) -> _Result | None:
-        """Give the result of what has ended, once; None if there is nothing new.
+        """Return the result of what has ended, once; None if there is nothing new.
 
         Raises:
-            Exception: what the action raised, with its own traceback.
+            Exception: What the action raised, with its own traceback.
         """
         task = self._task
         if task is None or task.is_under_way:

@@ -56,10 +56,10 @@ class Committer:
         """Prepare.
 
         Args:
-            store: where to save.
-            keep: which checkpoints stay.
-            hyperparameters: to be kept in each manifest; JSON values.
-            listener: told of each checkpoint.
+            store: Where to save.
+            keep: Which checkpoints stay.
+            hyperparameters: To be kept in each manifest; JSON values.
+            listener: Told of each checkpoint.
         """
         self._store = store
         self._hyperparameters = hyperparameters
@@ -74,13 +74,13 @@ class Committer:
         """Keep other runs out of the place, from now until `release_place`.
 
         Args:
-            run: the run's id.
-            make: whether to make the place if it is not there: otherwise nothing is done then, nor where this user may
+            run: The run's id.
+            make: Whether to make the place if it is not there: otherwise nothing is done then, nor where this user may
                 not write.
 
         Raises:
-            PlaceTakenError: another run saves there.
-            OSError, StoreError: it cannot be written.
+            PlaceTakenError: Another run saves there.
+            OSError, StoreError: It cannot be written.
         """
         if self._hold is not None:
             return
@@ -103,7 +103,7 @@ class Committer:
         It is one of this run, or the one it goes on from, or damaged.
 
         Raises:
-            CheckpointError: it may not be replaced.
+            CheckpointError: It may not be replaced.
         """
         path, content = self._store.path(request.step), self._store.read_manifest(request.step)
         if content is None:
@@ -130,17 +130,17 @@ class Committer:
         """Make the attempt a checkpoint; it is durable when this returns.
 
         Args:
-            request: what is saved, as rank 0 has it.
-            results: how the ranks did their parts, in their order; all did.
-            replacing: what `existing_manifest` gave.
+            request: What is saved, as rank 0 has it.
+            results: How the ranks did their parts, in their order; all did.
+            replacing: What `existing_manifest` gave.
 
         Returns:
             The checkpoint's size in bytes.
 
         Raises:
-            CheckpointError: what the ranks wrote does not fit together, or is not there any more; or another run has
+            CheckpointError: What the ranks wrote does not fit together, or is not there any more; or another run has
                 the place.
-            OSError, StoreError: it could not be written.
+            OSError, StoreError: It could not be written.
         """
         step, directory = request.step, request.directory
         written = {name: file for result in results for name, file in result.files.items()}
@@ -247,7 +247,7 @@ def _check_same(results: Sequence[RankResult]) -> None:
 
 
 def _tensors_of(results: Sequence[RankResult]) -> dict[str, torch.Tensor]:
-    """Give the tensors of the ranks' own states; their names begin with the rank's number."""
+    """Return the tensors of the ranks' own states; their names begin with the rank's number."""
     tensors = {}
     for result in results:
         content = memoryview(bytearray(result.tensors))

@@ -66,7 +66,7 @@ class RankResult:
     """What went wrong; then there is nothing else."""
 
     def to_json(self) -> str:
-        """Give what travels."""
+        """Return what travels."""
         content = {
             "files": {
                 name: [file.size, file.digests.header, dict(file.digests.tensors)] for name, file in self.files.items()
@@ -104,7 +104,7 @@ class SaveResult:
     """What went wrong first; None if the checkpoint is durable."""
 
     def to_json(self) -> str:
-        """Give what travels."""
+        """Return what travels."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -127,11 +127,11 @@ class RankResults:
         """Take part.
 
         Args:
-            store: what all ranks see, a connection of this rank's own; None for one process alone.
-            rank: this process.
-            world_size: how many there are.
-            run: the run's id; keys begin with it.
-            seconds: how long to wait for others.
+            store: What all ranks see, a connection of this rank's own; None for one process alone.
+            rank: This process.
+            world_size: How many there are.
+            run: The run's id; keys begin with it.
+            seconds: How long to wait for others.
         """
         self._store = store
         self._rank = rank
@@ -143,9 +143,9 @@ class RankResults:
         """Rank 0: give all results about a save, in the order of the ranks.
 
         Args:
-            save: the save's number.
-            own: rank 0's.
-            cancelled: set when it shall give up.
+            save: The save's number.
+            own: Rank 0's.
+            cancelled: Set when it shall give up.
         """
         if self._store is None:
             return [own]
@@ -191,7 +191,7 @@ def _poll(is_done: Callable[[], bool], seconds: float, cancelled: threading.Even
     """Look until it is done; whether it is before the time is over.
 
     Raises:
-        CheckpointError: it shall give up.
+        CheckpointError: It shall give up.
     """
     deadline = time.monotonic() + seconds
     pause = _SHORTEST_PAUSE

@@ -33,8 +33,8 @@ class SaveFailedError(CheckpointError):
         """Say it.
 
         Args:
-            message: what went wrong, and where.
-            environmental: the disk, the network or the like is the cause: the next save may succeed.
+            message: What went wrong, and where.
+            environmental: The disk, the network or the like is the cause: the next save may succeed.
         """
         super().__init__(message)
         self.environmental = environmental
@@ -55,10 +55,10 @@ class RankSaver:
         """Take part.
 
         Args:
-            store: where to save.
-            group: all ranks.
-            committer: what rank 0 commits with.
-            snapshotter: what takes this rank's state.
+            store: Where to save.
+            group: All ranks.
+            committer: What rank 0 commits with.
+            snapshotter: What takes this rank's state.
         """
         self.group = group
         self.committer = committer
@@ -71,15 +71,15 @@ class RankSaver:
         """Do this rank's part.
 
         Args:
-            request: what to save.
-            cancelled: set when the process is about to end.
+            request: What to save.
+            cancelled: Set when the process is about to end.
 
         Returns:
             The size of the checkpoint, in bytes, once it is durable.
 
         Raises:
-            SaveFailedError: it failed, on every rank. On the one that has the cause it is raised from that.
-            CheckpointError: the ranks lost contact.
+            SaveFailedError: It failed, on every rank. On the one that has the cause it is raised from that.
+            CheckpointError: The ranks lost contact.
         """
         return self._lead(request, cancelled) if self._rank == 0 else self._follow(request, cancelled)
 

@@ -38,11 +38,11 @@ class SaveGroup:
         """Agree; collective.
 
         Args:
-            ranks: those that save together.
-            share: whether the ranks of rank 0's node share the writing, or all.
+            ranks: Those that save together.
+            share: Whether the ranks of rank 0's node share the writing, or all.
 
         Raises:
-            DistributedError, PeerFailedError: a rank cannot reach the store that the threads meet in.
+            DistributedError, PeerFailedError: A rank cannot reach the store that the threads meet in.
         """
         run = ranks.on_main(lambda: secrets.token_hex(6))
         if ranks.world_size == 1:

@@ -37,9 +37,9 @@ def share(
     """Divide the state among writers.
 
     Args:
-        parts: for each part of the state the bytes of each tensor, by name.
-        writers: how many there are, at least 1.
-        of_first: by part the names of tensors that are the first writer's to write: those that it has the true ones of.
+        parts: For each part of the state the bytes of each tensor, by name.
+        writers: How many there are, at least 1.
+        of_first: By part the names of tensors that are the first writer's to write: those that it has the true ones of.
 
     Returns:
         For each writer the files that it writes, at most one a part. Every tensor is in exactly one file; a part
@@ -69,7 +69,7 @@ def share(
 
 
 def _share_of(part: str, dealt: list[list[str]], writer: int) -> list[FilePlan]:
-    """The file that a writer writes of a part; none if it got no tensor of it."""
+    """Return the file that a writer writes of a part; none if it got no tensor of it."""
     with_some = [each for each, names in enumerate(dealt) if names]
     if writer not in with_some:
         return []

@@ -43,10 +43,10 @@ class Snapshotter:
         """Prepare.
 
         Args:
-            state: the parts that are the same on all ranks, by name.
-            per_rank: the parts that each rank has its own of.
-            rank: this one.
-            writers: the ranks that share the writing of what is the same on all.
+            state: The parts that are the same on all ranks, by name.
+            per_rank: The parts that each rank has its own of.
+            rank: This one.
+            writers: The ranks that share the writing of what is the same on all.
         """
         self._state = state
         self._per_rank = per_rank
@@ -60,7 +60,7 @@ class Snapshotter:
         What comes from a GPU is in memory once `await_copies` returns.
 
         Raises:
-            CheckpointError: something in the state cannot be saved; says what and where.
+            CheckpointError: Something in the state cannot be saved; says what and where.
         """
         try:
             return self._take()
@@ -78,7 +78,7 @@ class Snapshotter:
         return self._staging.await_copies() + self._own_staging.await_copies()
 
     def preparation(self) -> Callable[[], None]:
-        """Give what takes the memory for a state like the present one; it may be called beside training."""
+        """Return what takes the memory for a state like the present one; it may be called beside training."""
         _, tensors = self._flatten()
         files = {
             file: {name: tensor.detach() for name, tensor in each.items()}
@@ -115,14 +115,14 @@ class Snapshotter:
         return skeletons, tensors
 
     def _files(self, tensors: Mapping[str, Tensors], sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Tensors]:
-        """Give the tensors that this rank writes, by file."""
+        """Return the tensors that this rank writes, by file."""
         if self._rank not in self._writers:
             return {}
         shares = share(sizes, len(self._writers), of_first=self._buffers())[self._writers.index(self._rank)]
         return {each.name: {name: tensors[each.part][name] for name in each.tensors} for each in shares}
 
     def _buffers(self) -> dict[str, set[str]]:
-        """Give the names of the modules' buffers, by part.
+        """Return the names of the modules' buffers, by part.
 
         They are not quite the same on all ranks: DistributedDataParallel gives rank 0's to the others before a forward
         pass, not after it, and the running statistics of BatchNorm differ until then. Those of rank 0 count.

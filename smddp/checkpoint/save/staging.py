@@ -66,7 +66,7 @@ class Staging:
         """Copy tensors as they are now; they may be changed as soon as this returns.
 
         Args:
-            files: by the file's name the tensors in it by theirs, on any device, with any strides.
+            files: By the file's name the tensors in it by theirs, on any device, with any strides.
 
         Returns:
             The files in the same order.

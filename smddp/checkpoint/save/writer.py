@@ -29,16 +29,16 @@ def write(store: Store, step: int, directory: str, files: Sequence[StagedFile]) 
     """Write files of tensors; they are durable when this returns.
 
     Args:
-        store: where to.
-        step: the step they belong to.
-        directory: that of the attempt.
-        files: what to write; it must not change meanwhile.
+        store: Where to.
+        step: The step they belong to.
+        directory: That of the attempt.
+        files: What to write; it must not change meanwhile.
 
     Returns:
         What was written, by the file's name.
 
     Raises:
-        OSError, StoreError: a file could not be written.
+        OSError, StoreError: A file could not be written.
     """
     written: dict[str, WrittenFile] = {}
     for file in files:
