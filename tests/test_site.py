@@ -51,6 +51,13 @@ def test_the_navigation_has_each_page_once() -> None:
     assert sorted(pages(NAVIGATION)) == written
 
 
+def test_a_page_names_files_of_the_tree_that_are_there() -> None:
+    named = re.compile(r"`((?:tests|smddp|estimators|entrypoints|benchmarks|docker)/[\w/.-]+\.\w+)`")
+    found = {page: named.findall(page.read_text()) for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]}
+    assert sum(map(len, found.values())) > 20
+    assert [f"{page}: {name}" for page, names in found.items() for name in names if not (ROOT / name).exists()] == []
+
+
 def test_a_page_shows_what_the_docstrings_say_and_fetches_nothing(site: Path) -> None:
     reference = (site / "reference" / "smddp" / "index.html").read_text()
     assert "SIGTERM" in reference
