@@ -62,6 +62,7 @@ class Checkpointer:
         ...             checkpointer.save(step + 1)
 
     Attributes:
+        newest: Step and epoch of the newest save, which may be under way, or of what was loaded; (0, 0) before.
         last_report: What the last save took that is durable; None before the first.
     """
 
@@ -118,6 +119,7 @@ class Checkpointer:
         self._failures = 0
         self._durable = 0
         self._is_closed = False
+        self.newest: tuple[int, int] = (0, 0)
         self.last_report: SaveReport | None = None
 
     def load(self) -> Manifest | None:
@@ -142,6 +144,8 @@ class Checkpointer:
                 hyperparameters=self._hyperparameters,
             )
         committer.loaded = manifest
+        if manifest is not None:
+            self.newest = (manifest.step, manifest.epoch)
         return manifest
 
     def check_writable(self) -> None:
@@ -229,6 +233,7 @@ class Checkpointer:
         self._background_task.submit(save, name=f"the checkpoint of step {step}")
         if failure := failure or request.failure:
             raise failure
+        self.newest = (request.step, request.epoch)
 
     def check(self) -> None:
         """Raise what a save failed with in the background, if one did. To be called at every step.
@@ -290,7 +295,6 @@ class Checkpointer:
         step: int,
         *,
         seconds: float,
-        is_saved: bool,
         epoch: int = 0,
         position: int | None = None,
         metrics: Mapping[str, float] | None = None,
@@ -300,7 +304,6 @@ class Checkpointer:
         Args:
             step: As for `save`.
             seconds: How long that may take.
-            is_saved: Whether the last save, or what was loaded, is of this moment already.
             epoch: As for `save`.
             position: As for `save`.
             metrics: As for `save`.
@@ -313,9 +316,10 @@ class Checkpointer:
         try:
             is_durable = self._saves == 0 or self.wait(seconds) is not None
         except SaveFailedError as error:
-            self._tolerate(error, True, "it is made again")
+            if self._is_main:  # whatever its cause: this moment is another one, or the last try
+                logger.error("%s; it is made again", error)
             is_durable = False
-        if is_durable and is_saved:
+        if is_durable and self.newest == (step, epoch):
             return
         if time.monotonic() >= deadline:
             raise late

@@ -35,8 +35,6 @@ _NEWS_SECONDS = 10.0  # how long a rank waits for word of another one's failure
 Moment = tuple[int, int]
 """Optimizer steps taken, and the epoch: what tells one checkpoint of a run from another."""
 
-_BEGINNING: Moment = (0, 0)
-
 
 class RunSaves:
     """The saves of one run; all ranks call its methods at the same points."""
@@ -82,8 +80,7 @@ class RunSaves:
         self._checkpointer.check_writable()
         self._speaks = job.cluster.is_main
         self._steps = steps
-        self._loaded = _BEGINNING  # where there is nothing to save
-        self._last = _BEGINNING  # what is loaded, or was saved or begun to be saved since
+        self._loaded_step = 0
         self._random_state: tuple[Moment, Any] | None = None
         self.is_open = True
         """Whether this run may still save: no other one of this process may then."""
@@ -105,7 +102,7 @@ class RunSaves:
     @property
     def first_step(self) -> int:
         """The step of the checkpoint that was loaded, or 0."""
-        return self._loaded[0]
+        return self._loaded_step
 
     def load(self) -> bool:
         """Load the newest valid checkpoint into the state, if there is one.
@@ -116,7 +113,7 @@ class RunSaves:
         manifest = self._checkpointer.load()
         if manifest is None:
             return False
-        self._loaded = self._last = (manifest.step, manifest.epoch)
+        self._loaded_step = manifest.step
         return True
 
     def warm_up(self) -> None:
@@ -139,12 +136,12 @@ class RunSaves:
 
     def has(self, moment: Moment) -> bool:
         """Tell whether the newest save, which may be under way, is of this moment."""
-        return moment == self._last
+        return moment == self._checkpointer.newest  # a beginning is as good as saved
 
     @property
     def unsaved_steps(self) -> int:
         """How many steps were taken since the last save that was begun."""
-        return self._steps() - self._last[0]
+        return self._steps() - self._checkpointer.newest[0]
 
     def keep_random_state(self, moment: Moment) -> None:
         """Let all checkpoints of this moment have the random state that is now."""
@@ -159,12 +156,11 @@ class RunSaves:
         step, epoch = moment
         with self._random_state_of(moment):
             self._checkpointer.save(step, epoch=epoch, position=position, metrics=metrics)
-        self._last = moment
 
     def is_durable(self, step: int) -> bool:
         """Tell whether this step is durable, in S3 too where the platform copies it; any thread may ask."""
         report = self.last_report
-        newest = self._loaded[0] if report is None else report.step
+        newest = self._loaded_step if report is None else report.step
         return newest == step and (
             report is None or self._upload_monitor is None or self._upload_monitor.settle(_CHECK_SECONDS)
         )
@@ -198,10 +194,7 @@ class RunSaves:
         deadline = time.monotonic() + seconds
         step, epoch = moment
         with self._random_state_of(moment):
-            self._checkpointer.make_durable(
-                step, seconds=seconds, is_saved=self.has(moment), epoch=epoch, position=position, metrics=metrics
-            )
-        self._last = moment
+            self._checkpointer.make_durable(step, seconds=seconds, epoch=epoch, position=position, metrics=metrics)
         if self._upload_monitor is not None and not self._upload_monitor.settle(max(deadline - time.monotonic(), 1.0)):
             raise CheckpointError(f"it is on this machine only, and not in {self._store}")
 
@@ -211,7 +204,7 @@ class RunSaves:
 
     def last_resort(self) -> str:
         """Say what the next attempt goes on from if the newest save failed."""
-        step = self._loaded[0] if self.last_report is None else self.last_report.step
+        step = self._loaded_step if self.last_report is None else self.last_report.step
         return f"the next attempt goes on from {self._store.path(step)}" if step else "the next attempt begins anew"
 
     def finish(self) -> None:

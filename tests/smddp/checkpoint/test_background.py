@@ -276,3 +276,70 @@ def test_what_a_save_costs_counts_the_time_for_which_the_gpu_copied(
     run = new_run()
     run.save(1)
     assert run.checkpointer.last_report.stall_seconds == pytest.approx(3.0, abs=0.2)
+
+
+def test_a_moment_that_is_being_saved_is_waited_for_and_not_saved_again(new_run: NewRun, slow_disk: SlowDisk) -> None:
+    run = new_run()
+    run.begin_save(1)
+    assert slow_disk.reached.wait(60)
+    threading.Timer(0.1, slow_disk.may_go_on.set).start()
+    run.checkpointer.make_durable(1, seconds=60)
+    assert run.checkpointer.last_report.step == 1
+    assert run.checkpointer.newest == (1, 0)
+    report = run.checkpointer.last_report
+    run.checkpointer.make_durable(1, seconds=60)
+    assert run.checkpointer.last_report is report
+    run.checkpointer.make_durable(1, epoch=1, seconds=60)
+    assert run.checkpointer.last_report is not report
+    assert run.checkpointer.newest == (1, 1)
+
+
+def test_what_is_not_durable_in_time_is_an_error(new_run: NewRun, slow_disk: SlowDisk) -> None:
+    run = new_run()
+    with pytest.raises(CheckpointError, match=r"not durable after 0 s"):
+        run.checkpointer.make_durable(1, seconds=0.1)
+    slow_disk.may_go_on.set()
+
+
+def test_a_moment_whose_save_failed_is_saved_again(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run()
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "write", fail)
+        run.begin_save(1)
+        until_idle(run.checkpointer)
+    run.checkpointer.make_durable(1, seconds=60)
+    assert "Input/output error" in caplog.text
+    assert "; it is made again" in caplog.text
+    assert [info.step for info in list_checkpoints(run.directory) if info.valid] == [1]
+
+
+@pytest.mark.parametrize("tolerated", [0, 1])
+def test_the_last_save_may_fail_where_failures_are_tolerated(
+    tolerated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(tmp_path, {"model": torch.nn.Linear(2, 2)}, tolerate_failures=tolerated)
+    assert checkpointer.finish()
+    monkeypatch.setattr(DirectoryStore, "write", fail)
+    checkpointer.save(1)
+    if tolerated:
+        assert not checkpointer.finish()
+        assert "; training ends without it" in caplog.text
+    else:
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            checkpointer.finish()
+
+
+def test_a_place_says_whether_it_is_empty_and_whether_it_can_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = Checkpointer(tmp_path / "run", {"model": torch.nn.Linear(2, 2)})
+    checkpointer.check_writable()
+    assert checkpointer.is_empty()
+    checkpointer.save(1)
+    checkpointer.close()
+    (tmp_path / "file").touch()
+    assert not Checkpointer(tmp_path / "run", {"model": torch.nn.Linear(2, 2)}).is_empty()
+    with pytest.raises(CheckpointError, match=str(tmp_path / "file")):
+        Checkpointer(tmp_path / "file", {"model": torch.nn.Linear(2, 2)}).check_writable()
