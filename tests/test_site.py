@@ -27,6 +27,8 @@ _FETCHED = re.compile(r'<(?:script|img|iframe)[^>]* src="https?://|<link[^>]* hr
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built from a copy: the tree stays as it is."""
+    if sys.version_info < (3, 11):
+        pytest.skip("Zensical needs Python 3.11")
     directory = tmp_path_factory.mktemp("site")
     for name in ("docs", "smddp", "estimators"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
