@@ -14,8 +14,8 @@ from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.restore.reader import CheckpointInfo, inspect
 from smddp.checkpoint.restore.settled import Look, look_until_settled
 from smddp.checkpoint.stores import Store, StoreError, open_store
-from smddp.checkpoint.stores.parallel import in_parallel
 from smddp.errors import CheckpointError
+from smddp.storage.parallel import in_parallel
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from functools import partial
 from smddp.checkpoint.restore.reader import CheckpointInfo, inspect
 from smddp.checkpoint.retention import Retention, which_stay
 from smddp.checkpoint.stores import Store
-from smddp.checkpoint.stores.parallel import in_parallel
 from smddp.errors import CheckpointError
+from smddp.storage.parallel import in_parallel
 
 _THREADS = 16
 """Checkpoints that are looked at at a time: in S3 that is a few requests each."""

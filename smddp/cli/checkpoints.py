@@ -52,8 +52,8 @@ def list_(
 ) -> None:
     """Show what each checkpoint is: step, epoch, age, size, metrics, and whether it is valid."""
     from smddp.checkpoint.restore.reader import inspect_each_alone
-    from smddp.checkpoint.stores.parallel import in_parallel
     from smddp.cli.checkpoint_table import show
+    from smddp.storage.parallel import in_parallel
 
     with _one_line_errors():
         store, steps = _look_for(location)

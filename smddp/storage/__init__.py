@@ -1,4 +1,4 @@
-"""Bytes in S3 and in files: the client and what its errors mean, and archives that nobody vouches for.
+"""Bytes in S3 and in files: one engine for S3, with one policy of retries, and archives that nobody vouches for.
 
 It knows nothing of checkpoints or samples.
 """

@@ -1,4 +1,4 @@
-"""The client that speaks to S3: boto3's, with every wait and every number of tries bounded.
+"""The client that speaks to S3: boto3's, with every wait bounded.
 
 Credentials, region and endpoint come from where boto3 takes them: the role, the environment (AWS_REGION,
 AWS_ENDPOINT_URL_S3, AWS_PROFILE) or the configuration files. The CRT is not used: boto3's transfers by it go to AWS
@@ -18,24 +18,23 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS = 64
 """Connections that stay open between requests."""
 
+_CONNECT_SECONDS = 10.0
 
-def connect(*, connect_timeout: float = 10.0, read_timeout: float = 30.0, attempts: int = 5) -> S3Client:
-    """Make a client. A server that takes requests and never answers is given up after attempts x (timeout + pause).
 
-    With the defaults that is three minutes; the pauses are random, of at most 1, 2, 4 and 8 seconds.
+def connect(*, timeout: float = 30.0) -> S3Client:
+    """Make a client. It asks once: `smddp.storage.s3_retries` decides how often is asked again.
 
     Args:
-        connect_timeout: seconds until a connection must stand.
-        read_timeout: seconds until the next bytes must come, or the next mebibyte must have gone.
-        attempts: how often each request is tried at most.
+        timeout: seconds until the next bytes must come, or the next mebibyte must have gone; a connection must stand
+            after ten of them at most.
 
     Raises:
         BotoCoreError: the AWS configuration is not possible.
     """
     config = Config(
-        connect_timeout=connect_timeout,
-        read_timeout=read_timeout,
-        retries={"mode": "standard", "total_max_attempts": attempts},
+        connect_timeout=min(timeout, _CONNECT_SECONDS),
+        read_timeout=timeout,
+        retries={"mode": "standard", "total_max_attempts": 1},
         max_pool_connections=MOST_CONNECTIONS,
         tcp_keepalive=True,
         # Each request that writes carries a CRC32 of its own, and what is read is verified by the reader.

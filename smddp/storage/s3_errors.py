@@ -10,6 +10,7 @@ from botocore.exceptions import (
     ClientError,
     ConnectionError,  # noqa: A004 - botocore's, of which its errors of a connection are
     HTTPClientError,
+    IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
 )
@@ -17,6 +18,9 @@ from urllib3.exceptions import HTTPError
 
 S3_ERRORS = (BotoCoreError, ClientError, HTTPError)
 """What a call of botocore raises; the last one while a body is read over TLS."""
+
+MISSING = frozenset({"NoSuchKey", "404"})
+"""S3's codes for an object that is not there."""
 
 _ADVICE = {
     "NoSuchBucket": "create the bucket (smddp never does), or correct the URI",
@@ -66,7 +70,7 @@ def code_of(error: Exception) -> str:
 
 def is_missing(error: Exception) -> bool:
     """Whether S3 said that there is no such object."""
-    return code_of(error) in ("NoSuchKey", "404")
+    return code_of(error) in MISSING
 
 
 def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
@@ -84,7 +88,7 @@ def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
     if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
         remedy = "give the job a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         return Refusal(message=f"{doing}: {error}; {remedy}", transient=False)
-    if isinstance(error, (ConnectionError, HTTPClientError, HTTPError)):
+    if isinstance(error, (ConnectionError, HTTPClientError, HTTPError, IncompleteReadError)):
         remedy = "check the network, the VPC's endpoint for S3, and AWS_ENDPOINT_URL_S3 if it is set"
         return Refusal(message=f"{doing}: {error}; {remedy}", transient=True)
     remedy = "check the AWS configuration"

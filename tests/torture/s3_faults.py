@@ -28,7 +28,7 @@ from tests.torture.s3_server import Server, s3_server
 PART_SIZE = 5 * 2**20
 """Bytes: S3's least."""
 BOUND_SECONDS = 60.0
-"""How long a save or a load may take at most with the clients of this test, which wait for a second, three times."""
+"""How long a save or a load may take at most with the stores of this test, whose patience is 4 s."""
 
 _RUN = "0123456789ab"
 _LASTING = 1000  # requests: more than a case has
@@ -171,10 +171,10 @@ class Torturer:
         return self._store(uri, self._server.endpoint_url), self._store(uri, self._proxy.endpoint_url)
 
     def _store(self, uri: str, endpoint_url: str) -> S3Store:
-        patience = 1.0 if endpoint_url == self._proxy.endpoint_url else 30.0
+        is_direct = endpoint_url != self._proxy.endpoint_url
         with patch.dict(os.environ, self._server.environ(endpoint_url)):
-            client = connect(connect_timeout=1.0, read_timeout=patience, attempts=3)
-        return S3Store(uri, client, part_size=PART_SIZE, connections=3)
+            client = connect(timeout=30.0 if is_direct else 1.0)
+        return S3Store(uri, client, part_size=PART_SIZE, connections=3, patience=4.0)
 
 
 _NAMES = ("model.safetensors", "state.json", "digests.json")

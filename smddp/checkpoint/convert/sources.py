@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import posixpath
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
 from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
@@ -16,9 +17,12 @@ from smddp.checkpoint.convert.parts import is_name_of, parts_of
 from smddp.checkpoint.convert.torch_files import read_weights_file
 from smddp.checkpoint.format.names import MANIFEST_NAME
 from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
-from smddp.checkpoint.stores import Store, StoreError, open_store
+from smddp.checkpoint.stores import Store, open_store
 from smddp.checkpoint.stores.store import step_of
 from smddp.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from smddp.storage.s3_bucket import S3Bucket
 
 _FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz")
 """In S3, where there are no directories: what ends so is one object."""
@@ -176,42 +180,33 @@ def no_checkpoint_in(store: Store) -> CheckpointError:
 
 def _is_object(uri: str) -> bool:
     """Whether there is an object in S3."""
-    from smddp.checkpoint.stores.s3_errors import s3_errors
-    from smddp.checkpoint.stores.s3_location import S3Location
-    from smddp.storage.s3_client import connect
-    from smddp.storage.s3_errors import is_missing
-
-    place = S3Location.parse(uri)
-    try:
-        with s3_errors(f"could not look for {uri}"):
-            connect().head_object(Bucket=place.bucket, Key=place.prefix)
-    except CheckpointError as error:
-        if isinstance(error.__cause__, Exception) and is_missing(error.__cause__):
-            return False
-        raise
-    return True
+    bucket, key = _place(uri)
+    return bucket.version(key, doing=f"could not look for {uri}") is not None
 
 
 def _download(uri: str, path: Path) -> None:
     """Copy one object of S3 to a file."""
-    from boto3.exceptions import Boto3Error
+    from smddp.storage.s3_bucket import ReplacedError
 
-    from smddp.checkpoint.stores.s3_errors import s3_errors
+    bucket, key = _place(uri)
+    version = bucket.version(key, doing=f"could not read {uri}")
+    if version is None:
+        raise CheckpointError(f"there is no {uri}")
+    with path.open("w+b") as file:
+        if version.size == 0:
+            return
+        file.truncate(version.size)
+        content = memoryview(mmap.mmap(file.fileno(), version.size))  # it ends with the last view of it
+    try:
+        bucket.fill_in_parallel(key, 0, content, version)
+    except (FileNotFoundError, ReplacedError) as error:
+        raise CheckpointError(f"{uri} was replaced while it was read") from error
+
+
+def _place(uri: str) -> tuple[S3Bucket, str]:
+    from smddp.checkpoint.stores.s3_errors import ADVICE, store_error
     from smddp.checkpoint.stores.s3_location import S3Location
-    from smddp.storage.s3_client import connect  # only who reads there needs boto3
-    from smddp.storage.s3_errors import is_missing
+    from smddp.storage.s3_bucket import S3Bucket  # only who reads there needs boto3
 
     place = S3Location.parse(uri)
-    try:
-        with s3_errors(f"could not read {uri}"):
-            connect().download_file(place.bucket, place.prefix, str(path))
-    except CheckpointError as error:
-        if isinstance(error.__cause__, Exception) and is_missing(error.__cause__):
-            raise CheckpointError(f"there is no {uri}") from error
-        raise
-    except Boto3Error as error:  # the connection broke each time while the object came
-        raise StoreError(
-            f"could not read {uri}: {error}; check the network, the VPC's endpoint for S3, and AWS_ENDPOINT_URL_S3 if "
-            "it is set",
-            transient=True,
-        ) from error
+    return S3Bucket(place.bucket, advice=ADVICE, failure=store_error), place.prefix

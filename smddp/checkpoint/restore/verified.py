@@ -20,9 +20,9 @@ from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.format.memory import allocate, tensor_at
 from smddp.checkpoint.format.names import DIGESTS_NAME, STATE_NAME, part_of
 from smddp.checkpoint.format.tensors import Entry, Layout, header_size
-from smddp.checkpoint.stores.parallel import in_parallel
 from smddp.checkpoint.stores.store import Store
 from smddp.errors import CheckpointError
+from smddp.storage.parallel import in_parallel
 
 _MOST_CORES = 8
 """That read and hash at a time: more would wait for the memory."""

@@ -8,29 +8,29 @@ goes last, on a condition that one writer can meet.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
-
-from botocore.exceptions import BotoCoreError
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.format.names import is_attempt_name
 from smddp.checkpoint.stores.owner import Owner
 from smddp.checkpoint.stores.s3_commit import Commits
-from smddp.checkpoint.stores.s3_errors import refusal, s3_errors, store_error
+from smddp.checkpoint.stores.s3_errors import ADVICE, read_small, store_error
 from smddp.checkpoint.stores.s3_hold import S3Hold
 from smddp.checkpoint.stores.s3_listing import Listing
 from smddp.checkpoint.stores.s3_location import S3Location
-from smddp.checkpoint.stores.s3_transfer import CONNECTIONS, PART_SIZE, Transfer
 from smddp.checkpoint.stores.store import StoreError, existing_manifest, mentions, removed_beside
-from smddp.storage.s3_client import connect
+from smddp.errors import CheckpointError
+from smddp.storage.s3_bucket import CONNECTIONS, PART_SIZE, PATIENCE, ReplacedError, S3Bucket
+from smddp.storage.s3_errors import refusal
+from smddp.storage.s3_upload import Uploads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef, DeleteTypeDef
 
 logger = logging.getLogger(__name__)
 
@@ -40,25 +40,20 @@ ORPHAN_AGE = timedelta(hours=1)
 _DELETED_AT_ONCE = 1000  # keys that one DeleteObjects takes
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class _Connection:
-    """What belongs to one process: a client is not shared over a fork."""
-
-    process: int
-    client: S3Client
-    transfer: Transfer
-    listing: Listing
-    commits: Commits
-
-
 class S3Store:
     """The store at ``s3://bucket/prefix``; `smddp.checkpoint.stores.store.Store` says what each method promises.
 
-    It makes no bucket. Every request waits for a bounded time and is tried a bounded number of times.
+    It makes no bucket. Every request waits for a bounded time and is tried again for a bounded time.
     """
 
     def __init__(
-        self, uri: str, client: S3Client | None = None, *, part_size: int = PART_SIZE, connections: int = CONNECTIONS
+        self,
+        uri: str,
+        client: S3Client | None = None,
+        *,
+        part_size: int = PART_SIZE,
+        connections: int = CONNECTIONS,
+        patience: float = PATIENCE,
     ) -> None:
         """Say where; nothing is asked of S3 yet.
 
@@ -67,15 +62,26 @@ class S3Store:
             client: boto3's client. Default: `smddp.storage.s3_client.connect` makes one in each process that needs one.
             part_size: bytes of a request; larger objects go and come in several. S3 wants at least 5 MiB.
             connections: requests at a time.
+            patience: seconds without a byte, and with an error again and again, until S3 is given up.
 
         Raises:
             ValueError: checkpoints cannot lie at this URI.
         """
         self._location = S3Location.parse(uri)
-        self._given_client = client
-        self.read_size = self._part_size = part_size
-        self.readers = self._connections = connections
-        self._connection: _Connection | None = None
+        self.read_size = part_size
+        self.readers = connections
+        self._bucket = S3Bucket(
+            self._location.bucket,
+            advice=ADVICE,
+            failure=store_error,
+            connections=connections,
+            part_size=part_size,
+            client=client,
+            patience=patience,
+        )
+        self._uploads = Uploads(self._bucket)
+        self._listing = Listing(self._bucket, self._location)
+        self._commits = Commits(self._bucket, self._uploads, self._location)
         self._has_warned_of_uploads = False
         self._orphans_are_aborted = False
 
@@ -89,21 +95,19 @@ class S3Store:
 
     def check_writable(self) -> None:
         """Put a tiny object beside the checkpoints and delete it. Raises StoreError."""
-        self._connect().commits.probe()
+        self._commits.probe()
 
     def hold(self, owner: Owner, *, make: bool) -> S3Hold:  # noqa: ARG002 - a prefix need not be made
         """Have the prefix, by an object."""
-        return S3Hold(self._connect, self._location, owner)
+        return S3Hold(self._bucket, self._commits, self._location, owner)
 
     def steps(self) -> list[int]:
         """Give all steps, oldest first, in one request a thousand."""
-        with s3_errors(f"could not list {self}"):
-            return self._connect().listing.steps()
+        return self._listing.steps()
 
     def newest_first(self) -> Iterator[int]:
         """Give all steps, newest first; until the first it takes at most `s3_listing.MOST_REQUESTS`."""
-        with s3_errors(f"could not list {self}"):
-            yield from self._connect().listing.newest_first()
+        return self._listing.newest_first()
 
     def attempts(self, step: int) -> list[str]:
         """Give the attempts of a step that left a file there."""
@@ -111,30 +115,37 @@ class S3Store:
 
     def write(self, step: int, directory: str, name: str, content: Sequence[memoryview]) -> None:
         """Upload a file. If that fails, nothing of it stays."""
-        self._connect().transfer.upload(self._location.key(step, directory, name), content)
+        self._uploads.write(self._location.key(step, directory, name), content)
 
     def commit(self, step: int, directory: str, manifest: bytes, *, replacing: bytes | None) -> None:
         """Put the manifest."""
         assert not directory or mentions(manifest, directory), directory
-        self._connect().commits.put(step, manifest, replacing=replacing)
+        self._commits.put(step, manifest, replacing=replacing)
         if not self._orphans_are_aborted:
             self._orphans_are_aborted = True
             self._abort_orphans_of_earlier_runs()
 
     def read_manifest(self, step: int) -> bytes | None:
         """Give the manifest's bytes; None where there is none."""
-        found = self._connect().transfer.read_whole(self._location.manifest_key(step), largest=LARGEST_MANIFEST)
+        found = read_small(self._bucket, self._location.manifest_key(step), largest=LARGEST_MANIFEST)
         return None if found is None else found[0]
 
     def size(self, step: int, directory: str, name: str) -> int | None:
         """Give the size of a file in bytes; None where there is none."""
         key = self._location.key(step, directory, name)
-        with s3_errors(f"could not look for s3://{self._location.bucket}/{key}"):
-            return self._connect().transfer.size(key)
+        found = self._bucket.version(key, doing=f"could not look for {self._bucket.uri(key)}")
+        return found.size if found else None
 
     def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
         """Fill memory with the bytes of a file from an offset on."""
-        self._connect().transfer.download(self._location.key(step, directory, name), offset, memory)
+        try:
+            count = self._bucket.fill_in_parallel(self._location.key(step, directory, name), offset, memory)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{name} is missing") from error
+        except ReplacedError as error:
+            raise CheckpointError(f"{name} was replaced while it was read") from error
+        if count < memory.nbytes:
+            raise CheckpointError(f"{name} has less than {offset + memory.nbytes} bytes")
 
     def discard(self, step: int, directory: str) -> None:
         """Remove the files of an attempt, unless the manifest names it, and the parts of its unfinished uploads."""
@@ -197,12 +208,9 @@ class S3Store:
     def _keys(self, step: int) -> list[tuple[str, str]]:
         """List the keys of ours of a step, but for the manifest, each with its attempt."""
         manifest = self._location.manifest_key(step)
-        with s3_errors(f"could not list {self.path(step)}"):
-            found = [(key, self._location.attempt_of(key)) for key in self._listed_keys(step)]
+        listed = self._listing.keys(self._location.step_prefix(step))
+        found = [(key, self._location.attempt_of(key)) for key in listed]
         return [(key, attempt) for key, attempt in found if attempt is not None and key != manifest]
-
-    def _listed_keys(self, step: int) -> Iterator[str]:
-        return self._connect().listing.keys(self._location.step_prefix(step))
 
     def _remove_keys(self, step: int, keys: Sequence[str], attempts: Sequence[str]) -> None:
         """Remove objects, and the folders of attempts and of the step, if they are empty.
@@ -214,44 +222,27 @@ class S3Store:
         folders = [f"{step_prefix}{attempt}/" for attempt in attempts if attempt] + [step_prefix]
         left = iter([*keys, *folders])
         while batch := list(islice(left, _DELETED_AT_ONCE)):
-            with s3_errors(doing):
-                answer = self._connect().client.delete_objects(
-                    Bucket=self._location.bucket,
-                    Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
-                )
+            request: DeleteTypeDef = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            answer = self._bucket.ask(doing, partial(_delete, self._bucket.name, request))
             for refused in answer.get("Errors", []):
-                raise refusal(f"{doing}: {refused.get('Key')}", refused.get("Code", ""), refused.get("Message", ""))
+                found = f"{doing}: {refused.get('Key')}"
+                raise store_error(refusal(found, refused.get("Code", ""), refused.get("Message", ""), ADVICE))
 
     def _abort_uploads(self, prefix: str, *, begun_before: datetime | None = None) -> int:
-        transfer = self._connect().transfer
-        with s3_errors(f"could not abort the unfinished multipart uploads in {self}"):
-            uploads = [
-                upload
-                for upload in transfer.uploads(prefix)
-                if self._location.attempt_of(upload["Key"]) is not None
-                and (begun_before is None or upload["Initiated"] < begun_before)
-            ]
-            for upload in uploads:
-                transfer.abort(upload["Key"], upload["UploadId"])
+        doing = f"could not abort the unfinished multipart uploads in {self}"
+        uploads = [
+            upload
+            for upload in self._uploads.unfinished(prefix, doing=doing)
+            if self._location.attempt_of(upload["Key"]) is not None
+            and (begun_before is None or upload["Initiated"] < begun_before)
+        ]
+        for upload in uploads:
+            self._uploads.abort(upload["Key"], upload["UploadId"], doing=doing)
         return len(uploads)
 
-    def _connect(self) -> _Connection:
-        """Give this process's connection. Two threads may make one each at first: that costs a moment, nothing else."""
-        if self._connection is None or self._connection.process != os.getpid():
-            try:
-                client = self._given_client or connect()
-            except BotoCoreError as error:
-                raise store_error(f"could not connect to S3 for {self}", error) from error
-            bucket = self._location.bucket
-            transfer = Transfer(client, bucket, part_size=self._part_size, connections=self._connections)
-            self._connection = _Connection(
-                process=os.getpid(),
-                client=client,
-                transfer=transfer,
-                listing=Listing(client, self._location),
-                commits=Commits(client, transfer, self._location),
-            )
-        return self._connection
+
+def _delete(bucket: str, request: DeleteTypeDef, client: S3Client) -> DeleteObjectsOutputTypeDef:
+    return client.delete_objects(Bucket=bucket, Delete=request)
 
 
 def _now() -> datetime:

@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
-
-from botocore.exceptions import ClientError
+from typing import Any
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.stores.s3_body import Body
-from smddp.checkpoint.stores.s3_errors import s3_errors, store_error
+from smddp.checkpoint.stores.s3_errors import read_small
 from smddp.checkpoint.stores.s3_location import S3Location
-from smddp.checkpoint.stores.s3_transfer import Transfer
 from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError
-from smddp.storage.s3_errors import S3_ERRORS, code_of
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from smddp.storage.s3_bucket import S3Bucket
+from smddp.storage.s3_errors import MISSING
+from smddp.storage.s3_upload import Uploads
 
 logger = logging.getLogger(__name__)
 
 _TRIES = 5
 # Something stands there or changed; somebody writes there at this moment; and, to If-Match, nothing stands there.
-_UNMET = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"}
+_UNMET = MISSING | {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 
 class Commits:
@@ -34,9 +29,9 @@ class Commits:
     there is only looked at before and after, and two writers at the same moment may both believe that they won.
     """
 
-    def __init__(self, client: S3Client, transfer: Transfer, location: S3Location) -> None:
-        self._client = client
-        self._transfer = transfer
+    def __init__(self, bucket: S3Bucket, uploads: Uploads, location: S3Location) -> None:
+        self._bucket = bucket
+        self._uploads = uploads
         self._location = location
         self._are_exclusive: bool | None = None
 
@@ -51,13 +46,13 @@ class Commits:
             self.probe()
         key = self._location.manifest_key(step)
         for tried in range(_TRIES + 1):
-            content, etag = self._transfer.read_whole(key, largest=LARGEST_MANIFEST) or (None, "")
+            content, etag = read_small(self._bucket, key, largest=LARGEST_MANIFEST) or (None, "")
             if content == manifest:
                 return  # perhaps by an earlier try, whose answer was lost
             if content != replacing:
                 break
             if tried == _TRIES:
-                doing = f"could not write s3://{self._location.bucket}/{key}"
+                doing = f"could not write {self._bucket.uri(key)}"
                 raise StoreError(f"{doing}: another request for it is always under way; try again", transient=True)
             time.sleep(0.1 * (2**tried - 1))
             condition = {"IfNoneMatch": "*"} if content is None else {"IfMatch": etag}
@@ -82,11 +77,11 @@ class Commits:
         try:
             self._are_exclusive = not self.put_if({"IfNoneMatch": "*"}, key, content)
         finally:
+            doing = f"could not delete {self._bucket.uri(key)}, so old checkpoints will stay as well"
             try:
-                self._client.delete_object(Bucket=self._location.bucket, Key=key)
-            except S3_ERRORS as error:
-                doing = f"could not delete s3://{self._location.bucket}/{key}, so old checkpoints will stay as well"
-                logger.warning("%s", store_error(doing, error))
+                self._bucket.ask(doing, lambda client: client.delete_object(Bucket=self._bucket.name, Key=key))
+            except StoreError as error:
+                logger.warning("%s", error)
         if not self._are_exclusive:
             logger.warning(
                 "the S3 server of %s ignores If-None-Match: nothing there keeps two runs from committing the same "
@@ -105,14 +100,5 @@ class Commits:
         Raises:
             StoreError: S3 did not take it; it may stand there nevertheless.
         """
-        body = Body([memoryview(content)])
-        with s3_errors(f"could not write s3://{self._location.bucket}/{key}"):
-            try:
-                self._client.put_object(
-                    Bucket=self._location.bucket, Key=key, Body=content, ChecksumCRC32=body.crc32(), **condition
-                )
-            except ClientError as error:
-                if code_of(error) in _UNMET:
-                    return False
-                raise
-        return True
+        doing = f"could not write {self._bucket.uri(key)}"
+        return self._uploads.put(key, [memoryview(content)], doing=doing, condition=condition, none_if=_UNMET)

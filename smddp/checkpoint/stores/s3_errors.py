@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from smddp.checkpoint.stores.store import StoreError
-from smddp.storage import s3_errors as storage_errors
-from smddp.storage.s3_errors import S3_ERRORS
+from smddp.errors import CheckpointError
+from smddp.storage.s3_bucket import S3Bucket, TooLargeError
+from smddp.storage.s3_errors import Refusal
 
-_ADVICE = {
+ADVICE = {
     "AccessDenied": (
         "allow the role s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and, on the bucket, "
         "s3:ListBucket and s3:ListBucketMultipartUploads, and the key's kms:GenerateDataKey and kms:Decrypt if there "
@@ -21,28 +19,22 @@ _ADVICE = {
 }
 
 
-@contextmanager
-def s3_errors(doing: str) -> Iterator[None]:
-    """Raise what S3 raises within as a StoreError.
+def store_error(refused: Refusal) -> StoreError:
+    """Make a store's error of a refusal."""
+    return StoreError(refused.message, transient=refused.transient)
 
-    Args:
-        doing: what failed if it fails: ``could not write s3://bucket/key``.
+
+def read_small(bucket: S3Bucket, key: str, *, largest: int) -> tuple[bytes, str] | None:
+    """Read a small object at once.
+
+    Returns:
+        Its bytes and its ETag, which belong together; None if it is missing.
+
+    Raises:
+        CheckpointError: it is larger than the largest. The message is only the reason.
+        StoreError: S3 did not give it.
     """
     try:
-        yield
-    except S3_ERRORS as error:
-        raise store_error(doing, error) from error
-
-
-def store_error(doing: str, error: Exception) -> StoreError:
-    """Say what is wrong, and what to do, in one sentence."""
-    return _as_store_error(storage_errors.explain(doing, error, _ADVICE))
-
-
-def refusal(doing: str, code: str, message: str) -> StoreError:
-    """Say what S3 refused of one key of a request."""
-    return _as_store_error(storage_errors.refusal(doing, code, message, _ADVICE))
-
-
-def _as_store_error(refused: storage_errors.Refusal) -> StoreError:
-    return StoreError(refused.message, transient=refused.transient)
+        return bucket.read_whole(key, largest=largest)
+    except TooLargeError as error:
+        raise CheckpointError(f"{key.rpartition('/')[2]} is not a file of at most {largest} bytes") from error

@@ -12,24 +12,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Protocol
-
-from botocore.exceptions import ClientError
 
 from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, Owner, PlaceTakenError
 from smddp.checkpoint.stores.s3_commit import Commits
-from smddp.checkpoint.stores.s3_errors import s3_errors
+from smddp.checkpoint.stores.s3_errors import read_small
 from smddp.checkpoint.stores.s3_location import S3Location
-from smddp.checkpoint.stores.s3_transfer import Transfer
 from smddp.checkpoint.stores.store import StoreError
-from smddp.storage.s3_errors import is_missing
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from smddp.storage.s3_bucket import S3Bucket
+from smddp.storage.s3_errors import MISSING
 
 logger = logging.getLogger(__name__)
 
@@ -44,30 +37,15 @@ _LAST_SECONDS = 5.0  # how long the end waits for the object to be deleted
 _TRIES = 5
 
 
-class Connection(Protocol):
-    """What belongs to one process: a client is not shared over a fork."""
-
-    @property
-    def client(self) -> S3Client:
-        """That of boto3."""
-
-    @property
-    def transfer(self) -> Transfer:
-        """What reads objects."""
-
-    @property
-    def commits(self) -> Commits:
-        """What puts them on a condition."""
-
-
 class S3Hold:
     """This process has a prefix, until this is released or nothing refers to it any more."""
 
-    def __init__(self, connect: Callable[[], Connection], location: S3Location, owner: Owner) -> None:
+    def __init__(self, bucket: S3Bucket, commits: Commits, location: S3Location, owner: Owner) -> None:
         """Take it, once another run that is still there has had `PATIENCE_SECONDS` to end.
 
         Args:
-            connect: gives this process's connection.
+            bucket: that of the prefix.
+            commits: puts objects on a condition.
             location: the prefix.
             owner: who wants it.
 
@@ -75,7 +53,7 @@ class S3Hold:
             PlaceTakenError: another process has it.
             StoreError: it cannot be taken.
         """
-        self._object = _Object(connect, location, owner)
+        self._object = _Object(bucket, commits, location, owner)
         self._object.take()
         released = threading.Event()
         self._thread = threading.Thread(
@@ -105,14 +83,15 @@ class S3Hold:
 class _Object:
     """The object that says who has a prefix."""
 
-    def __init__(self, connect: Callable[[], Connection], location: S3Location, owner: Owner) -> None:
-        self._connect = connect
+    def __init__(self, bucket: S3Bucket, commits: Commits, location: S3Location, owner: Owner) -> None:
+        self._bucket = bucket
+        self._commits = commits
         self._location = location
         self._key = location.above_steps + OWNER_NAME
         self._owner = owner
 
     def __str__(self) -> str:
-        return f"s3://{self._location.bucket}/{self._key}"
+        return self._bucket.uri(self._key)
 
     def take(self) -> None:
         """Write it, where there is none or its owner is gone.
@@ -167,32 +146,34 @@ class _Object:
         """
         owner, etag = self._read()
         if etag is not None and self._is_own(owner):
-            with s3_errors(f"could not delete {self}"):
-                self._connect().client.delete_object(Bucket=self._location.bucket, Key=self._key)
+            self._bucket.ask(
+                f"could not delete {self}",
+                lambda client: client.delete_object(Bucket=self._bucket.name, Key=self._key),
+            )
 
     def _is_own(self, owner: Owner | None) -> bool:
         return owner is not None and (owner.run == self._owner.run or owner.is_same_process(self._owner))
 
     def _read(self) -> tuple[Owner | None, str | None]:
         """Give who it says, if it says that, and its ETag; None if there is none."""
-        found = self._connect().transfer.read_whole(self._key, largest=LARGEST_OWNER)
+        found = read_small(self._bucket, self._key, largest=LARGEST_OWNER)
         return (None, None) if found is None else (Owner.from_json(found[0]), found[1])
 
     def _put(self, etag: str | None) -> bool:
         """Write it where there is one of this ETag, or none; whether it was so."""
         self._owner = replace(self._owner, renewals=self._owner.renewals + 1)
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        return self._connect().commits.put_if(condition, self._key, self._owner.to_json())
+        return self._commits.put_if(condition, self._key, self._owner.to_json())
 
     def _age(self) -> float:
         """Give the seconds since it was written, by S3's clock; 0 if S3 does not say."""
-        with s3_errors(f"could not look for {self}"):
-            try:
-                answer = self._connect().client.head_object(Bucket=self._location.bucket, Key=self._key)
-            except ClientError as error:
-                if is_missing(error):
-                    return 0.0
-                raise
+        answer = self._bucket.ask(
+            f"could not look for {self}",
+            lambda client: client.head_object(Bucket=self._bucket.name, Key=self._key),
+            none_if=MISSING,
+        )
+        if answer is None:
+            return 0.0
         now = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         return 0.0 if now is None else (parsedate_to_datetime(now) - answer["LastModified"]).total_seconds()
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smddp.checkpoint.format.manifest import LARGEST_STEP
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.store import step_name
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from smddp.storage.s3_bucket import S3Bucket
 
 PAGE = 1000
 """Names that one request lists: as many as S3 gives at most."""
@@ -35,24 +32,27 @@ class Page:
 class Listing:
     """Lists the steps and the keys at a location."""
 
-    def __init__(self, client: S3Client, location: S3Location) -> None:
-        self._client = client
+    def __init__(self, bucket: S3Bucket, location: S3Location) -> None:
+        self._bucket = bucket
         self._location = location
 
     def page(self, after: int) -> Page:
         """List the first steps after one; -1: from the start."""
         above = self._location.above_steps
         start = f"{above}{step_name(after)}0" if after >= 0 else ""  # after all keys of the step: "0" follows on "/"
-        answer = self._client.list_objects_v2(
-            Bucket=self._location.bucket, Prefix=f"{above}step-", Delimiter="/", MaxKeys=PAGE, StartAfter=start
+        answer = self._bucket.ask(
+            self._doing,
+            lambda client: client.list_objects_v2(
+                Bucket=self._bucket.name, Prefix=f"{above}step-", Delimiter="/", MaxKeys=PAGE, StartAfter=start
+            ),
         )
         found = [self._location.step_of(entry["Prefix"]) for entry in answer.get("CommonPrefixes", [])]
         return Page(steps=sorted(step for step in found if step is not None), is_last=not answer["IsTruncated"])
 
     def steps(self) -> list[int]:
         """List all steps, oldest first, in pages."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._location.bucket, Prefix=f"{self._location.above_steps}step-", Delimiter="/"
+        pages = self._bucket.pages(
+            self._doing, "list_objects_v2", Prefix=f"{self._location.above_steps}step-", Delimiter="/"
         )
         found = [self._location.step_of(entry["Prefix"]) for page in pages for entry in page.get("CommonPrefixes", [])]
         return sorted(step for step in found if step is not None)
@@ -72,10 +72,13 @@ class Listing:
 
     def keys(self, prefix: str) -> Iterator[str]:
         """List all keys that begin with a prefix."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._location.bucket, Prefix=prefix)
-        for page in pages:
+        for page in self._bucket.pages(f"could not list {self._bucket.uri(prefix)}", "list_objects_v2", Prefix=prefix):
             for entry in page.get("Contents", []):
                 yield entry["Key"]
+
+    @property
+    def _doing(self) -> str:
+        return f"could not list {self._location}"
 
 
 def newest_page(page: Callable[[int], Page]) -> list[int] | None:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from smddp.data.source.ranges import Cancelled, Ranges, Version
 from smddp.errors import DataError
+from smddp.storage.s3_bucket import S3Bucket, Version
+from smddp.storage.s3_retries import Cancelled
 
 _LONGEST_END = 60.0  # seconds
 _GLANCE = 1.0  # seconds between two looks of a thread without work
@@ -66,16 +67,16 @@ class StreamState:
 class Prefetcher:
     """The open streams of one process, and the threads that fetch for them as long as there are any."""
 
-    def __init__(self, ranges: Ranges, *, connections: int, memory: int, part_size: int) -> None:
+    def __init__(self, bucket: S3Bucket, *, connections: int, memory: int, part_size: int) -> None:
         """Begin with no stream and no thread.
 
         Args:
-            ranges: reads a range.
+            bucket: reads a range.
             connections: parts that are fetched at a time at most.
             memory: bytes that parts may have beyond one for each stream.
             part_size: bytes of a part.
         """
-        self._ranges = ranges
+        self.bucket = bucket
         self._connections = connections
         self._memory = memory
         self._part_size = part_size
@@ -207,7 +208,7 @@ class Prefetcher:
                     self._arrived.notify_all()
 
         try:
-            return self._ranges.fill(
+            return self.bucket.fill(
                 stream.key,
                 start,
                 part.memory,

@@ -8,23 +8,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from smddp.data.source.prefetcher import Prefetcher, StreamState
-from smddp.data.source.ranges import ADVICE, Ranges, RetryPolicy, Version
 from smddp.data.source.source import Blob, is_temporary
 from smddp.errors import DataError
-from smddp.storage.s3_client import connect
-from smddp.storage.s3_errors import S3_ERRORS, explain
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import ListObjectsV2RequestTypeDef
+from smddp.storage.s3_bucket import PART_SIZE, PATIENCE, ReplacedError, S3Bucket, Version
+from smddp.storage.s3_errors import Refusal
 
 _URI = re.compile(r"s3://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
 _BUFFER = 1 << 17  # bytes that small reads are served from
 
-PART_SIZE = 8 * 2**20
+_ADVICE = {
+    "AccessDenied": (
+        "allow the role s3:GetObject and, on the bucket, s3:ListBucket, and the key's kms:Decrypt if there is one"
+    ),
+    "SlowDown": "S3 limits the rate of requests: put the shards under several prefixes, or read with fewer processes",
+}
+
 CONNECTIONS = 16  # one connection to AWS carries some 90 MB/s, whatever the network
 MEMORY = CONNECTIONS * PART_SIZE
 
@@ -48,7 +49,7 @@ class S3Source:
         connections: int = CONNECTIONS,
         memory: int = MEMORY,
         timeout: float = 15.0,
-        patience: float = 120.0,
+        patience: float = PATIENCE,
     ) -> None:
         """Use the objects whose keys begin with a prefix and a slash.
 
@@ -71,16 +72,22 @@ class S3Source:
                 raise DataError(f"{name} is {value}: it must be positive")
         if memory < 0 or not patience >= 0:
             raise DataError(f"memory is {memory} and patience {patience}: neither may be negative")
-        self._bucket = match["bucket"]
+        self._bucket = S3Bucket(
+            match["bucket"],
+            advice=_ADVICE,
+            failure=_data_error,
+            connections=connections,
+            timeout=timeout,
+            patience=patience,
+        )
         self._prefix = (match["prefix"] or "").rstrip("/")
         self._part_size, self._connections, self._memory = part_size, connections, memory
-        self._timeout, self._patience = timeout, patience
         self._versions: dict[str, Version] = {}
         self._here: _Here | None = None
 
     def __str__(self) -> str:
         """Give the URI."""
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        return self._bucket.uri(self._prefix).rstrip("/")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the client and the threads behind."""
@@ -90,19 +97,11 @@ class S3Source:
         """Give all objects below the prefix, sorted by name. They are the versions that `open` reads from now on."""
         found: dict[str, Version] = {}
         above = self._key("")
-        request: ListObjectsV2RequestTypeDef = {"Bucket": self._bucket, "Prefix": above}
-        retry = RetryPolicy(f"could not list {self}", seconds=self._patience, cancelled=lambda: False)
-        client = self._in_this_process().client
-        while True:
-            answer = retry.ask(lambda: client.list_objects_v2(**request))
-            retry.progress()
-            for entry in answer.get("Contents", []):
+        for page in self._bucket.pages(f"could not list {self}", "list_objects_v2", Prefix=above):
+            for entry in page.get("Contents", []):
                 name = entry["Key"][len(above) :]
                 if name and not name.endswith("/") and not is_temporary(name):  # consoles make "directories"
                     found[name] = Version(etag=entry["ETag"], size=entry["Size"])
-            if not answer["IsTruncated"]:
-                break
-            request["ContinuationToken"] = answer["NextContinuationToken"]
         self._versions = found
         return [Blob(name=name, size=version.size) for name, version in sorted(found.items())]
 
@@ -120,6 +119,7 @@ class S3Source:
         """
         if not name or start < 0 or (size is not None and size < 0):
             raise DataError(f"cannot open {name!r} in {self} from byte {start}, {size} bytes: give a name, and counts")
+        self._bucket.connect(f"could not read {self}")
         here = self._in_this_process()
         stop = None if size is None else start + size
         stream = here.prefetcher.start(self._key(name), start, stop, self._versions.get(name))
@@ -127,12 +127,10 @@ class S3Source:
 
     def _in_this_process(self) -> _Here:
         if self._here is None or self._here.process != os.getpid():
-            client = _connect(self._timeout, doing=f"could not read {self}")
-            ranges = Ranges(client=client, bucket=self._bucket, patience=self._patience)
             prefetcher = Prefetcher(
-                ranges, connections=self._connections, memory=self._memory, part_size=self._part_size
+                self._bucket, connections=self._connections, memory=self._memory, part_size=self._part_size
             )
-            self._here = _Here(process=os.getpid(), client=client, prefetcher=prefetcher)
+            self._here = _Here(process=os.getpid(), prefetcher=prefetcher)
         return self._here
 
     def _key(self, name: str) -> str:
@@ -141,10 +139,9 @@ class S3Source:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Here:
-    """What one process has: neither connections nor threads survive a fork."""
+    """What one process has: threads do not survive a fork."""
 
     process: int
-    client: S3Client
     prefetcher: Prefetcher
 
 
@@ -165,7 +162,16 @@ class _Stream(io.RawIOBase):
                 f"a stream of {self._stream.key} was opened in process {self._here.process} and is read in "
                 f"{os.getpid()}: its threads are there; open it where it is read"
             )
-        count = self._here.prefetcher.read_into(self._stream, memoryview(buffer).cast("B"))
+        uri = self._here.prefetcher.bucket.uri(self._stream.key)
+        try:
+            count = self._here.prefetcher.read_into(self._stream, memoryview(buffer).cast("B"))
+        except FileNotFoundError as error:
+            raise DataError(f"{uri} is missing: bring it back, or leave it out of the index") from error
+        except ReplacedError as error:
+            raise DataError(
+                f"{uri} was replaced while it was read, and its parts would be of two versions: do not write to the "
+                "data of a training that runs; put the object back, or index the shards anew and start the epoch again"
+            ) from error
         if self._stream.version is not None:
             self._pin(self._stream.version)
         return count
@@ -176,9 +182,5 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-def _connect(timeout: float, *, doing: str) -> S3Client:
-    try:
-        # One attempt: how often is asked again is decided where a stream that was closed is known to be.
-        return connect(connect_timeout=timeout, read_timeout=timeout, attempts=1)
-    except S3_ERRORS as error:
-        raise DataError(explain(doing, error, ADVICE).message) from error
+def _data_error(refused: Refusal) -> DataError:
+    return DataError(refused.message)

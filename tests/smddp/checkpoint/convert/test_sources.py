@@ -8,14 +8,16 @@ from pathlib import Path
 import boto3
 import pytest
 import torch
-from boto3.exceptions import RetriesExceededError
+from botocore.exceptions import ReadTimeoutError
+from botocore.response import StreamingBody
 from moto import mock_aws
 from torch import nn
 
 from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.stores import StoreError, open_store
 from smddp.job.saved_model import write_model
-from smddp.storage import s3_client
+from smddp.storage.s3_bucket import PATIENCE
+from smddp.storage.s3_retries import Retries
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 
@@ -50,11 +52,13 @@ def test_checkpoints_in_s3_come_before_a_model_beside_them(s3: str) -> None:
 
 
 def test_an_object_that_breaks_off_each_time_is_one_clear_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def download_file(self, *_: str) -> None:
-            raise RetriesExceededError(TimeoutError("the read timed out"))
+    boto3.client("s3").put_object(Bucket="bucket", Key="w.pt", Body=b"content")
 
-    monkeypatch.setattr(s3_client, "connect", Broken)
+    def break_off(*_: object) -> int:
+        raise ReadTimeoutError(endpoint_url=s3)
+
+    monkeypatch.setattr(StreamingBody, "readinto", break_off)
+    monkeypatch.setattr(Retries, "waited", PATIENCE)
     with pytest.raises(StoreError, match=f"could not read {s3}/w.pt: .*; check the network") as error:
         find_source(f"{s3}/w.pt").read_part("model")
     assert error.value.transient

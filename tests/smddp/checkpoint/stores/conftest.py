@@ -60,7 +60,6 @@ def through(proxy: FaultProxy, bucket: str, environ: None, monkeypatch: pytest.M
 
     def make(**options: Any) -> S3Store:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint_url)
-        client = connect(**{"connect_timeout": 1.0, "read_timeout": 1.0, "attempts": 2, **options})
-        return S3Store(f"s3://{bucket}/runs/7", client, part_size=PART_SIZE)
+        return S3Store(f"s3://{bucket}/runs/7", connect(timeout=1.0), part_size=PART_SIZE, patience=2.0, **options)
 
     return make

@@ -14,9 +14,9 @@ from botocore.exceptions import (
 )
 
 from smddp.checkpoint.stores.s3 import S3Store
-from smddp.checkpoint.stores.s3_errors import store_error
+from smddp.checkpoint.stores.s3_errors import ADVICE, store_error
 from smddp.checkpoint.stores.store import StoreError
-from smddp.storage.s3_client import connect
+from smddp.storage.s3_errors import explain
 
 
 def answered(code: str, status: int, message: str = "it says") -> ClientError:
@@ -51,7 +51,7 @@ def answered(code: str, status: int, message: str = "it says") -> ClientError:
     ],
 )
 def test_says_what_to_do(error: Exception, advice: str, transient: bool) -> None:
-    translated = store_error("could not write s3://bucket/key", error)
+    translated = store_error(explain("could not write s3://bucket/key", error, ADVICE))
     assert str(translated).startswith("could not write s3://bucket/key: ")
     assert advice in str(translated)
     assert translated.transient is transient
@@ -102,7 +102,7 @@ def test_a_server_that_is_not_there_is_said_within_seconds(monkeypatch: pytest.M
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{unused.getsockname()[1]}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    store = S3Store("s3://bucket/runs", connect(attempts=2))
+    store = S3Store("s3://bucket/runs", patience=1.0)
     with pytest.raises(StoreError, match="AWS_ENDPOINT_URL_S3"):
         store.steps()
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from smddp.checkpoint.format.manifest import LARGEST_STEP
 from smddp.checkpoint.stores import s3_listing
 from smddp.checkpoint.stores.s3 import S3Store
+from smddp.checkpoint.stores.s3_errors import store_error
 from smddp.checkpoint.stores.s3_listing import MOST_REQUESTS, Listing, Page, newest_page
 from smddp.checkpoint.stores.s3_location import S3Location
+from smddp.storage.s3_bucket import S3Bucket
 
 
 class Bucket:
@@ -87,6 +89,10 @@ def test_no_steps_take_more_than_the_bound(runs: list[tuple[int, int, int]]) -> 
     assert bucket.requests <= MOST_REQUESTS
 
 
+def bucket_of(client: Any, location: S3Location) -> S3Bucket:
+    return S3Bucket(location.bucket, advice={}, failure=store_error, client=client)
+
+
 def test_a_page_full_of_other_peoples_names_ends_the_search() -> None:
     assert newest_page(lambda _: Page(steps=[], is_last=False)) is None
 
@@ -104,7 +110,7 @@ def test_more_checkpoints_than_a_page(in_memory: Any, prefix: str) -> None:
     location = S3Location.parse(f"s3://bucket/{prefix}")
     for step in range(100, 110_001, 100):
         in_memory.put_object(Bucket="bucket", Key=location.manifest_key(step), Body=b"")
-    listing = Counted(in_memory, location)
+    listing = Counted(bucket_of(in_memory, location), location)
     newest = listing.newest_first()
     assert [next(newest), next(newest)] == [110_000, 109_900]
     assert listing.requests <= 3
@@ -120,7 +126,7 @@ def test_a_real_server_pages_in_the_same_way(s3: Any, bucket: str, monkeypatch: 
     foreign = ["runs/7/step-final/x", "runs/7/step-12/x", "runs/7/step-000000000300", "runs/7/notes", "runs/8/x"]
     for key in [location.manifest_key(step) for step in range(1, 400, 3)] + foreign:
         s3.put_object(Bucket=bucket, Key=key, Body=b"")
-    listing = Counted(s3, location)
+    listing = Counted(bucket_of(s3, location), location)
     newest = listing.newest_first()
     assert next(newest) == 397
     assert listing.requests <= 12
@@ -138,4 +144,4 @@ def test_many_foreign_names_cost_requests_and_nothing_else(
     location = S3Location.parse(f"s3://{bucket}")
     for key in [location.manifest_key(step) for step in (3, 5)] + [f"step-{number}x/y" for number in range(40)]:
         s3.put_object(Bucket=bucket, Key=key, Body=b"")
-    assert list(Listing(s3, location).newest_first()) == [5, 3]
+    assert list(Listing(bucket_of(s3, location), location).newest_first()) == [5, 3]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from smddp.data.source.prefetcher import Prefetcher, StreamState
-from smddp.data.source.ranges import Version
 from smddp.errors import DataError
+from smddp.storage.s3_bucket import Version
 from tests.smddp.data.source.conftest import stream_threads
 
 CONTENT = random.Random(0).randbytes(1000)

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from smddp.checkpoint.stores.parallel import in_parallel
+from smddp.storage.parallel import in_parallel
 
 
 def test_gives_the_results_in_order() -> None:

@@ -41,9 +41,7 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, threads: int) -> list[T]:
             except BaseException as error:  # raised below
                 failures.append(error)
 
-    others = [
-        threading.Thread(target=work, name="smddp-store", daemon=True) for _ in range(min(threads, len(calls)) - 1)
-    ]
+    others = [threading.Thread(target=work, name="smddp-s3", daemon=True) for _ in range(min(threads, len(calls)) - 1)]
     started = [thread for thread in others if _starts(thread)]
     work()
     for thread in started:

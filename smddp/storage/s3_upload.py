@@ -1,0 +1,184 @@
+"""Objects to S3: in parallel parts, each byte counted and checked; what is not completed is aborted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from smddp.errors import SmddpError
+from smddp.storage.parallel import in_parallel
+from smddp.storage.s3_body import Body
+from smddp.storage.s3_bucket import S3Bucket
+from smddp.storage.s3_errors import Refusal, code_of
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, MultipartUploadTypeDef
+
+logger = logging.getLogger(__name__)
+
+MOST_PARTS = 10_000
+"""Of one object: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
+
+_OVER = {"NoSuchUpload"}
+
+
+class Uploads:
+    """Writes objects of one bucket. Safe among threads."""
+
+    def __init__(self, bucket: S3Bucket) -> None:
+        """Write to a bucket."""
+        self._bucket = bucket
+
+    def write(self, key: str, content: Sequence[memoryview]) -> None:
+        """Write an object; it stands there as a whole when this returns, and not at all, in no part, if it raises.
+
+        Args:
+            key: its key.
+            content: its bytes, laid end to end. They are sent from where they are.
+
+        Raises:
+            Exception: the bucket's failure: S3 did not take it.
+        """
+        whole = Body(content)
+        doing = f"could not write {self._bucket.uri(key)}"
+        if len(whole) <= self._bucket.part_size:
+            self.put(key, content, doing=doing)
+        else:
+            self._write_parts(key, content, len(whole), doing)
+        found = self._size(key, doing)
+        if found != len(whole):
+            message = f"{doing}: it has {found} bytes there instead of {len(whole)}"
+            raise self._bucket.failure(Refusal(message=message, transient=True))
+
+    def put(
+        self,
+        key: str,
+        content: Sequence[memoryview],
+        *,
+        doing: str,
+        condition: dict[str, Any] | None = None,
+        none_if: frozenset[str] = frozenset(),
+    ) -> bool:
+        """Write an object in one request.
+
+        Args:
+            key: its key.
+            content: its bytes.
+            doing: what fails if it fails.
+            condition: ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
+            none_if: the codes by which S3 says that the condition is not met.
+
+        Returns:
+            Whether the condition was met.
+        """
+        whole = Body(content)
+        checksum = whole.crc32()
+
+        def put(client: S3Client) -> bool:
+            whole.seek(0)
+            client.put_object(
+                Bucket=self._bucket.name,
+                Key=key,
+                Body=whole,  # type: ignore[arg-type] # the stubs want all that a file can do
+                ContentLength=len(whole),
+                ChecksumCRC32=checksum,
+                **(condition or {}),
+            )
+            return True
+
+        return self._bucket.ask(doing, put, none_if=none_if) is not None
+
+    def abort(self, key: str, upload_id: str, *, doing: str) -> None:
+        """Give back the parts of an upload that will not be completed. It may be over already."""
+        self._bucket.ask(
+            doing,
+            lambda client: client.abort_multipart_upload(Bucket=self._bucket.name, Key=key, UploadId=upload_id),
+            none_if=_OVER,
+        )
+
+    def unfinished(self, prefix: str, *, doing: str) -> Iterator[MultipartUploadTypeDef]:
+        """List the multipart uploads of keys that begin with a prefix, begun but not ended."""
+        for page in self._bucket.pages(doing, "list_multipart_uploads", Prefix=prefix):
+            yield from (upload for upload in page.get("Uploads", []) if upload["Key"].startswith(prefix))
+
+    def _write_parts(self, key: str, content: Sequence[memoryview], size: int, doing: str) -> None:
+        part_size = max(self._bucket.part_size, -(-size // MOST_PARTS))
+        begun: list[str | None] = []
+
+        def begin(client: S3Client) -> str:
+            begun.append(None)  # until it is answered
+            answer = client.create_multipart_upload(Bucket=self._bucket.name, Key=key, ChecksumAlgorithm="CRC32")
+            begun[-1] = answer["UploadId"]
+            return answer["UploadId"]
+
+        try:
+            upload_id = self._bucket.ask(doing, begin)
+            calls = [
+                partial(
+                    self._write_part, key, upload_id, number, Body(content, start, min(start + part_size, size)), doing
+                )
+                for number, start in enumerate(range(0, size, part_size), 1)
+            ]
+            self._complete(key, upload_id, in_parallel(calls, threads=self._bucket.connections), size, doing)
+        except BaseException:
+            self._abort_all(key, begun)
+            raise
+        if begun[:-1]:
+            self._abort_all(key, [])  # the upload whose begin was not answered
+
+    def _write_part(self, key: str, upload_id: str, number: int, body: Body, doing: str) -> CompletedPartTypeDef:
+        checksum = body.crc32()
+
+        def put(client: S3Client) -> CompletedPartTypeDef:
+            body.seek(0)
+            with self._bucket.free:
+                answer = client.upload_part(
+                    Bucket=self._bucket.name,
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=number,
+                    Body=body,  # type: ignore[arg-type]
+                    ContentLength=len(body),
+                    ChecksumCRC32=checksum,
+                )
+            return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": checksum}
+
+        return self._bucket.ask(doing, put)
+
+    def _complete(self, key: str, upload_id: str, parts: list[CompletedPartTypeDef], size: int, doing: str) -> None:
+        def complete(client: S3Client) -> None:
+            try:
+                client.complete_multipart_upload(
+                    Bucket=self._bucket.name, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}
+                )
+            except ClientError as error:
+                # An earlier try may have succeeded unseen. Nobody else writes this key: it belongs to one attempt.
+                if code_of(error) not in _OVER or self._size(key, doing) != size:
+                    raise
+
+        self._bucket.ask(doing, complete)
+
+    def _size(self, key: str, doing: str) -> int:
+        found = self._bucket.version(key, doing=doing)
+        return found.size if found else 0
+
+    def _abort_all(self, key: str, begun: Sequence[str | None]) -> None:
+        """Abort all uploads of a key, for it belongs to one attempt; say so if that is not possible now.
+
+        Those that are known first: a role may be allowed to abort, and not to list.
+        """
+        doing = f"could not abort the multipart upload of {self._bucket.uri(key)}, a later run will"
+        try:
+            for upload_id in begun:
+                if upload_id is not None:
+                    self.abort(key, upload_id, doing=doing)
+            for upload in self.unfinished(key, doing=doing):
+                if upload["Key"] == key:
+                    self.abort(key, upload["UploadId"], doing=doing)
+        except SmddpError as error:
+            logger.warning("%s", error)
