@@ -16,16 +16,14 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from smddp.process.exit_codes import EXIT_CODES_VARIABLE, announce_stop, make_directory, read_exit_codes
-from smddp.process.preemption import RESUMABLE
-from smddp.process.process_tree import Descendants, Marks, adopt_orphans, catches
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from smddp.process.exit_codes import EXIT_CODES_VARIABLE, announce_stop, as_shell, make_directory, read_exit_codes
+from smddp.process.preemption import FORWARDED_SIGNALS, RESUMABLE
+from smddp.process.process_tree import Descendants, Marks, adopt_orphans, catches, reap_children
 
 PASSED_ON = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What the program hears as if it were the first process; the others a first process is not sent by accident."""
 
-DEFAULT_SIGNALS = (*STOP_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ)
+DEFAULT_SIGNALS = (*FORWARDED_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ)
 """What the program starts with as it would anywhere; Python ignores the last two for itself."""
 
 LOOK_SECONDS = 0.1
@@ -64,7 +62,7 @@ class Init:
         # Where it is ignored, as whoever started us may have left it, the kernel reaps children without a word.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # From here on signals wait until they are asked for: none is lost while the program starts.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, *PASSED_ON, signal.SIGCHLD])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED_SIGNALS, *PASSED_ON, signal.SIGCHLD])
         adopt_orphans()
         environ = {**os.environ, EXIT_CODES_VARIABLE: exit_codes} if exit_codes is not None else os.environ
         self._program = os.posix_spawnp(command[0], list(command), environ, setsigmask=[], setsigdef=DEFAULT_SIGNALS)
@@ -73,7 +71,7 @@ class Init:
         """Wait for the program, and after a stop for all who were told of it; returns the exit code a shell sees."""
         while True:
             self._hear()
-            self._reap()
+            self._ended |= reap_children()
             over = self._program in self._ended
             if self._stop is not None:
                 descendants = Descendants(os.getpid())
@@ -82,8 +80,7 @@ class Init:
                     self._end_program_after_ranks(descendants)
                 over = over and self._told.isdisjoint(descendants.parents)
             if over:
-                status = self._ended[self._program]
-                return status if status >= 0 else 128 - status
+                return as_shell(self._ended[self._program])
 
     def all_saved(self) -> bool:
         """Return whether a stop came, and everybody who was told of it ended resumable, by their words.
@@ -100,7 +97,7 @@ class Init:
     def _hear(self) -> None:
         """Wait for a signal, or for the next look."""
         arrived = signal.sigtimedwait(
-            [*STOP_SIGNALS, *PASSED_ON, signal.SIGCHLD], LOOK_SECONDS if self._stop is not None else 3600
+            [*FORWARDED_SIGNALS, *PASSED_ON, signal.SIGCHLD], LOOK_SECONDS if self._stop is not None else 3600
         )
         if arrived is None or arrived.si_signo == signal.SIGCHLD:
             return
@@ -153,11 +150,6 @@ class Init:
             _say("all ranks have ended resumable, and the program waits for something else: ending it.")
             self._send(signal.SIGTERM, {self._program})
             self._over_at = now + FAREWELL_SECONDS
-
-    def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                self._ended[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
 
 def forget_outcome(base: str) -> None:

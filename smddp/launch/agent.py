@@ -1,8 +1,10 @@
 """torchrun's elastic agent with ranks that can be stopped without losing work, and restarted without losing time.
 
 torchrun's own ``LocalElasticAgent`` kills the ranks 30 s after the first of them ended, and after a SIGTERM it
-forgets how they ended. This agent leaves ranks, restarts and the exit barrier to torchrun, and starts, watches and
-ends the ranks itself, through the four methods that torch documents for that ("Extending the Agent").
+forgets how they ended. Its ``shutdown_timeout`` (as of torch 2.15) changes neither: it is only how long it waits after
+a signal to itself, before it raises ``SignalException``. This agent leaves ranks, restarts and the exit barrier to
+torchrun, and starts, watches and ends the ranks itself, through the four methods that torch documents for that
+("Extending the Agent").
 
 If ranks may be restarted, the first failure of any node ends the round for all of them at once, by SIGKILL: whoever
 is left waits for a rank that is gone, and SIGTERM would only ask for a checkpoint that can't be agreed on. A stop is

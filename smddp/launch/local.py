@@ -13,14 +13,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from smddp.cluster.timeout import TIMEOUT_VARIABLE, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report
 from smddp.launch.nodes import find_nodes
 from smddp.process.children import ChildProcesses, exit_code
-from smddp.process.preemption import RESUMABLE, USER_SIGNALS
+from smddp.process.preemption import RESUMABLE
+from smddp.process.program import forward_signals
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def run_local(
 
     asked = set[int]()
 
-    def forward(signum: int, _frame: FrameType | None) -> None:
+    def stop(signum: int) -> None:
         if signum == signal.SIGINT and signum not in asked:
             # Ctrl-C is a stop like any other: work is saved. Whoever can't wait presses it again.
             asked.add(signum)
@@ -95,9 +95,7 @@ def run_local(
         logger.info("%s: telling every rank.", signal.Signals(signum).name)
         agents.forward(signum)
 
-    previous = {signum: signal.signal(signum, forward) for signum in (signal.SIGTERM, signal.SIGINT)}
-    for signum in USER_SIGNALS:
-        previous[signum] = signal.signal(signum, lambda signum, _frame: agents.pass_on(signum))
+    restore_handlers = forward_signals(stop, agents.pass_on)
     try:
         for rank in found.here:
             command = [sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent"]
@@ -110,8 +108,7 @@ def run_local(
             pass
     finally:
         agents.kill()
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        restore_handlers()
     code = exit_code(agents.exits)
     if code not in (0, RESUMABLE):
         _show_first_failure(Path(environ["SMDDP_RUN_DIR"]) / "output", earlier)

@@ -16,13 +16,19 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback
 from smddp.launch.reports import FailureFile, tell_failure
-from smddp.process.preemption import RESUMABLE, USER_SIGNALS
-from smddp.process.process_tree import adopt_orphans, find_ranks, send_to_those_that_catch
+from smddp.process.preemption import RESUMABLE
+from smddp.process.process_tree import (
+    adopt_orphans,
+    find_ranks,
+    reap_children,
+    send_to_those_that_catch,
+    signal_ranks,
+)
+from smddp.process.program import forward_signals
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +60,7 @@ def serve(first: str) -> int:
     sshd = subprocess.Popen([SSHD, "-D", "-e", *(word for option in _OPTIONS for word in ("-o", option))])
 
     stops: list[int] = []
-
-    def remember(signum: int, _frame: FrameType | None) -> None:
-        stops.append(signum)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, remember)
-    for signum in USER_SIGNALS:
-        signal.signal(signum, lambda signum, _frame: send_to_those_that_catch(find_ranks(os.getpid()), signum))
+    forward_signals(stops.append, lambda signum: send_to_those_that_catch(find_ranks(os.getpid()), signum))
     failure_file = FailureFile()
     try:
         code, reason = _await_end(line, sshd.pid, first, stops)
@@ -69,19 +68,10 @@ def serve(first: str) -> int:
         if reason:
             failure_file.record(reason)
     finally:
-        _send(signal.SIGKILL)
+        signal_ranks(os.getpid(), signal.SIGKILL)
         sshd.terminate()
         Path(LINE).unlink(missing_ok=True)
     return code
-
-
-def _send(signum: int) -> bool:
-    """Signal the ranks that run here; whether there were any."""
-    ranks = find_ranks(os.getpid())
-    for rank in ranks:
-        with suppress(ProcessLookupError):
-            os.kill(rank, signum)
-    return bool(ranks)
 
 
 def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> tuple[int, str]:
@@ -101,14 +91,12 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> tuple[
                 break
         if stops and not said:
             raise SystemExit(128 + stops[-1])  # nothing here is worth waiting for
-        if told < len(stops) and _send(stops[-1]):
+        if told < len(stops) and signal_ranks(os.getpid(), stops[-1]):
             told = len(stops)
         if not said and time.monotonic() > deadline:
             raise DistributedError(f"{first}, which runs mpirun, did not come within {WAIT_SECONDS:.0f} s.")
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                if ended[0] == sshd:
-                    raise DistributedError("sshd has ended; what it says stands above. Is port 22 free on this host?")
+        if sshd in reap_children():
+            raise DistributedError("sshd has ended; what it says stands above. Is port 22 free on this host?")
         time.sleep(_LOOK_SECONDS)
     last = said.decode().splitlines()[-1]
     if last == "begun" and stops:

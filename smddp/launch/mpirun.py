@@ -16,19 +16,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.launch.mpi_hosts import SSH, SshConnection, connect
 from smddp.launch.reports import FailureFile, describe_exit, tell_failure
-from smddp.process.children import OUTPUT_SECONDS
-from smddp.process.output_lines import STDERR, copy_lines
-from smddp.process.preemption import USER_SIGNALS
-from smddp.process.process_tree import find_ranks, send_to_those_that_catch
+from smddp.process.process_tree import find_ranks, send_to_those_that_catch, signal_ranks
+from smddp.process.program import Program
 
 _KILLED = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 """What mpirun says of a rank that was killed, and of no other."""
@@ -86,20 +82,6 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
     if shutil.which(command[0]) is None:
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
     connections = connect(others)
-    mpirun: subprocess.Popen[bytes] | None = None
-    stops: list[int] = []
-    early: list[int] = []
-
-    def forward(signum: int, _frame: FrameType | None) -> None:
-        stops.append(signum)
-        if mpirun is None:
-            early.append(signum)
-        else:
-            _signal_ranks(mpirun.pid, signum)
-
-    def pass_on(signum: int, _frame: FrameType | None) -> None:
-        send_to_those_that_catch(find_ranks(mpirun.pid) if mpirun is not None else (), signum)
-
     failure_file = FailureFile()
     killed: list[str] = []
 
@@ -107,20 +89,18 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
         for rank, host, signum in _KILLED.findall(lines):
             killed.append(describe_exit(128 + int(signum), rank=int(rank), world_size=ranks, host=host.decode()))
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, forward)
-    for signum in USER_SIGNALS:  # sbatch --signal=USR1@120
-        signal.signal(signum, pass_on)
-    mpirun = subprocess.Popen(command, stderr=subprocess.PIPE)
-    assert mpirun.stderr is not None
-    copy = threading.Thread(target=copy_lines, args=(mpirun.stderr.fileno(), STDERR, heed), daemon=True)
-    copy.start()
-    for missed in early:
-        _signal_ranks(mpirun.pid, missed)
-    lost = _await(mpirun, connections)
-    copy.join(OUTPUT_SECONDS)
-    code = mpirun.returncode if mpirun.returncode >= 0 else 128 - mpirun.returncode
-    reason = killed[0] if killed and code != 0 and not lost and not stops else ""
+    def stop(mpirun: int, signum: int) -> None:
+        if not signal_ranks(mpirun, signum):  # there are none yet, or no more
+            with suppress(ProcessLookupError):
+                os.kill(mpirun, signum)
+
+    def pass_on(mpirun: int, signum: int) -> None:
+        send_to_those_that_catch(find_ranks(mpirun), signum)
+
+    mpirun = Program(command, stop=stop, pass_on=pass_on, heed=heed)
+    lost = _await(mpirun.process, connections)
+    code = mpirun.exit_code()
+    reason = killed[0] if killed and code != 0 and not lost and not mpirun.stops else ""
     for connection in connections:
         connection.close(code or int(bool(lost)), reason)
     if lost:
@@ -147,13 +127,6 @@ def _await(mpirun: subprocess.Popen[bytes], connections: Sequence[SshConnection]
                 mpirun.send_signal(signum)
                 mpirun.wait(_LOST_SECONDS)
     return lost
-
-
-def _signal_ranks(mpirun: int, signum: int) -> None:
-    """Signal the ranks on this host; mpirun itself as long as it has none."""
-    for process in find_ranks(mpirun) or [mpirun]:
-        with suppress(ProcessLookupError):
-            os.kill(process, signum)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

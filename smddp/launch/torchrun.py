@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from smddp.errors import DistributedError
 from smddp.launch.reports import host_name, tell_failure
 from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.interruptible import SIGNAL_SECONDS
-from smddp.process.preemption import RESUMABLE, USER_SIGNALS
+from smddp.process.preemption import RESUMABLE
+from smddp.process.program import forward_signals
 
 logger = logging.getLogger(__name__)
 
@@ -81,17 +81,14 @@ def launch(node: Node, command: Sequence[str]) -> int:
         except BaseException as error:
             outcome.put(error)
 
-    def forward(signum: int, _frame: FrameType | None) -> None:
+    def stop(signum: int) -> None:
         if not ranks.forward(signum):
             # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for. Before them
             # nothing is lost either.
             before = RESUMABLE if signum == signal.SIGTERM else 128 + signum
             os._exit(exit_code(ranks.exits) if ranks.exits else before)
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, forward)
-    for signum in USER_SIGNALS:  # sbatch --signal=USR1@120
-        signal.signal(signum, lambda signum, _frame: ranks.pass_on(signum))
+    forward_signals(stop, ranks.pass_on)
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
     threading.Thread(target=run_agent, daemon=True).start()
     ended: BaseException | int | None = None

@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from smddp.process.output_lines import STDERR, STDOUT, copy_lines
+from smddp.process.exit_codes import as_shell
+from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, STDOUT, copy_lines
 from smddp.process.preemption import RESUMABLE
 from smddp.process.process_tree import catches
 
@@ -29,9 +30,6 @@ _LOOK_SECONDS = 0.05
 
 FAILURE_GRACE = 25.0
 """Seconds that the others have to end once one of them failed: with them, all is over within half a minute."""
-
-OUTPUT_SECONDS = 1.0
-"""How long the rest of its output is waited for after a process ended: a daemon of its may hold it open."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +202,5 @@ class ChildProcesses:
             copy.join(OUTPUT_SECONDS)
         with self._lock:
             del self._running[index]
-            code = status if status >= 0 else 128 - status
-            self._exits.append(ProcessExit(index=index, pid=process.pid, code=code))
+            self._exits.append(ProcessExit(index=index, pid=process.pid, code=as_shell(status)))
             self._ended.notify_all()

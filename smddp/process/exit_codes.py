@@ -21,6 +21,11 @@ _PLACES = ("/tmp", "/dev/shm")  # noqa: S108, the directory's name can't be gues
 _STOP = "stop"
 
 
+def as_shell(returncode: int) -> int:
+    """Return a return code of Python's, -n for a process that signal n killed, as a shell has it: 128 + n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 def make_directory(environ: Mapping[str, str]) -> str | None:
     """Make a new directory, in TMPDIR or wherever one can be made; return None if nowhere."""
     for place in (environ.get("TMPDIR"), *_PLACES):

@@ -13,6 +13,9 @@ from contextlib import suppress
 
 STDOUT, STDERR = 1, 2
 
+OUTPUT_SECONDS = 1.0
+"""How long the rest of its output is waited for after a process ended: a daemon of its may hold it open."""
+
 PARTIAL_SECONDS = 0.2
 """How long the start of a line is held back: a prompt, or a progress bar without an end."""
 

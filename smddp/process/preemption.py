@@ -34,6 +34,9 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (signal.SIGTERM, *USER_SIGNALS)
 """What asks for a stop under ``smddp.run``."""
 
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""What asks for a stop above ``smddp.run``: launchers and containers forward them to the ranks."""
+
 
 class Stopped(SystemExit):
     """Training ended on request, after a checkpoint; left alone, it ends the process with exit code 75.

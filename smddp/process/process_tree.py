@@ -100,6 +100,15 @@ def find_ranks(root: int) -> set[int]:
     return set(Descendants(root).ranks())
 
 
+def signal_ranks(root: int, signum: int) -> bool:
+    """Send a signal to every rank below ``root``; return whether there was any."""
+    ranks = find_ranks(root)
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signum)
+    return bool(ranks)
+
+
 def started(process: int) -> int | None:
     """When a process was started, in the kernel's ticks; None if there is none of this number any more."""
     found = _parent_and_start(process)
@@ -170,3 +179,12 @@ def adopt_orphans() -> None:
 
     set_child_subreaper = 36  # linux/prctl.h
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def reap_children() -> dict[int, int]:
+    """Reap every child that has ended, adopted ones too; return their return codes by process ID, -n for signal n."""
+    ended = {}
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
