@@ -1,8 +1,9 @@
 """AWS Signature Version 4, the server's side: is this request signed with the one key pair that we gave out?
 
 Only the check: what is done with a request that passes, or fails, is the guard's business. Written from the
-specification ("Signature Version 4 signing process", AWS General Reference), because a signer's classes leave out
-headers that other clients do sign; the tests hold it against botocore's signers.
+specification ("Signature Version 4 signing process", AWS General Reference); the tests hold it against botocore's
+signers. Those can't check what others sent: they parse a URL anew, which drops what follows a "#" and takes a path
+without a slash for a part of the host; they write the method in capitals, and hash text where other bytes came.
 """
 
 from __future__ import annotations
