@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.commands_page import PAGE, render
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("smddp", "estimators", "benchmarks", "entrypoints", "docker", "tests")
 
@@ -23,6 +25,10 @@ def test_no_parser_takes_abbreviations() -> None:
     assert parsers
     lenient = [place for place, call in parsers.items() if not _refuses_abbreviations(call)]
     assert not lenient, f"give these parsers allow_abbrev=False: {', '.join(lenient)}"
+
+
+def test_the_reference_shows_each_command_and_option() -> None:
+    assert PAGE.read_text() == render(), "run `python -m tests.commands_page`"
 
 
 def _makes_a_parser(function: ast.expr) -> bool:

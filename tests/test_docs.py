@@ -3,7 +3,8 @@
 A page's blocks run in order in a directory that looks like a checkout. A Python block that begins with a comment
 naming a file (``# train.py``) is written to that file; any other runs on its own. Bash blocks run under
 ``set -euo pipefail``. AWS calls go to a local platform. Output is shown in ``text`` blocks, which are not run. A page
-that holds the line ``<!-- needs: docker -->`` is run where there is what that marker asks for.
+that holds the line ``<!-- needs: docker -->`` is run where there is what that marker asks for; what stands before the
+marker is run everywhere.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +38,18 @@ class Block:
     line: int
 
 
-def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
+def blocks(text: str) -> list[Block]:
     return [Block(found[1], found[2], text[: found.start()].count("\n") + 1) for found in _BLOCK.finditer(text)]
+
+
+def runs() -> Iterator[Any]:
+    """Each page with what it needs, and alone what stands before its marker, if that has blocks."""
+    for page in PAGES:
+        text, name = page.read_text(), str(page.relative_to(ROOT))
+        before, marker, _ = text.partition("<!-- needs:")
+        if marker and blocks(before):
+            yield pytest.param(page, before, id=f"{name}, its beginning")
+        yield pytest.param(page, text, id=name, marks=[getattr(pytest.mark, need) for need in _NEEDS.findall(text)])
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +61,16 @@ def environment(fork_server: ForkPython) -> Iterator[dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(
-            page,
-            id=str(page.relative_to(ROOT)),
-            marks=[getattr(pytest.mark, name) for name in _NEEDS.findall(page.read_text())],
-        )
-        for page in PAGES
-    ],
-)
+@pytest.mark.parametrize(("page", "text"), list(runs()))
 def test_every_block_runs(
     page: Path,
+    text: str,
     tmp_path: Path,
     environment: dict[str, str],
     fork_python: ForkPython,
     request: pytest.FixtureRequest,
 ) -> None:
-    if "slurm" in _NEEDS.findall(page.read_text()):
+    if "slurm" in _NEEDS.findall(text):
         slurm: SlurmCluster = request.getfixturevalue("slurm")
         environment = environment | {"PATH": f"{slurm.programs}{os.pathsep}{environment['PATH']}"}
     if (ROOT / ".venv").is_dir():
@@ -79,7 +81,7 @@ def test_every_block_runs(
         if entry.name not in {"runs", ".git", ".venv"}:
             (tmp_path / entry.name).symlink_to(entry)
     (tmp_path / ".venv").symlink_to(fork_python.environment)
-    for block in blocks(page):
+    for block in blocks(text):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         named = _FILE.match(block.text)
         if block.language == "text":

@@ -68,6 +68,7 @@ class _WhileItRunsJobs:
     """The levels of the SDK's loggers, the process's own: the first of several jobs sets them, the last resets."""
 
     def __init__(self) -> None:
+        # Guards the two below: jobs in several threads begin and end in any order.
         self._lock = Lock()
         self._jobs = 0
         self._levels: dict[logging.Logger, int] = {}

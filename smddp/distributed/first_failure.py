@@ -88,6 +88,8 @@ class FirstFailure:
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._unheeded = unheeded
         self._report: str | None = None
+        # Order: `_report` is written before `_known` is set, so a thread that sees the event sees the report. The store
+        # is used by two threads: no call of either waits in it, since the other one could not use it meanwhile.
         self._known = threading.Event()
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None

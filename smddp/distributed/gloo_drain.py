@@ -59,6 +59,7 @@ class _Meeting:
         self._deadline = deadline
         self._caller = threading.get_ident()
         self._missed = 0
+        # Order: each worker that is held releases `_arrived` once, and then waits for `_over`: it can't come twice.
         self._arrived = threading.Semaphore(0)
         self._over = threading.Event()
         self._dropped: list[weakref.ref[Any]] = []

@@ -69,6 +69,8 @@ class Engine:
             sync_seconds=sync_seconds,
             rescue=rescue or directory.parent,
         )
+        # Guards the three below, and tags. Order: a job is created under it, and none once `_closed` is set: `close`
+        # ends all.
         self._lock = threading.Lock()
         self._jobs: dict[str, JobRecord] = {}
         self._runners: dict[str, JobRunner] = {}

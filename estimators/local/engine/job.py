@@ -62,6 +62,8 @@ class JobRecord:
         self.metrics = Metrics(request.metrics)
         self.tags = dict(request.tags)
         self._updates: dict[str, Any] = {}
+        # Guards `_updates` and all below. The first reason to end stays; only a stop takes the place of one after which
+        # the job would begin again.
         self._changed = threading.Condition()
         self._progress = JobProgress.begin(_now())
         self._created = time.monotonic()

@@ -49,6 +49,8 @@ class HostLog:
         self._stream = f"{job_name}/{host}-{int(time.time())}"
         self._seen = seen
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        # Guards the five below. Bound: lines of at most MAX_BUFFERED_BYTES wait, and the oldest are dropped first.
+        # Times never go back, as CloudWatch wants.
         self._changed = threading.Condition()
         self._lines: deque[InputLogEventTypeDef] = deque()
         self._buffered = 0

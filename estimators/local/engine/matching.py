@@ -45,6 +45,7 @@ class Matching:
     ) -> None:
         self._found = found
         self._say = say
+        # Guards the four below. Bound: lines of at most MAX_WAITING_BYTES wait, and the oldest are dropped first.
         self._changed = threading.Condition()
         self._lines: deque[str] = deque()
         self._waiting = 0

@@ -54,6 +54,7 @@ class Metrics:
     def __init__(self, definitions: Iterable[MetricDefinition]) -> None:
         self._definitions = tuple(definitions)
         self._last: dict[str, tuple[float, datetime]] = {}
+        # Held from the look at `_matching` to its use: `settle` must end no process that `read` is about to send to.
         self._lock = threading.Lock()
         self._matching: Matching | None = None
         self._broken = False

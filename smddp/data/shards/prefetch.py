@@ -55,6 +55,8 @@ class _Buffer(Generic[Item]):
         self._items: deque[tuple[Item]] = deque()
         self._is_at_end = False
         self._error: BaseException | None = None
+        # Guards all above. Bound: until `stop`, at most `size` items wait. Order: `finish` comes after the last `put`,
+        # so what the producer raises is raised behind all its items.
         self._changed = threading.Condition()
 
     def put(self, item: Item) -> None:
