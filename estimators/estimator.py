@@ -1,7 +1,8 @@
 """`Estimator`: SageMaker's ``PyTorch`` with safe defaults, checked before anything is uploaded.
 
 It takes the parameters of ``sagemaker.pytorch.PyTorch`` and sends the request that ``PyTorch`` sends;
-docs/how-to/build-a-job.md lists every difference. The SDK is loaded only when it is needed: to plan, to build, to send.
+docs/reference/estimator.md lists every difference. The SDK is loaded only when it is needed: to plan, to build, to
+send.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ _REFUSED = {
 }
 
 EXPECTED: Mapping[Cell, Outcome] = {cell: _REFUSED.get(cell, _WORKS[cell.distribution, cell.toolkit]) for cell in CELLS}
-"""What the table of docs/how-to/distributions.md is made of; a test proves each by a job."""
+"""What the table of docs/reference/distributions.md is made of; a test proves each by a job."""
 
 
 def _in_containers(distribution: str, toolkit: Toolkit) -> Cell:

@@ -1,4 +1,4 @@
-"""The table of docs/how-to/distributions.md, from what the tests expect: ``python -m tests.docker.table``."""
+"""The table of docs/reference/distributions.md, from what the tests expect: ``python -m tests.docker.table``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.docker.cells import DISTRIBUTIONS, EXPECTED, PLACES, TOOLKITS, Cell, Place, Toolkit
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "distributions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "distributions.md"
 
 _BEGIN = "<!-- made by tests/docker/table.py from what the tests expect: begin -->\n"
 _END = "<!-- end -->\n"

@@ -1,4 +1,4 @@
-"""Estimator sends the CreateTrainingJob that vanilla PyTorch sends, but for what docs/how-to/build-a-job.md says."""
+"""Estimator sends the CreateTrainingJob that vanilla PyTorch sends, but for what docs/reference/estimator.md says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from estimators import Estimator
 pytestmark = pytest.mark.usefixtures("telemetry")
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "build-a-job.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "estimator.md"
 VERSION = {"framework_version": "2.8.0", "py_version": "py312"}
 GPUS = {"instance_type": "ml.p4d.24xlarge", "instance_count": 2}
 
