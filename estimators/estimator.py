@@ -41,7 +41,19 @@ _COUNTED_BY = frozenset({"instance_groups", "training_recipe"})
 
 
 class Estimator:
-    """One training job, described."""
+    """One training job, described.
+
+    Examples:
+        On AWS; or with ``sagemaker_session=platform.session`` within ``with LocalSageMaker() as platform``::
+
+            job = Estimator(
+                entry_point="train.py",
+                role="arn:aws:iam::123456789012:role/SageMaker",
+                instance_type="ml.g5.12xlarge",
+                instance_count=2,
+                distribution="torchrun",
+            ).fit({"training": "s3://bucket/data"})
+    """
 
     def __init__(
         self,

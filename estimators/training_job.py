@@ -38,7 +38,15 @@ CloudWatch shows later than the job's end, are waited for."""
 
 
 class TrainingJob:
-    """One training job, running or ended."""
+    """One training job, running or ended.
+
+    Examples:
+        A name is all that one needs::
+
+            job = TrainingJob.attach("run-7", sagemaker_session)
+            job.wait()  # shows the log; raises TrainingJobFailed with the FailureReason
+            print(job.status, job.model_data)
+    """
 
     def __init__(self, name: str, session: Session | boto3.Session) -> None:
         """Point at a job; nothing is asked yet.

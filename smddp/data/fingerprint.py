@@ -29,6 +29,10 @@ def fingerprint(*things: Any) -> str:
 
     Raises:
         ValueError: A path is not there or cannot be read, or a thing is of no kind that is named above.
+
+    Examples:
+        >>> fingerprint("release 2026-11", 1010) == fingerprint("release 2026-12", 1010)
+        False
     """
     whole = xxhash.xxh3_128()
     for thing in things:

@@ -99,6 +99,14 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
         DistributedError: If this process has joined already, the timeout is no time, backend and device do not fit,
             the cluster and the script's own process group contradict each other, ranks are missing, or each of a
             launcher's ranks spawned ranks again.
+
+    Examples:
+        In a script without ``smddp.run``, under any launcher::
+
+            membership = smddp.join()
+            model = DistributedDataParallel(build().to(membership.device))
+            ...
+            smddp.leave()
     """
     global _current
     if _current is not None:

@@ -35,7 +35,13 @@ _S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One training job, as this process sees it."""
+    """One training job, as this process sees it.
+
+    Examples:
+        >>> job = Job.detect({"SMDDP_RUN_DIR": "/tmp/run-7"})
+        >>> job.checkpoint_location
+        '/tmp/run-7/checkpoints'
+    """
 
     name: str
     """TRAINING_JOB_NAME, else SAGEMAKER_JOB_NAME, else the run directory's name."""

@@ -62,6 +62,15 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
     Raises:
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
             on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
+
+    Examples:
+        The end of a training script::
+
+            def main(config: Config, job: smddp.Job) -> None: ...
+
+
+            if __name__ == "__main__":
+                smddp.run(main)
     """
     run_with_config(main, read_dataclass, preflight_collectives=preflight_collectives)
 

@@ -52,6 +52,16 @@ class ElasticSampler:
 
     What becomes of the samples beyond the last whole global batch of an epoch is ``tail``'s to say. As they are left
     out by default, with a shuffle they are others in each epoch.
+
+    Examples:
+        >>> sampler = ElasticSampler(10, global_batch=4, rank=0, world_size=2, shuffle=False)
+        >>> list(sampler)
+        [[0, 1], [4, 5]]
+        >>> sampler.advance()  # after the optimizer step
+        >>> other = ElasticSampler(10, global_batch=4, rank=0, world_size=1, shuffle=False)
+        >>> other.load_state_dict(sampler.state_dict())  # goes on with one rank
+        >>> list(other)
+        [[4, 5, 6, 7]]
     """
 
     def __init__(

@@ -24,6 +24,12 @@ class PipeDataset:
 
     A record of JSON lines is the line's object; one of a tar file what its members with the same stem hold; one of
     RecordIO is ``{"__key__": "17", "record": b"..."}``.
+
+    Examples:
+        The Trainer does that by itself::
+
+            data = PipeDataset(job.inputs["training"], format="jsonl", decode=decode)
+            loader = trainer.loader(data, batch_size=256, num_workers=1)
     """
 
     def __init__(

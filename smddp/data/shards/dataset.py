@@ -29,6 +29,12 @@ class ShardedDataset(IterableDataset[Any]):
 
     Iterating gives all samples once, as they lie; with a DataLoader's workers each gives its part. To train on several
     ranks, and to resume, give a DataLoader its `decoder` and a `ShardOrder`.
+
+    Examples:
+        The Trainer does that by itself::
+
+            data = ShardedDataset("s3://bucket/imagenet", decode=decode)
+            loader = trainer.loader(data, batch_size=256, num_workers=4)
     """
 
     def __init__(
