@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from estimators.hosts.opt_ml_tree import HostTree
-from estimators.local.engine.objects import S3Uri, explaining, upload
+from estimators.local.engine.objects import FileUri, S3Uri, explaining, upload
 from estimators.local.engine.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class _File:
     is_link: bool
 
 
-def upload_model(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> str:
+def upload_model(
+    s3: S3Client, trees: Iterable[HostTree], output: S3Uri | FileUri, scratch: Path, *, compressed: bool
+) -> str:
     """Upload /opt/ml/model of all hosts, even if empty; return the URI for ModelArtifacts."""
     what = "Model upload failed"
     files = _merge(trees, PurePath("model"), what, output)
@@ -49,7 +51,9 @@ def upload_model(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch
     return str(uri)
 
 
-def upload_output(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratch: Path, *, compressed: bool) -> None:
+def upload_output(
+    s3: S3Client, trees: Iterable[HostTree], output: S3Uri | FileUri, scratch: Path, *, compressed: bool
+) -> None:
     """Upload /opt/ml/output/data of all hosts, if there is anything in it."""
     what = "Output upload failed"
     files = _merge(trees, PurePath("output", "data"), what, output)
@@ -63,7 +67,7 @@ def upload_output(s3: S3Client, trees: Iterable[HostTree], output: S3Uri, scratc
         _upload_archive(s3, files, uri, scratch / "output.tar.gz")
 
 
-def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri) -> dict[str, _File]:
+def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri | FileUri) -> dict[str, _File]:
     """Return the files and links of all hosts by their path in the folder; links to directories are links.
 
     Raises:
@@ -87,7 +91,7 @@ def _fail(error: OSError) -> None:
     raise error
 
 
-def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri, what: str) -> None:
+def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri | FileUri, what: str) -> None:
     transfers = Transfers(what)
     for name, file in files.items():
         status = file.tree.status(file.path)
@@ -97,12 +101,12 @@ def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri, what: st
     transfers.check()
 
 
-def _upload_file(s3: S3Client, file: _File, uri: S3Uri) -> None:
+def _upload_file(s3: S3Client, file: _File, uri: S3Uri | FileUri) -> None:
     with file.tree.reading(file.path) as path:
         upload(s3, path, uri)
 
 
-def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri, archive: Path) -> None:
+def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri | FileUri, archive: Path) -> None:
     try:
         with tarfile.open(archive, "w:gz", compresslevel=_FASTEST) as bundle:
             for name, file in files.items():

@@ -25,7 +25,7 @@ from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job import Ending, JobRecord, StoppedError
 from estimators.local.engine.logs import HostLog
-from estimators.local.engine.objects import CancelledError, require_bucket
+from estimators.local.engine.objects import CancelledError, require_place
 from estimators.local.engine.opt_ml import lay_out
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.training import Training
@@ -98,6 +98,7 @@ class JobRunner:
                 name=self._job.name,
                 image=self._image,
                 roots=roots,
+                mounts=self._request.files.mounts if self._request.files else {},
                 network_isolation=self._request.network_isolation,
                 cancelled=self._job.must_end,
                 say=logs[hosts[0].name].say,
@@ -199,7 +200,7 @@ class JobRunner:
         request, s3, cancelled = self._request, self._platform.s3, self._job.must_end
         for host in hosts:
             lay_out(request, hosts, host, trees[host.name].root, cluster)
-        require_bucket(s3, request.output, "S3OutputPath")  # now, and not when the training is done
+        require_place(s3, request.output, "S3OutputPath")  # now, and not when the training is done
         inputs.bring(cancelled=cancelled)
         if request.checkpoints is None:
             return None

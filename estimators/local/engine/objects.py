@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,6 +57,20 @@ class S3Uri:
         return f"s3://{self.bucket}/{self.key}"
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FileUri:
+    """``file:///directory``: a place on this machine for what a job leaves."""
+
+    path: Path
+
+    def below(self, relative: str) -> FileUri:
+        """The file ``relative`` in this directory."""
+        return FileUri(path=self.path / relative)
+
+    def __str__(self) -> str:
+        return f"file://{self.path}"
+
+
 class BadKeyError(Exception):
     """No object in S3 can have the name of a file."""
 
@@ -64,7 +80,7 @@ class CancelledError(Exception):
 
 
 @contextlib.contextmanager
-def explaining(what: str, uri: S3Uri) -> Iterator[None]:
+def explaining(what: str, uri: S3Uri | FileUri) -> Iterator[None]:
     """Turn the errors of a transfer into a job's failure that names what was tried, and where.
 
     Raises:
@@ -82,10 +98,16 @@ def explaining(what: str, uri: S3Uri) -> Iterator[None]:
         raise FailedJobError(f"{head}: {error.strerror or error}{where}") from error
 
 
-def require_bucket(s3: S3Client, uri: S3Uri, what: str) -> None:
-    """Fail the job if the bucket of ``uri`` is not there."""
+def require_place(s3: S3Client, uri: S3Uri | FileUri, what: str) -> None:
+    """Fail the job if nothing can be put at ``uri``: its bucket is not there, or its directory can't be written to."""
     with explaining(what, uri):
-        s3.head_bucket(Bucket=uri.bucket)
+        if isinstance(uri, S3Uri):
+            s3.head_bucket(Bucket=uri.bucket)
+            return
+        # Only looked at: a job that fails leaves no directory.
+        there = next(path for path in (uri.path, *uri.path.parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+            raise NotADirectoryError(errno.ENOTDIR, "no directory that you can write to", str(there))
 
 
 def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Uri]:
@@ -95,12 +117,14 @@ def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Uri]:
     return [S3Uri(bucket=uri.bucket, key=key) for key in keys if not key.endswith("/")]
 
 
-def require_key(uri: S3Uri) -> None:
-    """Return if S3 has such keys.
+def require_key(uri: S3Uri | FileUri) -> None:
+    """Return if S3 has such keys; every file has a name that a directory takes.
 
     Raises:
         BadKeyError: It has not.
     """
+    if isinstance(uri, FileUri):
+        return
     try:
         size = len(uri.key.encode())
     except UnicodeEncodeError:
@@ -164,12 +188,22 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Iterator[bytes]]:
     return size, pieces()
 
 
-def upload(s3: S3Client, path: Path, uri: S3Uri) -> None:
-    """Put a file into S3, in parts if it is large."""
-    s3.upload_file(str(path), uri.bucket, uri.key)
+def upload(s3: S3Client, path: Path, uri: S3Uri | FileUri) -> None:
+    """Put a file into S3, in parts if it is large; or into a directory of this machine, whole or not at all."""
+    if isinstance(uri, S3Uri):
+        s3.upload_file(str(path), uri.bucket, uri.key)
+        return
+    uri.path.parent.mkdir(parents=True, exist_ok=True)
+    part = uri.path.with_name(f".{uri.path.name}.part")
+    try:
+        shutil.copyfile(path, part)
+        part.replace(uri.path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def _explain(error: ClientError, uri: S3Uri) -> str:
+def _explain(error: ClientError, uri: S3Uri | FileUri) -> str:
+    assert isinstance(uri, S3Uri)
     detail = error.response.get("Error", {})
     match detail.get("Code"):
         case "NoSuchBucket":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -11,7 +12,10 @@ from estimators.local.engine.hosts import Host
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.executors import HostCluster
 
-_DIRECTORIES = ("code", "input/config", "input/data", "model", "output/data")
+_DIRECTORIES = ("input/config", "input/data", "model", "output/data")
+
+_LOCAL_CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+"""The entry of a channel that is a directory of this machine."""
 
 
 def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
@@ -25,8 +29,13 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
         cluster: Knows where the program finds the tree, and by which names it reaches the hosts.
     """
     channels = [f"input/data/{channel.name}" for channel in request.channels if channel.mode != "Pipe"]
-    for directory in (*_DIRECTORIES, *channels):
+    files = request.files
+    for directory in (*_DIRECTORIES, *channels, *(f"input/data/{name}" for name in (files.channels if files else ()))):
         (root / directory).mkdir(parents=True)
+    if files is not None and files.code is not None:
+        shutil.copytree(files.code, root / "code", symlinks=True)
+    else:
+        (root / "code").mkdir()
     if request.checkpoints is not None:
         (root / request.checkpoints.path).mkdir(parents=True, exist_ok=True)
     config = root / "input" / "config"
@@ -41,9 +50,13 @@ def _configuration(
         members = sorted((one for one in hosts if group in (None, one.group)), key=lambda one: one.name)
         return [cluster.known_as(one.name) for one in members]
 
+    local = request.files
     files: dict[str, Mapping[str, Any]] = {
         "hyperparameters": request.hyperparameters,
-        "inputdataconfig": {channel.name: channel.config for channel in request.channels},
+        "inputdataconfig": {
+            **{channel.name: channel.config for channel in request.channels},
+            **dict.fromkeys(local.channels if local else (), _LOCAL_CHANNEL),
+        },
         "resourceconfig": {
             "current_host": cluster.known_as(host.name),
             "current_instance_type": host.instance_type,
@@ -61,6 +74,8 @@ def _configuration(
         },
     }
     if request.checkpoints is not None:
-        local: PurePath = cluster.ml_root(host.name) / request.checkpoints.path
-        files["checkpointconfig"] = {"S3Uri": str(request.checkpoints.uri), "LocalPath": str(local)}
+        path: PurePath = cluster.ml_root(host.name) / request.checkpoints.path
+        files["checkpointconfig"] = {"S3Uri": str(request.checkpoints.uri), "LocalPath": str(path)}
+    elif local is not None and local.checkpoints is not None:
+        files["checkpointconfig"] = {"LocalPath": local.checkpoint_path}
     return files

@@ -15,8 +15,9 @@ from typing import Any, Literal, TypeVar
 
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
+from estimators.local.engine.local_files import LocalFiles
 from estimators.local.engine.metrics import MetricDefinition
-from estimators.local.engine.objects import S3Uri
+from estimators.local.engine.objects import FileUri, S3Uri
 from estimators.local.engine.validation import check_request
 
 ML_ROOT = PurePosixPath("/opt/ml")
@@ -72,7 +73,7 @@ class TrainingRequest:
     groups: tuple[InstanceGroup, ...]
     channels: tuple[Channel, ...]
     checkpoints: Checkpoints | None
-    output: S3Uri
+    output: S3Uri | FileUri
     compressed: bool
     """Whether the outputs become one archive each, and not single objects."""
     spot: bool
@@ -88,6 +89,8 @@ class TrainingRequest:
     environment: Mapping[str, str]
     hyperparameters: Mapping[str, str]
     tags: Mapping[str, str]
+    files: LocalFiles | None = None
+    """What of the job lies on this machine, and not in S3. No request over the API can say so."""
 
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> TrainingRequest:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.objects import BadKeyError, S3Uri, explaining, require_key
+from estimators.local.engine.objects import BadKeyError, FileUri, S3Uri, explaining, require_key
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Transfers:
         self._failures: dict[tuple[HostTree, PurePath], FailedJobError] = {}
         self._in_a_row = 0
 
-    def copy(self, tree: HostTree, path: PurePath, uri: S3Uri, put: Callable[[], None]) -> None:
+    def copy(self, tree: HostTree, path: PurePath, uri: S3Uri | FileUri, put: Callable[[], None]) -> None:
         """Copy one file; that it fails is written into its host's log, once for each file.
 
         Args:

@@ -7,7 +7,7 @@ that know each other's names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import BinaryIO, Protocol
@@ -25,6 +25,9 @@ class ClusterSpec:
     """What `Executor.find_image` answered."""
     roots: Mapping[str, Path]
     """By the platform's name of each host, ``algo-1``: the directory that its program is to see as ``/opt/ml``."""
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+    """Files and directories of this machine that every host is to see, too, by their places in it. Only containers can;
+    what they write there belongs to this process's user in the end."""
     network_isolation: bool = False
     """Whether the hosts are to reach each other, and nothing else."""
     cancelled: Callable[[], bool] = lambda: False

@@ -33,13 +33,17 @@ class DockerCluster:
         spec: The hosts.
         settings: Their limits.
         lifeline: Of the directory that they write in.
+        orphan_seconds: How long they may take to end after SIGTERM when this process is gone.
     """
 
     interface = "eth0"
 
-    def __init__(self, spec: ClusterSpec, settings: Docker, lifeline: Lifeline | None = None) -> None:
+    def __init__(
+        self, spec: ClusterSpec, settings: Docker, lifeline: Lifeline | None = None, *, orphan_seconds: int = 0
+    ) -> None:
         self._spec = spec
         self._lifeline = lifeline
+        self._orphan_seconds = orphan_seconds
         self._unsure = False
         self._settings = settings
         self._roots = {host: str(root.absolute()) for host, root in spec.roots.items()}
@@ -68,6 +72,7 @@ class DockerCluster:
             f"--network={self._name}",
             f"--network-alias={host.name}",
             f"--mount={bind(self._roots[host.name], _ML_ROOT)}",
+            *(f"--mount={bind(str(source.absolute()), target)}" for target, source in self._spec.mounts.items()),
             "--log-driver=none",  # whoever has the cluster reads it all
             *self._labels,
             *self._limits(),
@@ -84,7 +89,14 @@ class DockerCluster:
         return Container(name, host.name, self._settings)
 
     def __enter__(self) -> DockerCluster:
-        self._reaper = ContainerReaperProcess(self._name, self._lifeline, self._spec.image, self._roots.values())
+        self._reaper = ContainerReaperProcess(
+            self._name,
+            self._lifeline,
+            self._spec.image,
+            self._roots.values(),
+            shared=map(str, self._spec.mounts.values()),
+            orphan_seconds=self._orphan_seconds,
+        )
         self._maker = ThreadPoolExecutor(1)  # it takes as long as bringing the input: both at once
         self._network = self._maker.submit(self._make_network)
         return self
@@ -116,6 +128,7 @@ class DockerCluster:
         shared = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         return [
             f"--shm-size={shared}",  # as on any Linux; Docker's own 64 MiB are too little for a DataLoader's workers
+            *(["--gpus=all"] if settings.gpus else []),
             *([f"--cpus={settings.cpus:g}"] if settings.cpus is not None else []),
             *([f"--memory={settings.memory}", f"--memory-swap={settings.memory}"] if settings.memory else []),
         ]

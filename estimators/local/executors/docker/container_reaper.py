@@ -1,14 +1,16 @@
 """The process that stands beside a cluster of containers, and removes them when nobody can start any more.
 
-It is a program of its own, ``python -I -S container_reaper.py DOCKER CLUSTER [OWNER IMAGE MOUNT…]``, that
+It is a program of its own, ``python -I -S container_reaper.py DOCKER CLUSTER SECONDS [OWNER IMAGE MOUNT…]``, that
 imports nothing of this project. Standard input is a pipe whose other end is open in the process that has the cluster,
 and in every docker command by which that makes something. Its end means that all of those are gone, in order or by
 SIGKILL. Any byte before it means that Docker may still be making something that it was asked for.
 
-Then the containers with the cluster's label go, and a line on standard output says so. What they wrote to the MOUNTs,
-all of them below `ROOTS`, as other users becomes OWNER's, which a container of IMAGE sees to, as only Docker is root; a
-line says that, or why it could not be done. Last the network goes. It may have the lifeline of the directory that the
-containers write in, which then is not removed before all this is done: see ``directory_reaper.py``.
+Then the containers with the cluster's label get SIGTERM and SECONDS to end, if any runs yet; they go, and a line on
+standard output says so. What they wrote to the MOUNTs as other users becomes OWNER's, which a container of IMAGE sees
+to, as only Docker is root: all that is below `ROOTS`, and below `SHARED`, where other things of the user's lie, what
+root has come to own since this program began. A line says that, or why it could not be done. Last the network goes. It
+may have the lifeline of the directory that the containers write in, which then is not removed before all this is done:
+see ``directory_reaper.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 from collections.abc import Iterator
 
 LABEL = "smddp.cluster"
-ROOTS = "/roots"
+ROOTS, SHARED = "/roots", "/shared"
 REMOVED, HANDED_OVER = "removed", "handed over"
 _LONGEST_SECONDS = 600.0
 """How long Docker may be away."""
@@ -32,21 +34,26 @@ _HAND_OVER_SECONDS = 3600.0
 """As long as a tree of very many files takes."""
 
 
-def main(docker: str, cluster: str, owner: str = "", image: str = "", *mounts: str) -> None:
+def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = "", *mounts: str) -> None:
     """Wait for the end, and remove."""
+    began = time.time()
     unsure = bool(sys.stdin.buffer.read())
     label = f"label={LABEL}={cluster}"
     containers = [docker, "ps", "--all", "--quiet", "--filter", label], [docker, "rm", "--force", "--volumes"]
     networks = [docker, "network", "ls", "--quiet", "--filter", label], [docker, "network", "rm"]
+    if int(seconds) and (running := _run([docker, "ps", "--quiet", "--filter", label], _COMMAND_SECONDS)[0]):
+        _run([docker, "stop", "--time", seconds, *running], int(seconds) + _COMMAND_SECONDS)
     if not _remove(*containers):
         _say(f"Docker has not removed the containers of {cluster} within {_LONGEST_SECONDS:g} seconds")
         return
     heard = _say(REMOVED)
     if owner:
         alone = ("--rm", "--network", "none", "--user", "0", "--log-driver", "none", "--label", f"{LABEL}={cluster}")
-        chown = [docker, "run", *alone, *(f"--mount={mount}" for mount in mounts)]
-        chown += ["--entrypoint", "chown", image, "-R", "-h", owner, ROOTS]
-        _, problem = _run(chown, _HAND_OVER_SECONDS)
+        run = [docker, "run", *alone, *(f"--mount={mount}" for mount in mounts), "--entrypoint"]
+        _, problem = _run([*run, "chown", image, "-R", "-h", owner, ROOTS], _HAND_OVER_SECONDS)
+        if not problem and any(f"target={SHARED}/" in mount for mount in mounts):
+            came = ("-user", "0", "-newerct", f"@{began}", "-exec", "chown", "-h", owner, "{}", "+")
+            _, problem = _run([*run, "find", image, SHARED, *came], _HAND_OVER_SECONDS)
         heard = _say(f"{problem}" if problem else HANDED_OVER)
     late = time.monotonic() + _LATE_SECONDS
     while _remove(*containers) and _remove(*networks) and (unsure or not heard) and time.monotonic() < late:

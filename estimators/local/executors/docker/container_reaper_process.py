@@ -15,7 +15,7 @@ from pathlib import Path
 from estimators.docker.docker_program import program
 from estimators.docker.mount import bind
 from estimators.local.directory_reaper_process import Lifeline
-from estimators.local.executors.docker.container_reaper import HANDED_OVER, REMOVED, ROOTS
+from estimators.local.executors.docker.container_reaper import HANDED_OVER, REMOVED, ROOTS, SHARED
 from estimators.local.executors.executor import HandOverError
 
 logger = logging.getLogger(__name__)
@@ -34,14 +34,26 @@ class ContainerReaperProcess:
         lifeline: Of the directory that the containers write in; it has it until it ends.
         image: An image of which a container can be made to hand over files.
         roots: Directories that belong to this process's user in the end.
+        shared: Files and directories in which that holds for what root comes to own from now on, and no more.
+        orphan_seconds: How long containers may take to end after SIGTERM when this process is gone.
     """
 
-    def __init__(self, cluster: str, lifeline: Lifeline | None, image: str, roots: Iterable[str]) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        lifeline: Lifeline | None,
+        image: str,
+        roots: Iterable[str],
+        *,
+        shared: Iterable[str] = (),
+        orphan_seconds: int = 0,
+    ) -> None:
         self._cluster = cluster
         self._hands_over = os.geteuid() != 0  # root may read what anyone wrote
-        owner = [f"{os.geteuid()}:{os.getegid()}", image, *_mounts(roots)] if self._hands_over else []
+        mounts = (*_mounts(ROOTS, roots), *_mounts(SHARED, shared))
+        owner = [f"{os.geteuid()}:{os.getegid()}", image, *mounts] if self._hands_over else []
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _PROGRAM, program(), cluster, *owner],
+            [sys.executable, "-I", "-S", _PROGRAM, program(), cluster, str(orphan_seconds), *owner],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[] if lifeline is None else [lifeline.fileno()],
@@ -102,5 +114,5 @@ class ContainerReaperProcess:
             self._said.put("")
 
 
-def _mounts(roots: Iterable[str]) -> list[str]:
-    return [bind(root, f"{ROOTS}/{number}") for number, root in enumerate(roots)]
+def _mounts(target: str, sources: Iterable[str]) -> list[str]:
+    return [bind(source, f"{target}/{number}") for number, source in enumerate(sources)]

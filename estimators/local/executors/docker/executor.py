@@ -20,10 +20,12 @@ class DockerExecutor:
         settings: Images and limits.
         lifeline: Of the directory that the containers write in: it stays open until they are removed, and what they
             wrote as other users is handed over, also if this process is killed.
+        orphan_seconds: How long containers may take to end after SIGTERM when this process is gone.
     """
 
-    def __init__(self, settings: Docker, *, lifeline: Lifeline | None = None) -> None:
+    def __init__(self, settings: Docker, *, lifeline: Lifeline | None = None, orphan_seconds: int = 0) -> None:
         self._settings = settings
+        self._orphan_seconds = orphan_seconds
         self._lifeline = lifeline
 
     @property
@@ -41,4 +43,4 @@ class DockerExecutor:
 
     def cluster(self, spec: ClusterSpec) -> DockerCluster:
         """Prepare a cluster."""
-        return DockerCluster(spec, self._settings, self._lifeline)
+        return DockerCluster(spec, self._settings, self._lifeline, orphan_seconds=self._orphan_seconds)

@@ -30,6 +30,8 @@ class Docker:
     """How many cores each host may use, such as 1.5; None: all."""
     memory: str | None = None
     """How much memory each host may use, such as ``512m`` or ``8g``; None: all."""
+    gpus: bool = False
+    """Whether each host sees the GPUs of this machine, all of them. The engine needs NVIDIA's container toolkit."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.images, Mapping) or not all(

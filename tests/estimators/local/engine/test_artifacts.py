@@ -15,7 +15,7 @@ import pytest
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.objects import S3Uri
+from estimators.local.engine.objects import FileUri, S3Uri, require_place
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
 
@@ -175,3 +175,22 @@ def test_an_archive_that_has_no_room_leaves_none_of_it(
     with pytest.raises(FailedJobError, match=r"model\.tar\.gz: No space left on device$"):
         upload_model(s3, trees, output, tmp_path, compressed=True)
     assert not (tmp_path / "model.tar.gz").exists()
+
+
+def test_a_directory_of_this_machine_takes_them_too(roots: list[Path], trees: list[HostTree], tmp_path: Path) -> None:
+    (roots[1] / "model" / "weights").write_text("1")
+    (roots[0] / "output" / "data" / "plot").write_text("2")
+    place, s3 = FileUri(path=tmp_path / "to" / "come"), object()
+    require_place(s3, place, "S3OutputPath")  # type: ignore[arg-type]  # no S3 is asked
+    assert not place.path.exists()
+    archive = upload_model(s3, trees, place, tmp_path, compressed=True)  # type: ignore[arg-type]
+    assert archive == f"file://{place.path}/model.tar.gz"
+    assert unpack((place.path / "model.tar.gz").read_bytes()) == {"weights": "1"}
+    upload_output(s3, trees, place, tmp_path, compressed=False)  # type: ignore[arg-type]
+    assert {path.name for path in place.path.rglob("*")} == {"model.tar.gz", "data", "plot"}
+
+
+def test_what_is_no_directory_is_refused_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedJobError, match=f"no directory that you can write to .{tmp_path}/file"):
+        require_place(object(), FileUri(path=tmp_path / "file" / "out"), "S3OutputPath")  # type: ignore[arg-type]

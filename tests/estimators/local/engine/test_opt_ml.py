@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimators.local.engine.hosts import name_hosts
+from estimators.local.engine.local_files import LocalFiles
 from estimators.local.engine.opt_ml import lay_out
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.executors import ClusterSpec, ProcessExecutor
@@ -116,3 +118,16 @@ def test_where_there_is_no_isolation_the_files_hold_addresses_and_real_paths(tmp
     config = made(tmp_path / "algo-1", parse(CheckpointConfig={"S3Uri": "s3://bucket/c"}), isolated=False)
     assert config["resourceconfig"]["current_host"] == config["addresses"]["algo-1"]
     assert config["checkpointconfig"]["LocalPath"] == str(tmp_path / "algo-1" / "checkpoints")
+
+
+def test_places_on_this_machine_are_told_like_those_on_s3(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").touch()
+    data = tmp_path / "data"
+    files = LocalFiles(code=tmp_path / "mine", channels={"here": data}, checkpoints=data, checkpoint_path="/anywhere")
+    root = tmp_path / "algo-1"
+    config = made(root, replace(parse(InputDataConfig=[channel("there")]), files=files))
+    assert config["inputdataconfig"]["here"] == config["inputdataconfig"]["there"]
+    assert config["checkpointconfig"] == {"LocalPath": "/anywhere"}
+    assert (root / "code" / "train.py").exists()
+    assert (root / "input" / "data" / "here").is_dir()

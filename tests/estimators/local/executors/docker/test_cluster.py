@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -337,7 +338,9 @@ def program_with_a_cluster(job: str, image: str, home: Path, *then: str, script:
             "from estimators.local.executors import ClusterSpec, HandOverError, HostSpec",
             "from estimators.local.executors.docker import Docker, DockerExecutor",
             f"home = Path({str(home)!r})",
-            f'spec = ClusterSpec(name={job!r}, image={image!r}, roots={{"algo-1": home / "jobs" / "root"}})',
+            'mounts = {"/mine": home / "shared"} if (home / "shared").exists() else {}',
+            'roots = {"algo-1": home / "jobs" / "root"}',
+            f"spec = ClusterSpec(name={job!r}, image={image!r}, roots=roots, mounts=mounts)",
             "def run():",
             '    reaper = DirectoryReaperProcess(home / "jobs")',
             "    with DockerExecutor(Docker(), lifeline=reaper.lifeline).cluster(spec) as cluster:",
@@ -357,6 +360,21 @@ def test_what_a_container_wrote_belongs_to_the_user_of_the_platform(
     look = "print(sorted((path.name, path.lstat().st_uid) for path in (home / 'jobs' / 'root').rglob('*')))"
     said, problems = as_another_user(program_with_a_cluster(job, image, home, "run()", look)).communicate()
     assert said.endswith(f"{[(name, USER) for name in ('a', 'b', 'file', 'link')]}\n"), said + problems
+    await_nothing_left(job)
+
+
+@pytest.mark.root
+def test_of_a_directory_that_hosts_share_the_user_gets_what_the_hosts_wrote(
+    as_another_user: Callable[..., subprocess.Popen[str]], image: str, job: str, home: Path
+) -> None:
+    (home / "shared").mkdir()
+    (home / "shared" / "roots own").touch()
+    write = "touch /mine/written; ls /mine"
+    look = "print(sorted((path.name, path.lstat().st_uid) for path in (home / 'shared').iterdir()))"
+    said, problems = as_another_user(
+        program_with_a_cluster(job, image, home, "run()", look, script=write)
+    ).communicate()
+    assert said == f"roots own\n\n{[('roots own', 0), ('written', USER)]}\n", said + problems
     await_nothing_left(job)
 
 
@@ -391,6 +409,15 @@ def test_when_the_platform_is_killed_its_directory_goes_with_what_others_wrote_i
     while (home / "jobs").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_gpus_are_asked_of_docker(enter: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "asked"
+    fake_docker(tmp_path / "bin", f'[ "$1" = create ] && echo "$@" > {asked}; exec {shutil.which("docker")} "$@"')
+    monkeypatch.setattr(docker_program, "program", lambda: str(tmp_path / "bin" / "docker"))
+    with suppress(HostStartError):  # a machine without GPUs
+        start(enter(gpus=True), "true")
+    assert " --gpus=all " in asked.read_text()
 
 
 def test_a_limit_that_docker_refuses_is_the_requests_fault(enter: Enter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from estimators.local.executors.docker import container_reaper as reaper
 
 
-def run_main(tmp_path: Path, script: str, word: bytes = b"", **constants: float) -> list[str]:
+def run_main(tmp_path: Path, script: str, word: bytes = b"", seconds: int = 0, **constants: float) -> list[str]:
     """What it says, with a shell script as Docker, which works in a directory of its own."""
     docker = tmp_path / "docker"
     docker.write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}\n")
@@ -21,7 +21,7 @@ def run_main(tmp_path: Path, script: str, word: bytes = b"", **constants: float)
         "reaper = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(reaper)\n"
         f"{settings}"
-        f"reaper.main({str(docker)!r}, 'cluster')\n"
+        f"reaper.main({str(docker)!r}, 'cluster', '{seconds}')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], input=word, capture_output=True, check=True, timeout=60, cwd=tmp_path
@@ -57,3 +57,10 @@ def test_a_docker_that_hangs_is_given_up_and_asked_again(tmp_path: Path) -> None
     hangs = f"[ -e asked ] || {{ touch asked; exec sleep 50; }}; {LISTS_ONE}"
     said = run_main(tmp_path, hangs, _FIRST_PAUSE_SECONDS=0.01, _COMMAND_SECONDS=0.5)
     assert said == ["removed"]
+
+
+def test_what_runs_yet_gets_its_time_to_end(tmp_path: Path) -> None:
+    (tmp_path / "made").touch()
+    assert run_main(tmp_path, f'echo "$@" >> asked; {LISTS_ONE}', seconds=7) == ["removed"]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked.index("stop --time 7 one") < asked.index("rm --force --volumes one")
