@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import metric_lines, source_code
 from estimators.checks import aws_limits, parameters
+from estimators.checks.channels import local_path
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
-from estimators.local_mode import given
 from estimators.plan import Plan, chooses_image_by_version, make_plan
 from estimators.problem import nearest
 from estimators.training_job import TrainingJob
@@ -158,7 +158,9 @@ class Estimator:
             logger.warning("%s", problem)
         shows_log = logs not in (False, "None")
         if parameters.is_local_mode(self.arguments):
-            return self._fit_in_local_mode(inputs, wait=wait, logs=shows_log, job_name=job_name)
+            if not wait:
+                logger.warning("wait=False: a local job runs to its end before fit() returns")
+            return self._fit_here(inputs, logs=shows_log, job_name=job_name)
         from estimators.sdk import v2
 
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
@@ -173,12 +175,18 @@ class Estimator:
             job.wait(logs=shows_log)
         return job
 
-    def _fit_in_local_mode(self, inputs: Any, *, wait: bool, logs: bool, job_name: str | None) -> TrainingJob:
-        from estimators.local_mode import fit
+    def _fit_here(self, inputs: Any, *, logs: bool, job_name: str | None) -> TrainingJob:
+        """Run a job of ``instance_type="local"``; in the SDK's own Local Mode, if the session is one of that."""
+        from estimators.local_mode.fit import fit
+        from estimators.local_mode.job import LocalModeJob
+        from estimators.sdk import v2
 
-        if not wait:
-            logger.warning("wait=False: the SDK's Local Mode runs the job before fit() returns")
-        return fit.fit(self.arguments, self._build, inputs=inputs, session=self._session, logs=logs, job_name=job_name)
+        if not v2.is_local(self._session):
+            arguments = {**self._metric_definitions(), **self.arguments}
+            return fit(arguments, self._build, inputs=inputs, session=self._session, logs=logs, job_name=job_name)
+        pytorch = self.to_sagemaker()
+        pytorch.fit(inputs, wait=False, logs=logs, job_name=job_name)
+        return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
 
     def plan(self, inputs: Any = None, *, job_name: str | None = None) -> Plan:
         """Return what the job would run on, and what is wrong with it. Nothing is sent or uploaded.
@@ -197,10 +205,11 @@ class Estimator:
         Raises:
             EstimatorError: The SDK refuses the parameters, or its Local Mode can't do what they ask for.
         """
+        from estimators.local_mode import given
         from estimators.sdk import v2
 
         local_mode = parameters.is_local_mode(self.arguments)
-        if local_mode and given.checkpoint_directory(self.arguments):
+        if local_mode and local_path(self.arguments.get("checkpoint_s3_uri")):
             raise EstimatorError(
                 "checkpoint_s3_uri: the SDK's own Local Mode mounts no directory for checkpoints, only fit() does. "
                 "Call fit() of the Estimator, or leave it out."

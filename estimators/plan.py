@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
-from estimators.checks import aws_limits, channels, parameters
+from estimators.checks import aws_limits, channels, local_jobs, parameters
 from estimators.errors import EstimatorError
 from estimators.image import Framework
-from estimators.local_mode import checks as local_mode_checks
 from estimators.problem import Problem, error
 
 if TYPE_CHECKING:
@@ -112,12 +111,13 @@ def _problems(
 
     data = channels.by_name(inputs)
     local_mode = parameters.is_local_mode(arguments)
+    by_sdk = local_mode and v2.is_local(session)
     code = source_code.SourceCode.of(arguments)
     if code.entry_point is None and "training_recipe" not in arguments:
         yield error("entry_point", "missing", "Give the path of the training script.")
     yield from parameters.check_role(arguments, v2.configured_role(session))
     yield from parameters.check_instances(arguments)
-    if not local_mode:
+    if not by_sdk:
         yield from parameters.check_time(arguments)
     yield from distribution.check(arguments.get("distribution"))
     yield from parameters.check_data_parallel_library(arguments, v2.data_parallel_instance_types())
@@ -131,7 +131,7 @@ def _problems(
     elif not local_mode:
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
         yield error("sagemaker_session", "no AWS region is configured", remedy)
-    isolated = arguments.get("enable_network_isolation") is True and not local_mode
+    isolated = arguments.get("enable_network_isolation") is True and not by_sdk
     launcher = distribution.launcher(arguments.get("distribution"))
     yield from source_code.check(
         code,
@@ -141,15 +141,15 @@ def _problems(
     )
     yield from parameters.check_metrics(arguments)
     if local_mode:
-        yield from local_mode_checks.check(
+        yield from local_jobs.check(
             arguments,
             data,
-            has_local_session=v2.is_local(session),
+            by_sdk=by_sdk,
             in_studio=v2.is_in_studio(),
-            s3_endpoint=lambda: v2.s3_endpoint(session),
+            s3_endpoint=lambda: v2.s3_client(session).meta.endpoint_url,
         )
     yield from channels.check(data, local_mode=local_mode)
-    yield from channels.check_checkpoints(arguments, data, local_mode=local_mode)
+    yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
     yield from parameters.check_hyperparameters(arguments, v2.hyperparameter_text)
     requested = {
         **arguments,

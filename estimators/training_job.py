@@ -169,7 +169,7 @@ class TrainingJob:
                 *(self.name,) * 3,
             )
             raise
-        self._require_completed(self.describe())
+        self.require_completed(self.describe())
 
     def _follow(self, *, with_lines: bool = True) -> Iterator[LogLine | SecondaryStatusTransitionTypeDef]:
         """Yield the job's lines and changes of status as they come, until its end."""
@@ -192,22 +192,34 @@ class TrainingJob:
                     return
             time.sleep(min(_LONGEST_POLL, max(_SHORTEST_POLL, (now - began) / 100)))
 
-    def _require_completed(self, description: DescribeTrainingJobResponseTypeDef) -> None:
+    def require_completed(self, description: DescribeTrainingJobResponseTypeDef) -> None:
+        """Return if the job has completed.
+
+        Args:
+            description: What the API says about it at its end.
+
+        Raises:
+            TrainingJobFailed: The job failed.
+            TrainingJobStopped: The job was stopped.
+        """
         status, secondary = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
         if status == "Completed":
             return
-        where = f"Its log: TrainingJob.attach({self.name!r}).logs(), or CloudWatch {LOG_GROUP}, {self.name}/algo-…"
         kind, verb, unknown = TrainingJobFailed, "failed", "the platform gives no reason"
         if status == "Stopped":
             kind, verb, unknown = TrainingJobStopped, "was stopped", _STOPPED_BY.get(secondary, "it was stopped")
         reason = description.get("FailureReason", unknown)
         raise kind(
-            f"{self.name} {verb} ({secondary or status}): {reason}\n{where}",
+            f"{self.name} {verb} ({secondary or status}): {reason}{self._advice(status)}",
             job_name=self.name,
             status=status,
             secondary_status=secondary,
             reason=reason,
         )
+
+    def _advice(self, status: str) -> str:  # noqa: ARG002 - other places know more
+        """Say what to do about a job that did not complete."""
+        return f"\nIts log: TrainingJob.attach({self.name!r}).logs(), or CloudWatch {LOG_GROUP}, {self.name}/algo-…"
 
     def __repr__(self) -> str:
         return f"TrainingJob({self.name!r})"

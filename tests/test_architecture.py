@@ -63,7 +63,6 @@ def test_entry_points_see_only_smddp_and_torch(entry_point: Path) -> None:
         ("import smddp.cli", ("estimators.docker.build", "estimators.source_code")),
         ("import estimators", ("torch", "boto3", "sagemaker", "moto")),
         ("from estimators import Estimator", ("torch", "boto3", "sagemaker", "moto")),
-        ("import estimators.local_mode.compose_up", ("torch", "boto3", "sagemaker", "moto")),
         ("from estimators.local import LocalSageMaker", ("torch", "sagemaker", "moto")),
     ],
 )

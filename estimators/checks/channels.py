@@ -75,9 +75,16 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
 
 
 def check_checkpoints(
-    arguments: Mapping[str, Any], channels: Mapping[str, Any], *, local_mode: bool
+    arguments: Mapping[str, Any], channels: Mapping[str, Any], *, local_mode: bool, copied: bool
 ) -> Iterator[Problem]:
-    """Yield the checkpoint prefix. It is downloaded to every host, and what a job deletes is deleted there."""
+    """Yield the checkpoint prefix. It is downloaded to every host, and what a job deletes is deleted there.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+        channels: The channels by name.
+        local_mode: Whether it may be a directory of this machine.
+        copied: Whether that is done: the SDK's own Local Mode copies nothing.
+    """
     uri = arguments.get("checkpoint_s3_uri")
     if not isinstance(uri, str):
         return
@@ -92,7 +99,7 @@ def check_checkpoints(
             remedy = "It is on this machine, where only instance_type='local' can keep checkpoints. " + remedy
         yield error(where, f"{uri!r} is not an S3 URI", remedy)
         return
-    if not local_mode and not uri.removeprefix("s3://").strip("/").partition("/")[2]:
+    if copied and not uri.removeprefix("s3://").strip("/").partition("/")[2]:
         yield warning(
             where,
             f"{uri} is a whole bucket, all of which every host downloads at its start",
@@ -105,7 +112,7 @@ def check_checkpoints(
     for other, place in others.items():
         if not isinstance(place, str):
             continue
-        if _is_within(place, uri) and not local_mode:  # where nothing is downloaded
+        if _is_within(place, uri) and copied:
             yield error(
                 where,
                 f"{other} ({place}) lies in it ({uri}): it would be downloaded as checkpoints, and deleted with them",

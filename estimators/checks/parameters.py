@@ -21,7 +21,7 @@ LONGEST_RUN = 28 * 24 * 60 * 60
 
 
 def is_local_mode(arguments: Arguments) -> bool:
-    """Return whether the SDK's Local Mode runs the job, in Docker containers on this machine."""
+    """Return whether the job runs in Docker containers on this machine."""
     return arguments.get("instance_type") in ("local", "local_gpu")
 
 
@@ -99,7 +99,7 @@ def check_time(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Problem]:
-    """Yield the role that the job runs as; Local Mode assumes none."""
+    """Yield the role that the job runs as; a local job assumes none."""
     if is_local_mode(arguments):
         return
     if not arguments.get("role") and not configured_role:

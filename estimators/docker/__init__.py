@@ -1,1 +1,1 @@
-"""Docker on this machine: what images, Local Mode and the local platform ask of it."""
+"""Docker on this machine: what images, local jobs and the local platform ask of it."""

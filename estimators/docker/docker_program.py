@@ -9,8 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from estimators.docker.search_path import search_path
-
 ENGINE_SECONDS = 20.0
 """How long an engine may take to say that it is there."""
 
@@ -26,6 +24,7 @@ def docker(
     *arguments: str,
     timeout: float | None = None,
     keep: Sequence[int] = (),
+    entered: str = "",
 ) -> str:
     """Run one docker command to its end.
 
@@ -33,6 +32,7 @@ def docker(
         arguments: The command and its arguments.
         timeout: Seconds that it may take; None waits for ever.
         keep: Descriptors that the program gets, and holds open until it ends.
+        entered: What it reads from its standard input.
 
     Returns:
         What it wrote to stdout, without the last line's end.
@@ -43,12 +43,13 @@ def docker(
     try:
         done = subprocess.run(
             [program(), *arguments],
-            stdin=subprocess.DEVNULL,
+            input=entered,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=timeout,
             pass_fds=keep,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends what it began
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -65,7 +66,7 @@ def program() -> str:
     Raises:
         DockerError: It is not installed.
     """
-    path = shutil.which("docker", path=search_path())
+    path = shutil.which("docker")
     if path is None:
         raise DockerError(
             "There is no `docker` program on PATH. Install Docker: https://docs.docker.com/engine/install/"

@@ -1,4 +1,1 @@
-"""What a job's hosts leave behind: how each ended, its /opt/ml, and what that says of the job.
-
-The local platform and Local Mode both read it.
-"""
+"""What a job's hosts leave behind: how each ended, its /opt/ml, and what that says of the job."""

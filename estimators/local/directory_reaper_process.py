@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from estimators.local.directory_reaper import remove_tree
+
+_REAP_SECONDS = 5.0
+"""How long a directory that is left waits for those who have its lifeline yet."""
 _PROGRAM = str(Path(__file__).with_name("directory_reaper.py"))
 
 
@@ -70,3 +77,23 @@ class DirectoryReaperProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+
+@contextmanager
+def reaped_directory(name: str) -> Iterator[tuple[Path, Lifeline]]:
+    """Make a temporary directory that goes however this process ends, with its lifeline.
+
+    Args:
+        name: What its own name begins with.
+    """
+    # Resolved: Docker may share the directory itself, and not a link to it.
+    directory = Path(tempfile.gettempdir()).resolve() / f"{name}-{secrets.token_hex(8)}"
+    reaper = DirectoryReaperProcess(directory)
+    try:
+        directory.mkdir(mode=0o700)
+        yield directory, reaper.lifeline
+        with suppress(OSError):  # the reaper tries again
+            remove_tree(directory)
+    finally:
+        reaper.lifeline.close()
+        reaper.wait(_REAP_SECONDS)

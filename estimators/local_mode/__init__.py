@@ -1,5 +1,6 @@
-"""The SageMaker SDK's Local Mode (``instance_type="local"``), with what it lacks.
+"""Jobs of ``instance_type="local"``: on the platform's Docker executor, or in the SageMaker SDK's own Local Mode.
 
-The SDK writes a Compose file and calls Compose; all that it does stays as it is. What is added happens around that
-one call (``path_shims``, ``compose_up``) and in what the SDK is given (``given``).
+The first is for whoever gives no ``sagemaker.local.LocalSession``: the request that AWS would get is run by the local
+platform's engine in this process, with ``file://`` for data, checkpoints and models. The second runs as Amazon wrote
+it.
 """

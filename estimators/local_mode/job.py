@@ -1,67 +1,57 @@
-"""A job that Local Mode has run: there is nothing to wait for, and no service that kept its log."""
+"""A job of this machine that has ended: there is nothing to wait for, and no service that kept its log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from estimators.errors import EstimatorError
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
-    from estimators.sdk.v2 import Session
+    from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
 
 
 class LocalModeJob(TrainingJob):
-    """A completed job of the SDK's Local Mode."""
+    """A job of ``instance_type="local"``, at its end."""
 
-    def __init__(self, name: str, session: Session, *, model: str, checkpoints: str | None) -> None:
+    def __init__(self, name: str, description: Mapping[str, Any]) -> None:
         """Point at a job.
 
         Args:
             name: The job's name.
-            session: The session of Local Mode that ran it.
-            model: The URI of its model archive.
-            checkpoints: Where its checkpoints are, if it keeps any.
+            description: What DescribeTrainingJob says about it at its end.
         """
-        super().__init__(name, session)
-        self._model = model
-        self._checkpoints = checkpoints
+        self.name = name
+        self._description: Any = {"SecondaryStatus": description["TrainingJobStatus"], **description}
 
-    @property
-    def secondary_status(self) -> str:
-        """The same as `status`: Local Mode has no finer one."""
-        return self.status
-
-    @property
-    def model_data(self) -> str:
-        """The URI of the model archive, ``file://`` or ``s3://``."""
-        return self._model
-
-    @property
-    def checkpoint_s3_uri(self) -> str | None:
-        """Where the checkpoints are, ``file://`` or ``s3://``, if the job keeps any."""
-        return self._checkpoints
-
-    def metrics(self) -> NoReturn:
-        """Local Mode reads no metrics.
-
-        Raises:
-            EstimatorError: Always.
-        """
-        raise EstimatorError(f"{self.name} has no metrics: the SDK's Local Mode reads none. {_INSTEAD}")
+    def describe(self) -> DescribeTrainingJobResponseTypeDef:
+        """All that there is to say about the job, as by DescribeTrainingJob."""
+        description: DescribeTrainingJobResponseTypeDef = self._description
+        return description
 
     def lines(self) -> Iterator[LogLine]:
-        """Local Mode keeps no log.
+        """Nothing keeps the log of a local job.
 
         Raises:
             EstimatorError: Always.
         """
-        raise EstimatorError(f"{self.name} has no log: the SDK's Local Mode keeps none, fit() has shown it. {_INSTEAD}")
+        raise EstimatorError(
+            f"{self.name} has no log: nothing keeps that of a local job, and fit() has shown it. "
+            "estimators.local.LocalSageMaker keeps it."
+        )
 
     def wait(self, logs: bool = True) -> None:
-        """Return at once: the job is done."""
+        """Return at once: the job has ended."""
 
+    def _advice(self, status: str) -> str:
+        return self.how_to_resume if status == "Stopped" else ""
 
-_INSTEAD = "estimators.local.LocalSageMaker keeps both."
+    @property
+    def how_to_resume(self) -> str:
+        """What the next ``fit()`` does, as the end of a sentence."""
+        if place := self.checkpoint_s3_uri:
+            return f"; the next fit() goes on from what checkpoints there are in {place}"
+        kept = "checkpoint_s3_uri='file:///directory' keeps them"
+        return f"; it keeps no checkpoints, so the next fit() starts anew ({kept})"

@@ -28,12 +28,19 @@ _IN_GIT = frozenset({"git_config", "source_dir", "dependencies"})
 
 
 class _DryRun(PyTorchWithoutTelemetry):
+    code = UploadedCode(s3_prefix=f"s3://{_BUCKET}/source/sourcedir.tar.gz", script_name="script.py")
+
     def _stage_user_code_in_s3(self) -> UploadedCode:
-        return UploadedCode(s3_prefix=f"s3://{_BUCKET}/source/sourcedir.tar.gz", script_name="script.py")
+        return self.code
 
 
 def build(
-    arguments: Mapping[str, Any], inputs: Any, *, job_name: str | None, session: Session | None
+    arguments: Mapping[str, Any],
+    inputs: Any,
+    *,
+    job_name: str | None,
+    session: Session | None,
+    code: tuple[str, str] | None = None,
 ) -> tuple[dict[str, Any], str | None]:
     """Return the CreateTrainingJob that the SDK would send, with buckets and roles of no account.
 
@@ -42,6 +49,7 @@ def build(
         inputs: The channels, as for ``PyTorch.fit``.
         job_name: The job's name, if it is given one.
         session: Where the job would be sent; None for AWS, as boto3 is configured.
+        code: Where the containers are told that the code is, and its script there; None: in a bucket of no account.
 
     Returns:
         The request, and why the SDK, or botocore, would not send it: None, if they would.
@@ -53,6 +61,8 @@ def build(
             # Copies: the SDK fills in what the user's own objects leave open.
             copied = copy.deepcopy({name: value for name, value in arguments.items() if name not in skipped})
             pytorch = v2.pytorch(copied, _offline(session or v2.session(), requests), kind=_DryRun)
+            if code is not None:
+                pytorch.code = UploadedCode(*code)
             pytorch.fit(copy.deepcopy(inputs), wait=False, job_name=job_name)
         shape = service_model().operation_model("CreateTrainingJob").input_shape
         assert shape is not None

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
 
 SUPPRESS_VARIABLE = "SAGEMAKER_SUPPRESS_V2_WARNING"
 """The variable that silences "v2 is on path of deprecation" (see sagemaker.deprecations)."""
@@ -62,41 +61,3 @@ def without_log() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-class _WhileItRunsJobs:
-    """The levels of the SDK's loggers, the process's own: the first of several jobs sets them, the last resets."""
-
-    def __init__(self) -> None:
-        # Guards the two below: jobs in several threads begin and end in any order.
-        self._lock = Lock()
-        self._jobs = 0
-        self._levels: dict[logging.Logger, int] = {}
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Keep the SDK's log for a block to warnings of its Local Mode, which else shows a Compose file.
-
-        What it says itself of a job that failed (a link) is less than the error that is raised. Debugging shows it all.
-        """
-        sdk, local_mode = logging.getLogger("sagemaker"), logging.getLogger("sagemaker.local")
-        configuration = logging.getLogger(_CONFIG_LOGGER)  # with a level of its own, which the SDK gives it
-        with self._lock:
-            self._jobs += 1
-            if self._jobs == 1:
-                self._levels = {logger: logger.level for logger in (sdk, local_mode, configuration)}
-                if sdk.level != logging.DEBUG:
-                    sdk.setLevel(logging.CRITICAL)
-                    local_mode.setLevel(logging.WARNING)
-                    configuration.setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._jobs -= 1
-                if self._jobs == 0:
-                    for logger, level in self._levels.items():
-                        logger.setLevel(level)
-
-
-while_it_runs_a_job = _WhileItRunsJobs()

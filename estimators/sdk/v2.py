@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from subprocess import CalledProcessError
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from packaging.version import Version
@@ -29,7 +30,7 @@ quiet_configuration_logger()
 try:
     with without_maintenance_notice(), program_kept():
         import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it, and with it set up the root logger
-        from sagemaker import fw_utils, image_uris
+        from sagemaker import fw_utils, git_utils, image_uris
         from sagemaker.config import load_sagemaker_config
         from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
         from sagemaker.estimator import EstimatorBase
@@ -37,7 +38,7 @@ try:
         from sagemaker.local.utils import check_for_studio
         from sagemaker.pytorch import PyTorch as PyTorch
         from sagemaker.session import Session as Session
-        from sagemaker.utils import base_name_from_image, format_tags, get_config_value, name_from_base
+        from sagemaker.utils import format_tags, get_config_value
         from sagemaker.workflow import is_pipeline_variable
 except ModuleNotFoundError as fault:
     if (fault.name or "").partition(".")[0] != "sagemaker":
@@ -45,6 +46,9 @@ except ModuleNotFoundError as fault:
     raise EstimatorError(
         "The SageMaker Python SDK V2 is not installed. Do: pip install 'smddp[sagemaker]' (sagemaker>=2.257,<3)"
     ) from fault
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 _OPT_OUT = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 """An SDK configuration that says one thing: no telemetry."""
@@ -76,37 +80,61 @@ def session(boto_session: boto3.Session | None = None, *, default_bucket: str | 
     return _opted_out(Session(boto_session=boto_session, default_bucket=default_bucket))
 
 
-def local_session(given: Session | None = None, *, settings: Mapping[str, Any] | None = None) -> LocalSession:
+def local_session(given: Session | None = None) -> LocalSession:
     """Return a session of the SDK's Local Mode (``instance_type="local"``), without telemetry.
 
     Args:
-        given: The user's own, which stays as it is: the session is a copy of it. By default a new one, which mounts
-            local code instead of uploading it, and needs neither an account nor a region.
-        settings: What is to differ in its configuration (``LocalSession.config["local"]``).
+        given: The user's own, which stays as it is: the session is a copy of it. Without one, or of one of AWS, a new
+            one is made, which mounts local code instead of uploading it, and needs neither an account nor a region.
     """
-    if given is None:
-        session = LocalSession(boto3.Session(region_name=region(None) or _NO_REGION))
+    if not is_local(given):
+        boto_session = given.boto_session if given else boto3.Session(region_name=region(None) or _NO_REGION)
+        session = LocalSession(boto_session)
         own = {"local_code": True}
     else:
         session = copy.copy(given)
         own = {}
     configured = (session.config or {}).get("local", {})
-    session.config = {"local": {**own, **configured, **(settings or {})}}
+    session.config = {"local": {**own, **configured}}
     # Only the client sends telemetry. At each look the SDK checks a configuration by its schema: empty stays empty.
     session.sagemaker_client = LocalSagemakerClient(_opted_out(copy.copy(session)))
     return _opted_out(session) if session.sagemaker_config else session
 
 
+def session_here(given: Session | None) -> Session:
+    """Return the user's own session, or one with a region even where none is configured."""
+    return given or session(boto3.Session(region_name=region(None) or _NO_REGION))
+
+
 def is_local(session: Session | None) -> bool:
-    """Return whether jobs of a session run in Local Mode, or may, as there is none yet."""
-    return session is None or isinstance(session, LocalSession)
+    """Return whether a session is one of the SDK's own Local Mode."""
+    return isinstance(session, LocalSession)
 
 
-def s3_endpoint(session: Session | None) -> str:
-    """Return where a session finds S3; None stands for a new one."""
-    client = getattr(session, "s3_client", None) or boto3.client("s3", region_name=region(session) or _NO_REGION)
-    address: str = client.meta.endpoint_url
-    return address
+def s3_client(session: Session | None) -> S3Client:
+    """Return a client that finds S3 where a session does; None stands for a new one."""
+    maker = boto3 if session is None else session.boto_session
+    client = getattr(session, "s3_client", None) or maker.client("s3", region_name=region(session) or _NO_REGION)
+    found: S3Client = client
+    return found
+
+
+def cloned(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of ``PyTorch`` whose code is on this machine: a ``git_config`` is cloned, as the SDK does it.
+
+    Raises:
+        EstimatorError: The repository can't be had, or lacks what is asked for.
+    """
+    if "git_config" not in arguments:
+        return dict(arguments)
+    try:
+        paths = git_utils.git_clone_repo(
+            *(arguments[name] for name in ("git_config", "entry_point")),
+            *(arguments.get(name) for name in ("source_dir", "dependencies")),
+        )
+    except (ValueError, CalledProcessError) as fault:
+        raise EstimatorError(f"git_config: {fault}") from fault
+    return {name: value for name, value in {**arguments, **paths, "git_config": None}.items() if value}
 
 
 def is_in_studio() -> bool:
@@ -115,12 +143,6 @@ def is_in_studio() -> bool:
         return bool(check_for_studio())
     except NotImplementedError:  # an application of Studio for which the SDK has no Local Mode
         return True
-
-
-def new_job_name(base: str | None, image_uri: str) -> str:
-    """Return a name with the time in it, as the SDK makes one for a job that was given none."""
-    name: str = name_from_base(base or base_name_from_image(image_uri))
-    return name
 
 
 def _opted_out(session: Session) -> Session:

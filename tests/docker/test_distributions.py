@@ -1,4 +1,4 @@
-"""One script, unchanged: every distribution, both toolkits, as processes, in the SDK's Local Mode, in containers.
+"""One script, unchanged: every distribution, both toolkits, as processes, as local jobs, in the Docker executor.
 
 The jobs of some cells are in the tests of what else they prove: stops (test_stops.py), servers
 (test_parameter_server.py), a second ``fit()`` (tests/estimators/local_mode/test_fit.py).

@@ -64,7 +64,7 @@ class FileUri:
     path: Path
 
     def below(self, relative: str) -> FileUri:
-        """The file ``relative`` in this directory."""
+        """Return the file ``relative`` in this directory."""
         return FileUri(path=self.path / relative)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Whole jobs in the SDK's own Local Mode, on containers."""
+"""Whole local jobs, on containers: on our Docker executor, and in the SDK's own Local Mode."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import boto3
 import pytest
+from sagemaker.inputs import TrainingInput
+from sagemaker.local import LocalSession
 
 from estimators import Estimator
 from estimators.docker.docker_program import docker
 from estimators.errors import EstimatorError, TrainingJobFailed
-from estimators.local_mode.containers import JOB_LABEL
+from estimators.local import LocalSageMaker
 from tests.docker.cells import FIT_AGAIN
 from tests.docker.images import build_images
 from tests.docker.jobs import EPOCHS, LAST_STEP, SCRIPTS, write_digits
 from tests.docker.proof import Proof
-from tests.torture.s3_server import Server, s3_server
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,31 +51,24 @@ def built_image() -> str:
 
 @pytest.fixture
 def image(built_image: str, home: Path) -> Iterator[str]:
-    """A name for the image that only this test uses. Afterwards no container or network of its jobs is left, and
-    nothing in the temporary directory."""
-    name = f"smddp-local-mode-test:{uuid4().hex[:8]}"
-    began = time.time()
+    """A name for the image that only this test uses, and with which its jobs' names begin. Afterwards no container or
+    network of its jobs is left, and nothing in the temporary directory."""
+    name = f"smddp-test-{uuid4().hex[:8]}"
     docker("tag", built_image, name)
     yield name
     try:
-        jobs = jobs_of(name, since=began)
-        assert jobs, "no container ran"
-        left = [line for job in jobs for line in docker("ps", "-aq", "--filter", f"label={JOB_LABEL}={job}").split()]
-        left += [line for job in jobs for line in docker("network", "ls", "-q", "--filter", f"name={job}").split()]
-        assert not left
-        assert list((home / "tmp").iterdir()) == []
+        deadline = time.monotonic() + 60
+        while left := [*left_in_docker(name), *(home / "tmp").iterdir()]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
     finally:
         docker("rmi", "--no-prune", name)
 
 
-def jobs_of(image: str, *, since: float) -> set[str]:
-    """The labels of the jobs whose containers were made from an image."""
-    events = docker(
-        *("events", "--since", f"{since:.0f}", "--until", f"{time.time() + 1:.0f}", "--filter", "type=container"),
-        *("--filter", "event=create", "--format", "{{json .Actor.Attributes}}"),
-    )
-    made = [json.loads(line) for line in events.splitlines()]
-    return {attributes[JOB_LABEL] for attributes in made if attributes["image"] == image and JOB_LABEL in attributes}
+def left_in_docker(job: str) -> list[str]:
+    listings = (("ps", "--all"), ("network", "ls"))
+    labels = [docker(*each, "--filter", "label=smddp.job", "--format", '{{.Label "smddp.job"}}') for each in listings]
+    return [label for label in "\n".join(labels).splitlines() if label.startswith(job)]
 
 
 @pytest.fixture
@@ -160,43 +153,51 @@ def test_a_failure_has_its_reason_and_its_host(
         "import os, time\n"
         "host = os.environ['SM_CURRENT_HOST']\n"
         "print('this is', host, flush=True)\n"
-        "if host.startswith('algo-2'):\n"
+        "if host == 'algo-2':\n"
         "    raise ValueError('enough')\n"
         "time.sleep(100)\n",
         home,
     )
     job = Estimator(script, instance_type="local", instance_count=2, image_uri=image)
     began = time.monotonic()
-    with pytest.raises(TrainingJobFailed, match=r"failed on algo-2: AlgorithmError: .*ValueError: enough") as failed:
-        job.fit(job_name="fails")
+    with pytest.raises(TrainingJobFailed, match=r"-fails failed .*AlgorithmError: .*ValueError: enough") as failed:
+        job.fit(job_name=f"{image}-fails")
     assert time.monotonic() - began < 60
-    assert (failed.value.job_name, failed.value.status) == ("fails", "Failed")
-    assert "algo-2 | this is algo-2-" in capfd.readouterr().out
+    assert (failed.value.job_name, failed.value.status) == (f"{image}-fails", "Failed")
+    assert "algo-2 | this is algo-2\n" in capfd.readouterr().out
     assert not [record.getMessage() for record in caplog.records if record.name.partition(".")[0] == "sagemaker"]
 
 
 def test_a_host_that_is_done_leaves_the_others_their_time(home: Path, image: str) -> None:
     script = write(
         "import os, pathlib, time\n"
-        "host = os.environ['SM_CURRENT_HOST'][:6]\n"
+        "host = os.environ['SM_CURRENT_HOST']\n"
+        "print('loss=0.5')\n"
         "time.sleep(4 if host == 'algo-2' else 0)\n"
         "pathlib.Path(os.environ['SM_MODEL_DIR'], host).write_text('done')\n",
         home,
     )
     job = Estimator(
-        script, instance_type="local", instance_count=2, image_uri=image, output_path=f"file://{home}/out"
+        script,
+        instance_type="local",
+        instance_count=2,
+        image_uri=image,
+        output_path=f"file://{home}/out",
+        metric_definitions=[{"Name": "loss", "Regex": "loss=(.*)"}],
     ).fit(logs=False)
     assert job.status == "Completed"
+    assert job.metrics() == {"loss": 0.5}
+    assert job.model_data == f"file://{home}/out/model.tar.gz"
     with tarfile.open(job.model_data.removeprefix("file://")) as archive:
         assert sorted(archive.getnames()) == ["algo-1", "algo-2"]
-    with pytest.raises(EstimatorError, match="Local Mode keeps none"):
+    with pytest.raises(EstimatorError, match="nothing keeps that of a local job"):
         job.logs()
 
 
 TRAINS_UNTIL_TOLD = """
 import os, pathlib, signal, sys
 def save(*_):
-    pathlib.Path("/opt/ml/checkpoints", os.environ["SM_CURRENT_HOST"][:6]).write_text("saved")
+    pathlib.Path("/opt/ml/checkpoints", os.environ["SM_CURRENT_HOST"]).write_text("saved")
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 print("training", flush=True)
@@ -239,12 +240,12 @@ def test_ctrl_c_is_a_stop_with_a_checkpoint(home: Path, training: subprocess.Pop
 
 
 def test_a_host_killed_from_outside_is_the_one_that_is_named(training: subprocess.Popen[str], image: str) -> None:
-    listed = docker("ps", "--format", "{{.ID}} {{.Image}} {{.Names}}").splitlines()
-    (second,) = [line.split()[0] for line in listed if f" {image} " in line and "algo-2" in line]
+    listed = docker("ps", "--format", '{{.ID}} {{.Names}} {{.Label "smddp.job"}}').splitlines()
+    (second,) = [line.split()[0] for line in listed if f"-algo-2 {image}" in line]
     docker("kill", second)
     assert training.stdout is not None
     said = training.stdout.read()
-    assert "failed on algo-2: InternalServerError: algo-2 was lost" in said
+    assert "InternalServerError: algo-2 was lost" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
@@ -257,91 +258,77 @@ def test_a_killed_fit_leaves_no_containers(home: Path, training: subprocess.Pope
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["algo-1", "algo-2"]
 
 
-@pytest.fixture
-def reachable_s3(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """An S3 server of this machine, which the environment names as containers see it: on the bridge, by a relay."""
-    gateway = json.loads(docker("network", "inspect", "bridge"))[0]["IPAM"]["Config"][0].get("Gateway", "172.17.0.1")
-    with s3_server(tmp_path_factory.mktemp("s3")) as server, socket.create_server((gateway, 0)) as relay:
-        target = int(server.endpoint_url.rpartition(":")[2])
-        threading.Thread(target=_relay, args=(relay, target), daemon=True).start()
-        for name, value in server.environ(f"http://{gateway}:{relay.getsockname()[1]}").items():
-            monkeypatch.setenv(name, value)
-        yield server
+USES_S3 = """
+import os, pathlib
+print("s3 is", os.environ["AWS_ENDPOINT_URL_S3"], "for", os.environ["AWS_ACCESS_KEY_ID"])
+assert len(os.listdir("/opt/ml/input/data/training")) == 1, "of two objects, each host gets one"
+pathlib.Path("/opt/ml/checkpoints", os.environ["SM_CURRENT_HOST"]).write_text("saved")
+pathlib.Path("/opt/ml/model/price").write_text(os.environ["PRICE"])
+"""
 
 
-def _relay(listener: socket.socket, target: int) -> None:
-    while True:
-        try:
-            client, _address = listener.accept()
-        except OSError:
-            return
-        upstream = socket.create_connection(("127.0.0.1", target))
-        for source, sink in ((client, upstream), (upstream, client)):
-            threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+def test_the_users_own_session_brings_and_takes_what_is_on_s3(
+    home: Path, image: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with LocalSageMaker() as aws:
+        s3, bucket = aws.boto_session.client("s3"), f"s3://{aws.default_bucket}"
+        for key in ("data/1/here", "data/2/here"):
+            s3.put_object(Bucket=aws.default_bucket, Key=key)
+        job: dict[str, Any] = {
+            "entry_point": write(USES_S3, home),
+            "instance_type": "local",
+            "instance_count": 2,
+            "image_uri": image,
+            "environment": {"PRICE": "5$HOME$$"},
+            "sagemaker_session": aws.session,
+        }
+        data = {"training": TrainingInput(f"{bucket}/data", distribution="ShardedByS3Key")}
+        places = {"output_path": f"{bucket}/models", "checkpoint_s3_uri": f"{bucket}/c"}
+        done = Estimator(**job, **places).fit(data, job_name=f"{image}-a")
+        assert (done.model_data, done.checkpoint_s3_uri) == (
+            f"{bucket}/models/{image}-a/output/model.tar.gz",
+            f"{bucket}/c",
+        )
+        keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=aws.default_bucket)["Contents"]]
+        assert {"c/algo-1", "c/algo-2"} < set(keys)
+        keys = s3.meta.endpoint_url, aws.boto_session.get_credentials().access_key
+        assert "algo-2 | s3 is {} for {}\n".format(*keys) in capfd.readouterr().out
+        with pytest.raises(TrainingJobFailed, match="the bucket absent does not exist"):
+            Estimator(**job, output_path="s3://absent/models").fit(data)
+    assert not (home / "runs").exists()
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    try:
-        while data := source.recv(65536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-    except OSError:
-        source.close()
-        sink.close()
+BOTH_HOSTS = """
+import smddp, torch.distributed
+def main(job: smddp.Job) -> None:
+    print("rank", job.cluster.rank, "of", job.cluster.world_size, "on", job.cluster.node_count, "hosts")
+    torch.distributed.barrier()
+smddp.run(main)
+"""
 
 
-@pytest.mark.seaweedfs
-def test_checkpoints_go_to_s3(home: Path, image: str, reachable_s3: Server) -> None:
-    reachable_s3.client().create_bucket(Bucket="checkpoints")
-    script = write(
-        "import smddp, torch\n"
-        "def main(job: smddp.Job) -> None:\n"
-        "    model = torch.nn.Linear(1, 1)\n"
-        "    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
-        "    data = torch.utils.data.TensorDataset(torch.ones(8, 1))\n"
-        "    loader = trainer.loader(data, batch_size=4)\n"
-        "    for _ in trainer.epochs(1):\n"
-        "        for (x,) in trainer.batches(loader):\n"
-        "            trainer.step(trainer.model(x).mean())\n"
-        "smddp.run(main)\n",
-        home,
-    )
-    place = "s3://checkpoints/run"
-    one = {"OMP_NUM_THREADS": "1"}
-    job = Estimator(script, instance_type="local", image_uri=image, checkpoint_s3_uri=place, environment=one).fit()
-    assert job.checkpoint_s3_uri == place
-    keys = [entry["Key"] for entry in reachable_s3.client().list_objects_v2(Bucket="checkpoints")["Contents"]]
-    assert any(key.startswith("run/step-000000000002/") for key in keys), keys
-
-
-@pytest.mark.seaweedfs
-@pytest.mark.usefixtures("reachable_s3")
-def test_what_the_sdk_can_not_fetch_or_deliver_is_told_in_a_line_and_a_model_is_kept(home: Path, image: str) -> None:
-    script = write(
-        "import os, pathlib\n"
-        "pathlib.Path('/opt/ml/model/price').write_text(os.environ['PRICE'])\n"
-        "pathlib.Path('/opt/ml/checkpoints/here').touch()\n",
-        home,
-    )
-    job = Estimator(
-        script,
+@pytest.mark.parametrize("through", ["fit()", "to_sagemaker()"])
+def test_a_session_of_the_sdks_local_mode_runs_the_job_as_the_sdk_does(
+    home: Path, image: str, capfd: pytest.CaptureFixture[str], through: str
+) -> None:
+    session = LocalSession(boto3.Session(region_name="us-east-1"))
+    session.config = {"local": {"local_code": True, "container_root": str(home)}}
+    estimator = Estimator(
+        write(BOTH_HOSTS, home),
         instance_type="local",
+        instance_count=2,
         image_uri=image,
-        output_path="s3://absent/models",
-        environment={"PRICE": "5$HOME$$"},
-        checkpoint_s3_uri=f"file://{home}/at 12:30 for $5",
+        distribution="torchrun",
+        output_path=f"file://{home}/out",
+        sagemaker_session=session,
     )
-    with pytest.raises(EstimatorError, match=r"kept completed, but .*NoSuchBucket.* stays in /.*"):
-        job.fit(job_name="kept")
-    (directory,) = (home / "tmp").iterdir()
-    (model,) = directory.glob("containers/*/compressed_artifacts/model.tar.gz")
-    with tarfile.open(model) as archive:
-        price = archive.extractfile("price")
-        assert price is not None
-        assert price.read() == b"5$HOME$$"
-    assert (home / "at 12:30 for $5" / "here").exists()
-    assert not (home / "at 12").exists()
-    shutil.rmtree(directory)
-    with pytest.raises(EstimatorError, match=r"absent did not start. The SDK's Local Mode says: \w+: .*") as refused:
-        job.fit({"training": "s3://absent/data"}, job_name="absent")
-    assert "\n" not in str(refused.value)
+    if through == "fit()":
+        job = estimator.fit()
+        assert (job.status, job.model_data) == ("Completed", f"file://{home}/out/model.tar.gz")
+    else:
+        estimator.to_sagemaker().fit()
+    assert (home / "out" / "model.tar.gz").exists()
+    shown = capfd.readouterr().out
+    assert all(f"rank {rank} of 2 on 2 hosts" in shown for rank in range(2)), shown
+    left = docker("ps", "--all", "--quiet", "--filter", f"ancestor={image}", "--filter", "status=exited")
+    docker("rm", *left.split())  # which the SDK leaves

@@ -1,13 +1,14 @@
-"""What the SDK is given, and a session that it is given it with."""
+"""What the SDK's own Local Mode is given, and a session that it is given it with."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
-from sagemaker.inputs import TrainingInput
 from sagemaker.local import LocalSession
+from sagemaker.session import Session
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
@@ -70,39 +71,19 @@ def test_the_users_session_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     own = LocalSession()
     own.config = {"local": {"local_code": False, "container_config": {"shm_size": "1gb"}}}
-    session = v2.local_session(own, settings={"container_root": "/somewhere"})
-    assert session.config["local"] == {
-        "local_code": False,
-        "container_config": {"shm_size": "1gb"},
-        "container_root": "/somewhere",
-    }
+    session = v2.local_session(own)
+    assert session is not own
+    assert session.config == own.config
     assert session.sagemaker_client.sagemaker_session.config == session.config
-    assert own.config == {"local": {"local_code": False, "container_config": {"shm_size": "1gb"}}}
     assert own.sagemaker_client.sagemaker_session is own
     assert session.boto_region_name == "eu-west-1"
 
 
-def test_one_host_gets_all_shards() -> None:
-    sharded = TrainingInput("s3://b/p", distribution="ShardedByS3Key", input_mode="File")
-    other = TrainingInput("s3://b/q", distribution="FullyReplicated")
-    channels = given.inputs_for_sdk({"train": sharded, "test": other, "more": "file:///d"})
-    assert channels["train"].config["DataSource"]["S3DataSource"] == {
-        **sharded.config["DataSource"]["S3DataSource"],
-        "S3DataDistributionType": "FullyReplicated",
-    }
-    assert sharded.config["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
-    assert (channels["test"], channels["more"]) == (other, "file:///d")
-    assert given.inputs_for_sdk(None) is None
-
-
-@pytest.mark.parametrize(
-    ("distribution", "ends"), [("mpi", True), ("pytorchddp", True), ("torchrun", False), (None, False)]
-)
-def test_where_mpirun_starts_all_ranks_the_first_host_ends_the_job(
-    script: str, distribution: str | None, ends: bool
-) -> None:
-    job = Estimator(script, instance_type="local", image_uri="mine", distribution=distribution)
-    assert given.ends_with_first_host(job.arguments) is ends
+def test_a_session_of_aws_gives_the_sdks_local_mode_its_s3() -> None:
+    boto_session = boto3.Session(region_name="eu-west-1")
+    session = v2.local_session(Session(boto_session))
+    assert v2.is_local(session)
+    assert session.boto_session is boto_session
 
 
 def test_the_sdks_own_pytorch_is_not_given_without_the_checkpoints_asked_for(script: str) -> None:

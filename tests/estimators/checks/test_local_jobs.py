@@ -1,4 +1,4 @@
-"""What a plan says of a job for Local Mode."""
+"""What a plan says of a local job, and of one in the SDK's own Local Mode."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import boto3
 import pytest
 from sagemaker.inputs import FileSystemInput, TrainingInput
+from sagemaker.local import LocalSession
 
 from estimators import Estimator
 from estimators.plan import Plan
 
+SPOT = ["use_spot_instances", "max_wait"]
+WARM, LOSES = "keep_alive_period_in_seconds", "checkpoint_s3_uri"
+AT_ONCE = {"use_spot_instances": True, "max_wait": 86400}
 IMPORTS = {"plain": "print('training')\n", "smddp": "import smddp\n"}
 
 
@@ -25,6 +29,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def of(inputs: Any = None, code: str = "plain", **parameters: Any) -> Plan:
         script = tmp_path / "train.py"
         script.write_text(IMPORTS[code])
+        if parameters.pop("by_sdk", False):
+            parameters["sagemaker_session"] = LocalSession(boto3.Session(region_name="us-east-1"))
         job = {"instance_type": "local", "image_uri": "mine", **parameters}
         return Estimator(str(script), **job).plan(inputs)
 
@@ -43,33 +49,29 @@ def test_a_good_job_needs_no_role_no_region_and_no_account(plan: Any, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("parameters", "warned"),
+    ("parameters", "warned", "by_sdk"),
     [
-        ({"max_run": 60}, ["max_run"]),
-        ({"max_run": 10**7}, ["max_run"]),
-        ({"use_spot_instances": True}, ["use_spot_instances"]),
-        ({"max_wait": 60}, ["max_wait"]),
+        ({"max_run": 60}, [], ["max_run"]),
+        ({**AT_ONCE, "checkpoint_s3_uri": "s3://b/c"}, [], SPOT),
         (
-            {"use_spot_instances": True, "keep_alive_period_in_seconds": 60},
-            ["use_spot_instances", "keep_alive_period_in_seconds"],
+            {"use_spot_instances": True, "max_wait": 86400, "keep_alive_period_in_seconds": 60},
+            [LOSES, WARM],
+            [WARM, *SPOT],
         ),
-        ({"metric_definitions": [], "tags": []}, []),
-        ({"enable_network_isolation": True, "code": "smddp"}, ["enable_network_isolation"]),
-        (
-            {"use_spot_instances": True, "max_wait": 86400, "checkpoint_s3_uri": "file:///c"},
-            ["use_spot_instances", "max_wait"],
-        ),
-        ({"metric_definitions": [{"Name": "loss", "Regex": "loss=(.*)"}]}, ["metric_definitions"]),
-        ({"max_retry_attempts": 3, "tags": {"a": "b"}}, ["tags", "max_retry_attempts"]),
-        ({"enable_network_isolation": True}, ["enable_network_isolation"]),
-        ({"enable_network_isolation": False, "volume_size": 50}, ["volume_size"]),
+        ({"metric_definitions": [], "tags": []}, [], []),
+        ({"metric_definitions": [{"Name": "loss", "Regex": "loss=(.*)"}]}, [], ["metric_definitions"]),
+        ({"max_retry_attempts": 3, "tags": {"a": "b"}}, ["max_retry_attempts", "tags"], ["max_retry_attempts", "tags"]),
+        ({"enable_network_isolation": True}, [], ["enable_network_isolation"]),
+        ({"enable_network_isolation": False, "volume_size": 50}, ["volume_size"], ["volume_size"]),
+        ({"disable_output_compression": True}, [], ["disable_output_compression"]),
     ],
 )
-def test_what_does_nothing_is_told_once(plan: Any, parameters: Any, warned: list[str]) -> None:
-    found = plan(**parameters)
-    assert not found.errors
-    assert parameters_of(found.warnings) == warned
-    assert all("does nothing in the SDK's Local Mode" in problem.found for problem in found.warnings)
+def test_what_does_nothing_is_told_once(plan: Any, parameters: Any, warned: list[str], by_sdk: list[str]) -> None:
+    ours, sdks = plan(**parameters), plan(**parameters, code="smddp", by_sdk=True)
+    assert not ours.errors + sdks.errors
+    assert parameters_of(ours.warnings) == warned
+    assert parameters_of(sdks.warnings) == by_sdk
+    assert all("does nothing" in problem.found for problem in sdks.warnings)
 
 
 def test_an_image_is_asked_for_where_aws_would_be(plan: Any) -> None:
@@ -97,21 +99,25 @@ def test_studio_is_refused_before_a_job_runs_in_vain(plan: Any, monkeypatch: pyt
     assert "estimators.local.LocalSageMaker" in problem.remedy
 
 
-def test_a_session_of_aws_is_refused(plan: Any) -> None:
+def test_a_session_of_aws_gives_its_s3(plan: Any) -> None:
     import sagemaker
 
     session = sagemaker.Session(boto3.Session(region_name="us-east-1"))
-    (problem,) = plan(sagemaker_session=session).errors
-    assert str(problem).startswith("sagemaker_session: it is no session of Local Mode")
+    assert not plan("s3://data/train", sagemaker_session=session).problems
 
 
 @pytest.mark.parametrize(
     ("parameters", "errors", "warnings", "said"),
     [
         ({"checkpoint_s3_uri": "s3://b/p", "code": "smddp"}, 0, 0, ""),
-        ({"checkpoint_s3_uri": "s3://b/p", "code": "plain"}, 0, 1, "does not import smddp"),
-        ({"checkpoint_s3_uri": "s3://b", "code": "smddp"}, 0, 0, ""),
-        ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out", "code": "smddp"}, 0, 0, ""),
+        ({"checkpoint_s3_uri": "s3://b/p", "code": "plain"}, 0, 0, ""),
+        ({"checkpoint_s3_uri": "s3://b/p", "code": "plain", "by_sdk": True}, 0, 1, "does not import smddp"),
+        ({"checkpoint_s3_uri": "s3://b/p", "code": "smddp", "by_sdk": True}, 0, 0, ""),
+        ({"checkpoint_s3_uri": "file:///c", "by_sdk": True}, 1, 0, "mounts no directory"),
+        ({"checkpoint_s3_uri": "s3://b"}, 0, 1, "a whole bucket"),
+        ({"checkpoint_s3_uri": "s3://b", "code": "smddp", "by_sdk": True}, 0, 0, ""),
+        ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out"}, 1, 0, "lies in it"),
+        ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out", "code": "smddp", "by_sdk": True}, 0, 0, ""),
         ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/other"}, 0, 0, ""),
         ({"checkpoint_local_path": "/opt/ml/other"}, 0, 1, "checkpoint_s3_uri='file:///directory'"),
         ({"checkpoint_s3_uri": "file:///etc/hostname"}, 1, 0, "/etc/hostname is not a directory"),
@@ -148,28 +154,45 @@ def test_a_directory_for_checkpoints_is_for_this_machine_only(plan: Any) -> None
 @pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000"])
 def test_an_s3_that_containers_cannot_reach_is_refused(plan: Any, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}")
-    (problem,) = plan(checkpoint_s3_uri="s3://b/p", code="smddp").errors
+    (problem,) = plan(checkpoint_s3_uri="s3://b/p", code="smddp", by_sdk=True).errors
     assert f"S3 is at http://{host}" in problem.found
+    ours = plan(checkpoint_s3_uri="s3://b/p")
+    assert not ours.errors, "this process copies them"
+    assert parameters_of(ours.warnings) == ["checkpoint_s3_uri"]
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://172.17.0.1:9000")
-    assert not plan(checkpoint_s3_uri="s3://b/p", code="smddp").errors
+    assert not plan(checkpoint_s3_uri="s3://b/p", code="smddp", by_sdk=True).errors
 
 
 @pytest.mark.parametrize(
-    ("mode", "errors", "warnings"), [("File", 0, 0), (None, 0, 0), ("Pipe", 1, 0), ("FastFile", 0, 1)]
+    ("mode", "by_sdk", "directory", "found"),
+    [
+        ("File", False, False, "00"),
+        ("Pipe", False, False, "00"),
+        ("Pipe", False, True, "10"),
+        ("Pipe", True, False, "10"),
+        ("FastFile", False, False, "01"),
+        ("FastFile", True, False, "01"),
+    ],
 )
 @pytest.mark.parametrize("of", ["the job", "a channel"])
-def test_there_are_no_pipes_and_no_mounts(plan: Any, of: str, mode: Any, errors: int, warnings: int) -> None:
-    job, channel = ({"input_mode": mode or "File"}, None) if of == "the job" else ({}, mode)
-    found = plan({"train": TrainingInput("s3://data/train", input_mode=channel)}, **job)
-    where = "input_mode" if of == "the job" else "inputs['train']"
-    assert parameters_of(found.errors) == [where] * errors
-    assert parameters_of(found.warnings) == [where] * warnings
+def test_data_come_as_they_can(
+    plan: Any, tmp_path: Path, of: str, mode: str, by_sdk: bool, directory: bool, found: str
+) -> None:
+    job, channel = ({"input_mode": mode}, None) if of == "the job" else ({}, mode)
+    place = f"file://{tmp_path}" if directory else "s3://data/train"
+    told = plan({"train": TrainingInput(place, input_mode=channel)}, by_sdk=by_sdk, **job)
+    assert f"{len(told.errors)}{len(told.warnings)}" == found, str(told)
 
 
-@pytest.mark.parametrize(("hosts", "errors"), [(1, 0), (2, 1)])
-def test_sharded_data_are_refused_where_they_would_be_whole(plan: Any, hosts: int, errors: int) -> None:
-    sharded = TrainingInput("s3://data/train", distribution="ShardedByS3Key")
-    found = plan({"train": sharded}, instance_count=hosts)
+@pytest.mark.parametrize(
+    ("hosts", "by_sdk", "directory", "errors"),
+    [(2, False, False, 0), (1, True, False, 1), (1, False, True, 0), (2, False, True, 1)],
+)
+def test_sharded_data_are_refused_where_they_would_be_whole(
+    plan: Any, tmp_path: Path, hosts: int, by_sdk: bool, directory: bool, errors: int
+) -> None:
+    place = f"file://{tmp_path}" if directory else "s3://data/train"
+    found = plan({"train": TrainingInput(place, distribution="ShardedByS3Key")}, instance_count=hosts, by_sdk=by_sdk)
     assert parameters_of(found.errors) == ["inputs['train']"] * errors
     assert not found.warnings
 
@@ -185,7 +208,8 @@ def test_data_on_this_machine_must_be_there(plan: Any, tmp_path: Path) -> None:
     assert not plan(f"file://{tmp_path}").problems
     (tmp_path / "12:30").mkdir()
     for place in (f"file://{tmp_path}/12:30", TrainingInput(f"file://{tmp_path}/12:30")):
-        assert f"can't mount file://{tmp_path}/12:30" in str(plan(place))
+        assert not plan(place).problems
+        assert f"can't mount file://{tmp_path}/12:30" in str(plan(place, by_sdk=True))
 
 
 def test_on_sagemaker_nothing_of_this_is_said(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:

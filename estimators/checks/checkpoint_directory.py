@@ -22,7 +22,7 @@ _ROOT = 0
 
 
 def check(uri: str, directory: Path) -> Iterator[Problem]:
-    """What is wrong with a directory for checkpoints.
+    """Say what is wrong with a directory for checkpoints.
 
     Args:
         uri: As it was given.

@@ -1,0 +1,91 @@
+"""The CreateTrainingJob of a local job, as the SDK makes it, and what of it stands for files of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from estimators.checks import channels
+from estimators.checks.local_jobs import ONLY_SAGEMAKER
+from estimators.errors import EstimatorError
+from estimators.local.engine.errors import ApiError
+from estimators.local.engine.local_files import LocalFiles
+from estimators.local.engine.objects import FileUri
+from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, ML_ROOT, TrainingRequest
+from estimators.local_mode.given import UNUSED_ROLE
+from estimators.source_code import SourceCode
+
+if TYPE_CHECKING:
+    from estimators.sdk.v2 import Session
+
+RUNS = Path("runs")
+"""Where the model comes, in a directory of the job's name, if the job names no place."""
+_INSTANCE_TYPE = "ml.m5.large"
+"""What the API's model is shown for "local", which it does not know."""
+
+
+def training_request(
+    arguments: Mapping[str, Any], inputs: Any, *, image: str, code: SourceCode, job_name: str | None, session: Session
+) -> TrainingRequest:
+    """The request of a job.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+        inputs: The channels.
+        image: The image of its hosts.
+        code: The code, as it is staged for the containers; or on S3.
+        job_name: The job's name; None makes one.
+        session: Whose region and defaults the job has.
+
+    Raises:
+        EstimatorError: The SDK refuses it, or the platform does.
+    """
+    from estimators.sdk import dry_run
+
+    data = {name: channels.local_path(channels.uri_of(place)) for name, place in channels.by_name(inputs).items()}
+    local = {name: path for name, path in data.items() if path is not None}
+    checkpoints = channels.local_path(arguments.get("checkpoint_s3_uri"))
+    output = channels.local_path(arguments.get("output_path"))
+    here = {
+        "checkpoint_s3_uri": checkpoints,
+        "checkpoint_local_path": checkpoints,
+        "output_path": output,
+        "enable_network_isolation": True,  # for which the SDK would send the code as a channel
+    }
+    omitted = {"source_dir", "dependencies", "git_config", *ONLY_SAGEMAKER} | {name for name in here if here[name]}
+    sdks = {name: value for name, value in arguments.items() if name not in omitted} | code.arguments
+    sdks |= {"instance_type": _INSTANCE_TYPE, "image_uri": image, "role": arguments.get("role") or UNUSED_ROLE}
+    in_container = str(code.source_dir) if not code.is_local else str(ML_ROOT / "code")
+    remote = {name: place for name, place in channels.by_name(inputs).items() if name not in local}
+    members, refusal = dry_run.build(
+        sdks, remote or None, job_name=job_name, session=session, code=(in_container, str(code.entry_point))
+    )
+    if refusal:
+        raise EstimatorError(f"The SageMaker SDK refuses the job: {refusal}")
+    isolated = arguments.get("enable_network_isolation") is True
+    try:
+        request = TrainingRequest.parse({**members, "EnableNetworkIsolation": isolated})
+    except ApiError as fault:
+        raise EstimatorError(f"The local platform refuses the job: {fault.message}") from fault
+    if "output_path" not in arguments:
+        output = RUNS.absolute() / request.name
+    (group,) = (replace(group, instance_type=arguments["instance_type"]) for group in request.groups)
+    shown = {
+        "ResourceConfig": {"InstanceType": group.instance_type, "InstanceCount": group.count},
+        **({"OutputDataConfig": {"S3OutputPath": f"file://{output}"}} if output else {}),
+        **({"CheckpointConfig": {"S3Uri": f"file://{checkpoints}"}} if checkpoints else {}),
+    }
+    return replace(
+        request,
+        groups=(group,),
+        output=FileUri(path=output) if output else request.output,
+        members={**request.members, **shown},
+        files=LocalFiles(
+            code=Path(str(code.source_dir)) if code.is_local else None,
+            channels=local,
+            checkpoints=checkpoints,
+            checkpoint_path=arguments.get("checkpoint_local_path", DEFAULT_CHECKPOINT_PATH),
+        ),
+    )

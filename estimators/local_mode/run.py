@@ -1,0 +1,147 @@
+"""Runs one local job to its end: the platform's engine and its Docker executor, in this process, without a server.
+
+There is nobody else to serve, and so the user's own session brings and takes what lies on S3. If this process is
+killed, the containers get their time to save, and go with all that is the job's (``container_reaper``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from estimators.docker.docker_program import DockerError, require_engine
+from estimators.docker.pull import require_image
+from estimators.errors import EstimatorError
+from estimators.local.directory_reaper_process import Lifeline
+from estimators.local.engine.errors import ApiError
+from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.platform import Platform
+from estimators.local.engine.request import TrainingRequest
+from estimators.local.executors.docker import Docker, DockerExecutor
+from estimators.local_mode.job import LocalModeJob
+from estimators.log_view import LogView
+
+if TYPE_CHECKING:
+    from estimators.sdk.v2 import Session
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 120
+"""What a host gets to save a checkpoint when the job is stopped, as on SageMaker."""
+_STOPPING = "stopping: each host has %d s to save a checkpoint. Ctrl-C once more ends them at once"
+
+
+def run(
+    request: TrainingRequest, *, session: Session, gpus: bool, logs: bool, directory: Path, lifeline: Lifeline
+) -> LocalModeJob:
+    """Run a job to its end.
+
+    Args:
+        request: The job.
+        session: Whose S3 it uses.
+        gpus: Whether its hosts see this machine's GPUs.
+        logs: Whether to show its hosts' lines.
+        directory: Of the job.
+        lifeline: Of the directory.
+
+    Raises:
+        EstimatorError: No Docker engine answers, or the image can't be had.
+        KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
+    """
+    from estimators.sdk import v2
+
+    executor = DockerExecutor(Docker(gpus=gpus), lifeline=lifeline, orphan_seconds=STOP_SECONDS)
+    try:
+        require_engine()
+        require_image(request.image, session.boto_session)
+        image = executor.find_image(request.image)
+    except DockerError as fault:
+        raise EstimatorError(
+            f"instance_type: a local job runs in Docker containers. {fault} "
+            "Without Docker, estimators.local.LocalSageMaker runs jobs as processes."
+        ) from fault
+    s3 = v2.s3_client(session)
+    log: Any = _ShownLog(LogView() if logs else None)
+    platform = Platform(
+        directory=directory / "jobs",
+        s3=s3,
+        logs=log,
+        executor=executor,
+        container_environment=access(session, s3.meta.endpoint_url),
+        region=session.boto_region_name,
+        grace_seconds=STOP_SECONDS,
+        sync_seconds=1.0,
+        rescue=directory.parent,
+    )
+    platform.directory.mkdir()
+    if request.files is not None and request.files.checkpoints is not None:
+        request.files.checkpoints.mkdir(parents=True, exist_ok=True)
+    record = JobRecord(request, f"arn:aws:sagemaker:{platform.region}:{'0' * 12}:training-job/{request.name}")
+    _run_to_its_end(record, JobRunner(record, image, platform))
+    return LocalModeJob(record.name, record.describe())
+
+
+def _run_to_its_end(record: JobRecord, runner: JobRunner) -> None:
+    """Run it; whoever breaks this off, by Ctrl-C or by a handler of the user's own, leaves no host running."""
+    runner.start()
+    try:
+        runner.join()
+    except BaseException:
+        logger.warning(_STOPPING, STOP_SECONDS)
+        with suppress(ApiError):  # it has ended meanwhile
+            record.stop()
+        try:
+            runner.join()
+        except BaseException:
+            logger.warning("ending the hosts at once")
+            record.close()
+            runner.join()
+            raise
+        job = LocalModeJob(record.name, record.describe())
+        if reason := job.describe().get("FailureReason"):
+            logger.error("%s failed: %s", job.name, reason)
+        logger.warning("%s was interrupted%s", job.name, job.how_to_resume)
+        raise
+
+
+def access(session: Session, s3_endpoint: str) -> dict[str, str]:
+    """Variables by which a host reaches S3 as the user does: where, and with which keys."""
+    found = {}
+    if not (urlsplit(s3_endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        found["AWS_ENDPOINT_URL_S3"] = s3_endpoint
+    credentials = session.boto_session.get_credentials()
+    if credentials is None:
+        return found
+    if credentials.method == "iam-role":  # this machine's own: a host asks where it is asked for here, and again later
+        return {**found, "AWS_EC2_METADATA_DISABLED": "false"}
+    keys = credentials.get_frozen_credentials()
+    token = {"AWS_SESSION_TOKEN": keys.token} if keys.token else {}
+    return {**found, "AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key, **token}
+
+
+class _ShownLog:
+    """What of CloudWatch Logs a job needs: shows each line as it comes, and keeps none."""
+
+    def __init__(self, view: LogView | None) -> None:
+        self._view = view
+
+    def create_log_group(self, **_names: str) -> None:
+        """Do nothing: lines are shown, and not kept."""
+
+    create_log_stream = create_log_group
+
+    def put_log_events(self, *, logStreamName: str, logEvents: list[Mapping[str, Any]], **_group: str) -> None:  # noqa: N803 - boto3's names
+        """Show the lines of one host."""
+        host = logStreamName.rpartition("/")[2].rpartition("-")[0]
+        if self._view is None:
+            return
+        try:
+            for event in logEvents:
+                self._view.show_line(host, event["message"])
+        except BrokenPipeError:  # nobody reads any more what is shown; the job goes on
+            self._view = None
