@@ -57,6 +57,7 @@ class JobRunner:
         self._platform = platform
         self._directory = platform.directory / job.name
         self._loss_limit = HostLossLimit()
+        self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
 
     def start(self) -> None:
@@ -64,8 +65,9 @@ class JobRunner:
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the job has ended and its directory is gone."""
-        self._thread.join(timeout)
+        """Wait until the job has ended and its directory is gone. Broken off by Ctrl-C, it can be asked again."""
+        # Not for the thread: until Python 3.12, one whose join() was broken off counts as ended from then on.
+        self._done.wait(timeout)
 
     def _run(self) -> None:
         try:
@@ -85,6 +87,8 @@ class JobRunner:
             reason = self._describe_defect(error)
             if not self._job.ended:
                 self._job.finish(failure_reason=within_limit(reason))
+        finally:
+            self._done.set()
 
     def _attempt(self) -> bool:
         """Run one attempt, from new hosts to their end. Return whether the job is finished."""

@@ -197,6 +197,9 @@ def test_a_host_that_is_done_leaves_the_others_their_time(home: Path, image: str
 TRAINS_UNTIL_TOLD = """
 import os, pathlib, signal, sys
 def save(*_):
+    print("told", flush=True)
+    while "STUBBORN" in os.environ:
+        signal.pause()
     pathlib.Path("/opt/ml/checkpoints", os.environ["SM_CURRENT_HOST"]).write_text("saved")
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
@@ -206,7 +209,7 @@ signal.pause()
 
 
 @pytest.fixture
-def training(home: Path, image: str) -> Iterator[subprocess.Popen[str]]:
+def training(home: Path, image: str, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A job of two hosts in the middle of its training, sent by a process of its own."""
     job = {
         "entry_point": write(TRAINS_UNTIL_TOLD, home),
@@ -214,6 +217,7 @@ def training(home: Path, image: str) -> Iterator[subprocess.Popen[str]]:
         "instance_count": 2,
         "image_uri": image,
         "checkpoint_s3_uri": f"file://{home}/checkpoints",
+        "environment": getattr(request, "param", {}),
     }
     with subprocess.Popen(
         submission(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -236,7 +240,22 @@ def test_ctrl_c_is_a_stop_with_a_checkpoint(home: Path, training: subprocess.Pop
     assert "120 s to save a checkpoint" in said
     assert f"the next fit() goes on from what checkpoints there are in file://{home}/checkpoints" in said
     assert said.count("Traceback") == 1
+    assert said.count("| told") == 2
+    assert "| told" not in said.partition("was interrupted")[2], "fit() returned before its hosts had ended"
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["algo-1", "algo-2"]
+
+
+@pytest.mark.parametrize("training", [{"STUBBORN": "1"}], indirect=True)
+def test_ctrl_c_once_more_ends_the_hosts_at_once(training: subprocess.Popen[str]) -> None:
+    assert training.stdout is not None
+    os.killpg(training.pid, signal.SIGINT)  # as a terminal does, to all programs of the foreground
+    while "| told" not in training.stdout.readline():
+        assert training.poll() is None
+    os.killpg(training.pid, signal.SIGINT)
+    began = time.monotonic()
+    assert "ending the hosts at once" in training.stdout.read()
+    assert training.wait() == -signal.SIGINT
+    assert time.monotonic() - began < 15
 
 
 def test_a_host_killed_from_outside_is_the_one_that_is_named(training: subprocess.Popen[str], image: str) -> None:
