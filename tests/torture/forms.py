@@ -157,7 +157,7 @@ FORMS = (
         title="one rank of several fails",
         option="rank-failures",
         count=3,
-        run=TestsPass((f"{_CHECKPOINT}/test_ranks.py",)),
+        run=TestsPass((f"{_CHECKPOINT}/test_several_ranks.py",)),
     ),
     Form(promises=("R8",), title="two writers of one step", option="meetings", count=200, run=two_writers),
     Form(
