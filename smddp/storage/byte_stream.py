@@ -26,7 +26,7 @@ class ByteStream:
         self.name = name
         self.offset = offset
         self.size = size
-        self._file = _buffered(file)
+        self._file = buffered(file)
         self._can_seek = size is not None and self._file.seekable()
 
     def read(self, count: int) -> bytes:
@@ -86,7 +86,8 @@ class ByteStream:
         )
 
 
-def _buffered(file: BinaryIO) -> io.BufferedIOBase:
+def buffered(file: BinaryIO | io.RawIOBase) -> io.BufferedIOBase:
+    """Give a file that reads as much as it is asked for; it closes the one that it is made of."""
     if isinstance(file, io.BufferedIOBase):
         return file
     return io.BufferedReader(file if isinstance(file, io.RawIOBase) else _Raw(file), 1 << 17)

@@ -110,8 +110,9 @@ class ShardedDataset(IterableDataset[Any]):
         sequence = ShardSequence(self.source, self.index.shards, largest_record=self.largest_record)
         worker = get_worker_info()
         part, parts = (worker.id, worker.num_workers) if worker else (0, 1)
-        with sequence.cursor() as cursor:
-            for position in range(len(sequence) * part // parts, len(sequence) * (part + 1) // parts):
+        start, stop = len(sequence) * part // parts, len(sequence) * (part + 1) // parts
+        with sequence.cursor(stop=stop) as cursor:
+            for position in range(start, stop):
                 yield self.decoder[cursor.read(position)]
 
 

@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 INDEX_NAME = "shards.json"
 """The file beside the shards."""
-MARK_EVERY = 256
-"""Records from one mark to the next."""
+MARK_EVERY = 32
+"""Records from one mark to the next: half as many are passed over, in the mean, before the first that is wanted."""
 
 _VERSION = 1
 _LARGEST_INDEX = 2**30
-"""Bytes. As many describe some 10**10 records."""
+"""Bytes. As many describe some 3 * 10**9 records."""
 _SCANNERS = 8  # shards gone through at a time
 
 
@@ -48,17 +48,29 @@ class Shard:
     size: int
     """Bytes."""
     records: int
-    marks: tuple[int, ...]
-    """The bytes at which records 0, `MARK_EVERY`, 2 × `MARK_EVERY` and so on begin."""
+    marks: tuple[int, ...] = field(compare=False)
+    """The bytes at which records 0, ``mark_every``, 2 × ``mark_every`` and so on begin."""
+    mark_every: int = field(default=MARK_EVERY, compare=False)
+    """Records from one mark to the next; an index that was written earlier may have fewer marks."""
 
     def __post_init__(self) -> None:
-        numbers = (self.size, self.records, *self.marks)
+        numbers = (self.size, self.records, self.mark_every, *self.marks)
         if not isinstance(self.name, str) or any(type(number) is not int or number < 0 for number in numbers):
             raise DataError(f"the index of {self.name!r} has something else than a name and numbers from 0 on")
         places = (*self.marks, self.size)
         is_rising = all(earlier < later for earlier, later in pairwise(places))
-        if len(self.marks) != -(-self.records // MARK_EVERY) or not is_rising:
+        if len(self.marks) != -(-self.records // max(self.mark_every, 1)) or not is_rising:
             raise DataError(f"the marks of {self.name!r} do not fit its {self.records} records and {self.size} bytes")
+
+    def mark_before(self, number: int) -> tuple[int, int]:
+        """Give the last record with a mark that is not after one, and the byte at which it begins."""
+        place = number // self.mark_every
+        return place * self.mark_every, self.marks[place]
+
+    def mark_after(self, number: int) -> int:
+        """Give a byte, the first that is known, by which a record has ended."""
+        place = number // self.mark_every + 1
+        return self.marks[place] if place < len(self.marks) else self.size
 
     @property
     def blob(self) -> Blob:
@@ -116,10 +128,11 @@ class ShardIndex:
         Raises:
             DataError: It is something else.
         """
-        if not isinstance(value, Mapping) or (value.get("version"), value.get("mark_every")) != (_VERSION, MARK_EVERY):
-            raise DataError(f"it is no index of shards of version {_VERSION} with a mark every {MARK_EVERY} records")
+        if not isinstance(value, Mapping) or value.get("version") != _VERSION:
+            raise DataError(f"it is no index of shards of version {_VERSION}")
         try:
-            shards = tuple(Shard(**{**entry, "marks": tuple(entry["marks"])}) for entry in value["shards"])
+            every = {"mark_every": value["mark_every"]}
+            shards = tuple(Shard(**{**every, **entry, "marks": tuple(entry["marks"])}) for entry in value["shards"])
         except (KeyError, TypeError) as error:
             raise DataError(f"the index of shards is damaged: {error}") from error
         return cls(shards=shards)
@@ -144,6 +157,7 @@ class ShardIndex:
         """Give it as a JSON object."""
         shards = [
             {"name": shard.name, "size": shard.size, "records": shard.records, "marks": shard.marks}
+            | ({} if shard.mark_every == MARK_EVERY else {"mark_every": shard.mark_every})
             for shard in self.shards
         ]
         return {"version": _VERSION, "mark_every": MARK_EVERY, "shards": shards}

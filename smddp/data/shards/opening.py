@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any, BinaryIO, cast
+
 from smddp.data.formats.json_lines import JsonLinesReader
 from smddp.data.formats.record import LARGEST_RECORD, RecordReader
 from smddp.data.formats.tar import TarReader
-from smddp.data.source import Blob, Source
+from smddp.data.source import Blob, DirectorySource, Source
 from smddp.errors import DataError
+from smddp.storage.byte_stream import buffered
 
 _READERS: dict[str, type[TarReader] | type[JsonLinesReader]] = {".tar": TarReader, ".jsonl": JsonLinesReader}
+_BEYOND = 1 << 16  # bytes after the last record that is wanted: the header that shows where it ends
 _COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".lz4")
 
 
@@ -33,7 +38,13 @@ def list_shards(source: Source) -> list[Blob]:
 
 
 def open_reader(
-    source: Source, shard: Blob, *, number: int = 0, offset: int = 0, largest_record: int = LARGEST_RECORD
+    source: Source,
+    shard: Blob,
+    *,
+    number: int = 0,
+    offset: int = 0,
+    wanted: int | None = None,
+    largest_record: int = LARGEST_RECORD,
 ) -> RecordReader:
     """Open a shard to read its records in sequence.
 
@@ -42,6 +53,7 @@ def open_reader(
         shard: Its name, and its size, which it must still have.
         number: The record to begin at.
         offset: The byte at which that begins.
+        wanted: Bytes from there on after which probably no more are read; None is to the end.
         largest_record: The most bytes of a record.
 
     Raises:
@@ -49,8 +61,12 @@ def open_reader(
     """
     ending = _ending(shard.name)
     assert ending is not None, shard
+    if wanted is None or offset + wanted >= shard.size or isinstance(source, DirectorySource):
+        file = source.open(shard.name, offset)
+    else:
+        file = cast("BinaryIO", _Bounded(source, shard.name, offset, wanted + _BEYOND))
     return _READERS[ending](
-        source.open(shard.name, offset),
+        file,
         name=shard.name,
         location=f"{source}/",
         number=number,
@@ -62,3 +78,29 @@ def open_reader(
 
 def _ending(name: str) -> str | None:
     return next((ending for ending in _READERS if name.lower().endswith(ending)), None)
+
+
+class _Bounded(io.RawIOBase):
+    """A file from a byte on that is fetched as far as it is wanted, and further only once it is read further."""
+
+    def __init__(self, source: Source, name: str, offset: int, size: int) -> None:
+        self._source = source
+        self._name = name
+        self._end = offset + size
+        self._file = buffered(source.open(name, offset, size))
+        self._is_bounded = True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        if count == 0 and self._is_bounded and len(buffer):
+            self._file.close()
+            self._file, self._is_bounded = buffered(self._source.open(self._name, self._end)), False
+            count = self._file.readinto(buffer)
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

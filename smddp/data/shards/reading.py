@@ -53,7 +53,9 @@ def read_micro_batches(
         streams = []
         for lane, slots in _slots(lanes, range(rank * share, (rank + 1) * share)):
             blocks = lanes.blocks(lane, slots, step)
-            streams.append((stack.enter_context(closing(_lane(sequence, blocks, read))), len(slots)))
+            streams.append(
+                (stack.enter_context(closing(_lane(sequence, blocks, (lane + 1) * lanes.length, read))), len(slots))
+            )
         for _ in range(step, lanes.steps):
             records = [record for stream, count in streams for record in islice(stream, count)]
             size = share // cut.accumulate
@@ -78,12 +80,12 @@ def _slots(lanes: Interleave, slots: range) -> Iterator[tuple[int, range]]:
 _Read = Callable[[Cursor, int], RawRecord]
 
 
-def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], read: _Read) -> Generator[RawRecord]:
+def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], stop: int, read: _Read) -> Generator[RawRecord]:
     """Yield the records of a lane, block after block.
 
     For each record that goes out, one of the next block is read: so reading is even, and memory that of one block.
     """
-    with sequence.cursor() as cursor:
+    with sequence.cursor(stop=stop) as cursor:
         order: list[int] = []
         held: dict[int, RawRecord] = {}
         for following in blocks:

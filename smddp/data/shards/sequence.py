@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from smddp.data.formats.record import LARGEST_RECORD, RawRecord, RecordReader
-from smddp.data.shards.index import MARK_EVERY, Shard
+from smddp.data.shards.index import Shard
 from smddp.data.shards.opening import open_reader
 from smddp.data.source import Source
 from smddp.errors import DataError
@@ -44,9 +44,13 @@ class ShardSequence:
         return shard, position - (self._ends[place] - shard.records)
 
     @contextlib.contextmanager
-    def cursor(self) -> Iterator[Cursor]:
-        """Give a cursor that is closed at the end."""
-        cursor = Cursor(self)
+    def cursor(self, *, stop: int | None = None) -> Iterator[Cursor]:
+        """Give a cursor that is closed at the end.
+
+        Args:
+            stop: the position that reading comes to at most, as far as is known: no more is fetched ahead.
+        """
+        cursor = Cursor(self, stop=len(self) if stop is None else stop)
         try:
             yield cursor
         finally:
@@ -56,9 +60,10 @@ class ShardSequence:
 class Cursor:
     """Reads records of a sequence; at little cost in the order they lie in. It has at most one file open."""
 
-    def __init__(self, sequence: ShardSequence) -> None:
+    def __init__(self, sequence: ShardSequence, *, stop: int) -> None:
         """Begin nowhere."""
         self._sequence = sequence
+        self._stop = stop
         self._shard: Shard | None = None
         self._reader: RecordReader | None = None
 
@@ -69,7 +74,7 @@ class Cursor:
             DataError: It cannot be read, or the shard is not what the index says.
         """
         shard, number = self._sequence.find(position)
-        reader = self._reader_at(shard, number)
+        reader = self._reader_at(shard, number, position)
         while reader.number < number:
             if reader.skip() is None:
                 raise self._ended(shard, reader)
@@ -84,20 +89,22 @@ class Cursor:
             self._reader.close()
         self._reader = self._shard = None
 
-    def _reader_at(self, shard: Shard, number: int) -> RecordReader:
+    def _reader_at(self, shard: Shard, number: int, position: int) -> RecordReader:
         """Return the reader of the shard, at the record or a little before."""
-        mark = number // MARK_EVERY
+        marked, offset = shard.mark_before(number)
         reader = self._reader
         if reader is not None and shard is self._shard and reader.number <= number:
-            is_near = reader.number >= mark * MARK_EVERY or shard.marks[mark] - reader.offset < _WORTH_A_SEEK
+            is_near = reader.number >= marked or offset - reader.offset < _WORTH_A_SEEK
             if is_near:
                 return reader
         self.close()
+        last = min(number + max(self._stop - position, 1), shard.records) - 1
         self._reader = reader = open_reader(
             self._sequence.source,
             shard.blob,
-            number=mark * MARK_EVERY,
-            offset=shard.marks[mark],
+            number=marked,
+            offset=offset,
+            wanted=shard.mark_after(last) - offset,
             largest_record=self._sequence.largest_record,
         )
         self._shard = shard

@@ -12,6 +12,7 @@ import pytest
 from smddp.data.shards import ShardIndex
 from smddp.data.shards.index import MARK_EVERY
 from smddp.data.shards.opening import open_reader
+from smddp.data.shards.sequence import ShardSequence
 from smddp.data.source import Blob, DirectorySource
 from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import MemorySource, fill, number_of, numbered, tar_bytes
@@ -28,7 +29,7 @@ def test_counts_the_records_and_marks_where_some_begin(tmp_path: Path, kind: str
             (name, len(content), size) for (name, content), size in zip(files.items(), SIZES, strict=True)
         ]
         assert (index.records, index.size) == (sum(SIZES), sum(map(len, files.values())))
-        assert [len(shard.marks) for shard in index.shards] == [1, 0, 3, 1]
+        assert [len(shard.marks) for shard in index.shards] == [-(-size // MARK_EVERY) for size in SIZES]
         shard = index.shards[2]
         for place, offset in enumerate(shard.marks):
             record = open_reader(source, shard.blob, number=place * MARK_EVERY, offset=offset).read()
@@ -42,6 +43,20 @@ def test_is_the_same_after_a_way_through_json() -> None:
     again = ShardIndex.from_json(json.loads(json.dumps(index.to_json())))
     assert again == index
     assert again.fingerprint == index.fingerprint
+
+
+def test_an_index_with_fewer_marks_is_read_as_well() -> None:
+    files = numbered([600, 3])
+    written = ShardIndex.of(MemorySource(files)).to_json()
+    earlier = {**written, "mark_every": 256, "shards": []}
+    for shard in written["shards"]:
+        earlier["shards"].append({**shard, "marks": shard["marks"][:: 256 // MARK_EVERY]})
+    source = MemorySource({**files, "shards.json": json.dumps(earlier).encode()})
+    index = ShardIndex.of(source)
+    assert [shard.mark_every for shard in index.shards] == [256, 256]
+    assert ShardIndex.from_json(json.loads(json.dumps(index.to_json()))).shards[0].marks == index.shards[0].marks
+    with ShardSequence(source, index.shards).cursor() as cursor:
+        assert [number_of(cursor.read(position)) for position in (599, 602, 255, 256, 0)] == [599, 602, 255, 256, 0]
 
 
 def test_the_fingerprint_is_that_of_names_sizes_and_counts() -> None:
