@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 
 from estimators.docker.build_context import build_context
 from estimators.docker.build_failure import explain
-from estimators.docker.build_log import BuildLog
 from estimators.docker.docker_program import DockerError, program, require_engine
 from estimators.docker.training_image import TrainingImage
 from smddp import __version__
+from smddp.process.output_lines import STDOUT, copy_lines
 
 FROM_USER = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT"),
@@ -20,19 +22,23 @@ FROM_USER = (
 """Variables that lead to packages. A build gets those that are set here; a container of the image does not have them,
 but ``docker history`` shows the values of the first four."""
 
+TAIL_LINES = 20
+"""The last lines of a build that failed, which its error repeats."""
 
-def build(image: TrainingImage, *, watch: Callable[[BuildLog], None] = lambda _: None) -> None:
-    """Build an image on the engine that the docker program leads to.
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+def build(image: TrainingImage) -> None:
+    """Build an image on the engine that the docker program leads to; docker's own progress goes to standard output.
 
     Args:
         image: What to build.
-        watch: Called after each line that the build writes. What it raises ends the build.
 
     Raises:
         DockerError: No engine answers, or the build failed: with its last lines and what to do.
     """
     require_engine()
-    log = BuildLog()
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
     with build_context() as context:
         # Without --force-rm the classic builder leaves the container of a step that failed or was interrupted.
         command = [program(), "build", "--force-rm", "--target", image.target, "--tag", image.tag]
@@ -41,28 +47,25 @@ def build(image: TrainingImage, *, watch: Callable[[BuildLog], None] = lambda _:
             command += ["--build-arg", f"{name}={value}"]
         for name in FROM_USER:
             command += ["--build-arg", name] if os.environ.get(name) else []  # docker looks the value up
-        code = _follow([*command, str(context)], log, watch, os.environ | {"BUILDKIT_PROGRESS": "plain"})
+        code = _follow([*command, str(context)], tail, os.environ | {"BUILDKIT_PROGRESS": "plain"})
     if code != 0:
-        raise DockerError(explain(log, code, base=image.base))
+        raise DockerError(explain(tail, code, base=image.base))
 
 
-def _follow(command: list[str], log: BuildLog, watch: Callable[[BuildLog], None], environ: Mapping[str, str]) -> int:
-    """Run the build to its end, reading what it writes; its exit code."""
+def _follow(command: list[str], tail: deque[str], environ: Mapping[str, str]) -> int:
+    """Run the build to its end, passing on what it writes and keeping its last lines; its exit code."""
+
+    def keep(lines: bytes) -> None:
+        tail.extend(line.rstrip() for line in _COLOUR.sub("", lines.decode(errors="replace")).splitlines())
+
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environ,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ
     )
     assert process.stdout is not None
     try:
-        for line in process.stdout:
-            log.read(line)
-            watch(log)
+        copy_lines(process.stdout.fileno(), STDOUT, keep)
         return process.wait()
     finally:
         process.terminate()  # after Ctrl-C; the engine ends a build whose client is gone
         process.wait()
+        process.stdout.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from estimators.docker.build_context import RECIPE
-from estimators.docker.build_log import BuildLog
 
 _CAUSES = (
     (
@@ -39,20 +39,24 @@ _CAUSES = (
 )
 
 
-def explain(log: BuildLog, code: int, *, base: str) -> str:
-    """One message for a build that ended with ``code``: the step, the last lines, what to do."""
-    step = f" at {log.step}" if log.step else ""
-    lines = [f"docker build ended with exit code {code}{step}.", *(f"    {line}" for line in log.tail)]
-    remedy = _remedy(log, base=base)
+_STEP = re.compile(r"(?:Step \d+/\d+ :| > \[[^\]]*\]|#\d+ \[[^\]]*\]) (.*)")
+"""How the classic builder, and BuildKit with plain progress, begin a step; BuildKit names the one that failed again."""
+
+
+def explain(tail: Sequence[str], code: int, *, base: str) -> str:
+    """One message for a build that ended with ``code``: the last lines, and what to do."""
+    lines = [f"docker build ended with exit code {code}.", *(f"    {line}" for line in tail if line)]
+    remedy = _remedy(tail, base=base)
     return "\n".join([*lines, remedy] if remedy else lines)
 
 
-def _remedy(log: BuildLog, *, base: str) -> str | None:
-    said = "\n".join(log.tail)
+def _remedy(tail: Sequence[str], *, base: str) -> str | None:
+    said = "\n".join(tail)
     for pattern, remedy in _CAUSES:
         if re.search(pattern, said, re.IGNORECASE):
             return remedy
-    if log.step is not None and log.step.fetches_base:
+    steps = [step[1] for line in tail if (step := _STEP.match(line))]
+    if steps and steps[-1].startswith(("FROM ", "load metadata for ")):
         return (
             f"The base {base} is not on this machine, and can't be pulled. See that its name is right, log in to its "
             "registry (`docker login`), or give one that is here with --base: `docker images` lists them. Where no "

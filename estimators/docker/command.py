@@ -35,18 +35,14 @@ def build(
     network: Annotated[str | None, typer.Option(help="The network of the build's steps, such as host.")] = None,
 ) -> None:
     """Build a training image from the installed smddp."""
-    from rich.console import Console
-
     from estimators.docker.build import build as build_image
-    from estimators.docker.build_view import clock, shown
     from estimators.docker.docker_program import DockerError, docker
 
     tag = tag or ("smddp-training" if target == "smddp" else "smddp-training:toolkit")
     image = TrainingImage(tag=tag, target=target, base=base, torch=torch, network=network)
     began = time.monotonic()
     try:
-        with shown(Console(highlight=False)) as watch:
-            build_image(image, watch=watch)
+        build_image(image)
         size = int(docker("image", "inspect", "--format", "{{.Size}}", tag))
     except DockerError as error:
         typer.echo(f"smddp image: {error}", err=True)
@@ -54,4 +50,4 @@ def build(
     except KeyboardInterrupt as stop:
         typer.echo("smddp image: stopped. The next build goes on after the last step that ended.", err=True)
         raise typer.Exit(130) from stop
-    typer.echo(f"{tag}: {size / 1e9:.1f} GB, in {clock(time.monotonic() - began)}")
+    typer.echo(f"{tag}: {size / 1e9:.1f} GB, in {time.monotonic() - began:.0f} s")

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-
 from estimators.docker.build import build
-from estimators.docker.build_view import shown
 from estimators.docker.docker_program import docker
 from estimators.docker.training_image import Target, TrainingImage
 
@@ -72,8 +69,7 @@ def _alone(what: str) -> Iterator[TextIO]:
 
 def _build(target: Target, tag: str, base: str) -> None:
     before = docker("images", "--quiet", "--no-trunc", tag)
-    with shown(Console(stderr=True, highlight=False)) as watch:
-        build(TrainingImage(tag=tag, target=target, base=base, network="host"), watch=watch)
+    build(TrainingImage(tag=tag, target=target, base=base, network="host"))
     if before and before != docker("images", "--quiet", "--no-trunc", tag):
         # It has no name any more; docker refuses to remove it while a container of another run still uses it.
         subprocess.run(["docker", "rmi", before], capture_output=True, check=False)

@@ -3,14 +3,10 @@ from __future__ import annotations
 import pytest
 
 from estimators.docker.build_failure import explain
-from estimators.docker.build_log import BuildLog
 
 
 def explanation(*lines: str) -> str:
-    log = BuildLog()
-    for line in lines:
-        log.read(line)
-    return explain(log, 1, base="python:9")
+    return explain(lines, 1, base="python:9")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +22,7 @@ def explanation(*lines: str) -> str:
 )
 def test_says_what_to_do(line: str, remedy: str) -> None:
     message = explanation("Step 5/9 : RUN something", line)
-    assert message.startswith("docker build ended with exit code 1 at Step 5/9: RUN something.\n")
+    assert message.startswith("docker build ended with exit code 1.\n    Step 5/9 : RUN something\n")
     assert line in message
     assert remedy in message.splitlines()[-1]
 
@@ -39,6 +35,13 @@ def test_says_what_to_do(line: str, remedy: str) -> None:
             "#2 [internal] load metadata for docker.io/library/python:9",
             "#2 ERROR: python:9: not found",
         ),
+        (
+            "#3 [internal] load .dockerignore",
+            "------",
+            " > [internal] load metadata for docker.io/library/python:9:",
+            "------",
+            "ERROR: failed to solve: python:9: failed to resolve source metadata for docker.io/library/python:9",
+        ),
     ],
 )
 def test_says_that_the_base_is_not_to_be_had(lines: tuple[str, ...]) -> None:
@@ -47,5 +50,5 @@ def test_says_that_the_base_is_not_to_be_had(lines: tuple[str, ...]) -> None:
 
 def test_an_unknown_cause_speaks_for_itself() -> None:
     assert explanation("Step 5/9 : RUN something", "what is this") == (
-        "docker build ended with exit code 1 at Step 5/9: RUN something.\n    what is this"
+        "docker build ended with exit code 1.\n    Step 5/9 : RUN something\n    what is this"
     )
