@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import site
+import socket
 import stat
 import sysconfig
 import traceback
@@ -42,7 +43,7 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
         cluster: Which rank raised it; None when that was not known yet.
     """
     told = traceback.TracebackException.from_exception(error)
-    where = "" if cluster is None else f" (rank {cluster.rank} of {cluster.world_size} on {cluster.host})"
+    where = "" if cluster is None else f" (rank {cluster.rank} of {cluster.world_size} on {_host(cluster)})"
     lines = [_shorten(_summary(told), _MESSAGE_LIMIT - len(where)) + where]
     cause = told
     while (next_cause := _cause(cause)) is not None:
@@ -85,8 +86,11 @@ def record(output_dir: Path, report: str) -> None:
     """Write the report, its first 1024 characters, to ``failure`` in the output directory, whole or not at all."""
     output_dir.mkdir(parents=True, exist_ok=True)
     temporary = output_dir / f".failure.{os.getpid()}"
-    temporary.write_text(report[:LIMIT], encoding="utf-8")
-    temporary.replace(output_dir / "failure")
+    try:
+        temporary.write_text(report[:LIMIT], encoding="utf-8")
+        temporary.replace(output_dir / "failure")
+    finally:
+        temporary.unlink(missing_ok=True)  # it is still there if the disk is full
 
 
 def read(file: Path) -> str:
@@ -121,6 +125,12 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
     """
     if earlier is not None and find(output_dir) == earlier:
         (output_dir / "failure").unlink(missing_ok=True)
+
+
+def _host(cluster: Cluster) -> str:
+    """The host's name in the job; the machine's own where the launcher names none of several."""
+    is_made_up = cluster.node_count > 1 and cluster.sources.get("hosts", "").startswith("default:")
+    return socket.gethostname() if is_made_up else cluster.host
 
 
 def _summary(told: traceback.TracebackException) -> str:

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,18 +137,19 @@ def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bo
     """Bring one object to ``path``, whose directory is made.
 
     Raises:
-        CancelledError: If ``cancelled`` said so between two chunks.
+        CancelledError: If ``cancelled`` said so between two pieces.
+        ClientError: As ``read_object``; BotoCoreError and FailedJobError, too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = s3.get_object(Bucket=uri.bucket, Key=uri.key)["Body"]
-    with contextlib.closing(body), path.open("wb") as file:
-        for chunk in body.iter_chunks(_CHUNK):
+    _, pieces = read_object(s3, uri)
+    with contextlib.closing(pieces), path.open("wb") as file:
+        for piece in pieces:
             if cancelled():
                 raise CancelledError
-            file.write(chunk)
+            file.write(piece)
 
 
-def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Iterator[bytes]]:
+def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Generator[bytes]]:
     """Return an object's size in bytes, and its bytes in pieces.
 
     A connection that breaks is made again where it broke. The bytes are those of one version of the object: one that
@@ -161,7 +162,7 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Iterator[bytes]]:
     first = s3.get_object(Bucket=uri.bucket, Key=uri.key)
     size, tag = first["ContentLength"], first["ETag"]
 
-    def pieces() -> Iterator[bytes]:
+    def pieces() -> Generator[bytes]:
         body, done, failures = first["Body"], 0, 0
         while True:
             with contextlib.closing(body):

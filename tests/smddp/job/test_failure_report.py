@@ -1,8 +1,12 @@
+import errno
 import linecache
 import os
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -179,6 +183,24 @@ def test_lone_surrogates_are_written_as_escapes(tmp_path: Path) -> None:
     record(tmp_path, describe(raised(fail), rank(0)))
 
     assert "no file \\udcff" in (tmp_path / "failure").read_text(encoding="utf-8")
+
+
+def test_names_the_machine_where_the_launcher_names_no_hosts() -> None:
+    made_up = {"hosts": "default: torchrun names no hosts"}
+    several = replace(rank(1), hosts=("node-0", "node-1", "node-2", "node-3"), sources=made_up)
+    assert f"(rank 1 of 4 on {socket.gethostname()})" in describe(raised(load_labels), several)
+    alone = replace(rank(0, 1), hosts=("localhost",), sources=made_up)
+    assert "(rank 0 of 1 on localhost)" in describe(raised(load_labels), alone)
+
+
+def test_a_full_disk_leaves_no_part_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fill)
+    with pytest.raises(OSError, match="No space"):
+        record(tmp_path, "the reason")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_file_is_whole_replaces_an_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:

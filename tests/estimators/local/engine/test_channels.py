@@ -14,6 +14,7 @@ from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.objects import CancelledError, S3Uri
 from estimators.local.engine.request import Channel
+from tests.estimators.local.engine.breaking_s3 import Breaking
 
 GROUPS = (
     InstanceGroup(name="gpu", instance_type="ml.g5.xlarge", count=2),
@@ -177,6 +178,14 @@ def test_a_file_that_cannot_be_written_is_named(harness: Harness) -> None:
     harness.put("data/" + "x" * 300)
     with pytest.raises(FailedJobError, match="File name too long"):
         harness.bring("data/")
+
+
+def test_a_broken_connection_is_made_again_where_it_broke(harness: Harness) -> None:
+    content = bytes(range(256)) * (3 << 12)
+    harness.s3.put_object(Bucket=harness.bucket, Key="data/a", Body=content)
+    harness.s3 = Breaking(harness.s3, after=1 << 20, times=2)
+    assert harness.bring("data/") == [["a"]] * 3
+    assert [file.read_bytes() for file in harness.directory.rglob("a")] == [content] * 3
 
 
 def test_a_cancelled_transfer_stops_between_chunks(harness: Harness) -> None:

@@ -22,6 +22,7 @@ from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.objects import S3Uri
 from estimators.local.engine.pipes import Pipes
 from estimators.local.engine.request import Channel
+from tests.estimators.local.engine.breaking_s3 import Breaking
 
 LARGE = bytes(range(256)) * (1 << 14)  # 4 MiB: more than any pipe holds
 
@@ -251,38 +252,6 @@ class Before:
     def get_object(self, **request: Any) -> Any:
         self._act()
         return self._s3.get_object(**request)
-
-
-class Breaking:
-    """A client whose connections break after some bytes, as often as it is told to."""
-
-    def __init__(
-        self, s3: Any, *, after: int, times: int, change: Callable[[], Any] = lambda: None, ranges: bool = True
-    ) -> None:
-        self._s3, self._after, self._times, self._change, self._ranges = s3, after, times, change, ranges
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._s3, name)
-
-    def get_object(self, **request: Any) -> Any:
-        if not self._ranges:
-            request.pop("Range", None)
-        response = self._s3.get_object(**request)
-        if self._times:
-            self._times -= 1
-            raw = response["Body"]._raw_stream
-            whole = raw.read
-            left = [self._after]
-
-            def read(amount: int) -> bytes:
-                data: bytes = whole(min(amount, left[0]))
-                left[0] -= len(data)
-                if not data:
-                    self._change()
-                return data
-
-            raw.read = read
-        return response
 
 
 def test_a_broken_connection_is_made_again_where_it_broke(harness: Harness, serve: Any) -> None:
