@@ -1,4 +1,5 @@
 import fcntl
+import functools
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from estimators.local import LocalSageMaker
+from tests.estimators.local import submitted_jobs
 
 
 @pytest.fixture(scope="module")
@@ -22,23 +24,7 @@ def platform(fork_server):
 def job_request(platform):
     """A function that makes CreateTrainingJob's request for a shell script run on each host."""
 
-    def make(name: str, script: str, **changes):
-        return {
-            "TrainingJobName": name,
-            "RoleArn": platform.role,
-            "AlgorithmSpecification": {
-                "TrainingImage": "an-image",
-                "TrainingInputMode": "File",
-                "ContainerEntrypoint": ["sh", "-c"],
-                "ContainerArguments": [script],
-            },
-            "OutputDataConfig": {"S3OutputPath": f"s3://{platform.default_bucket}/out"},
-            "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
-            "StoppingCondition": {"MaxRuntimeInSeconds": 300},
-            **changes,
-        }
-
-    return make
+    return functools.partial(submitted_jobs.job_request, platform)
 
 
 @pytest.fixture

@@ -13,17 +13,9 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.estimators.local.submitted_jobs import await_end
+
 AWS = str(Path(sys.executable).with_name("aws"))
-ENDED = ("Completed", "Failed", "Stopped")
-
-
-def await_end(platform, name: str, seconds: float = 60) -> dict:
-    client = platform.boto_session.client("sagemaker")
-    deadline = time.monotonic() + seconds
-    while (job := client.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] not in ENDED:
-        assert time.monotonic() < deadline, job
-        time.sleep(0.05)
-    return job
 
 
 def await_training(platform, name: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -19,9 +19,11 @@ from estimators.docker.docker_program import docker
 from estimators.local import Docker, LocalSageMaker
 from estimators.local.errors import LocalPlatformError
 from tests.docker.images import find_base
+from tests.estimators.local import submitted_jobs
+from tests.estimators.local.submitted_jobs import await_end, await_that
 
 IMAGE = "account.dkr.ecr.us-east-1.amazonaws.com/training:1"
-TWO_HOSTS = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
+submit = functools.partial(submitted_jobs.submit, image=IMAGE)
 WAITS = 'trap "exit 75" TERM; echo up; while :; do sleep 0.1; done'
 
 
@@ -34,44 +36,6 @@ def settings() -> Docker:
 def platform(settings: Docker) -> Iterator[LocalSageMaker]:
     with LocalSageMaker(grace_seconds=10, executor=settings) as platform:
         yield platform
-
-
-def request(platform: LocalSageMaker, script: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "TrainingJobName": f"test-{uuid.uuid4().hex[:12]}",
-        "RoleArn": platform.role,
-        "AlgorithmSpecification": {
-            "TrainingImage": IMAGE,
-            "TrainingInputMode": "File",
-            "ContainerEntrypoint": ["sh", "-c"],
-            "ContainerArguments": [script],
-        },
-        "OutputDataConfig": {"S3OutputPath": f"s3://{platform.default_bucket}/out"},
-        "ResourceConfig": {**TWO_HOSTS, "InstanceCount": 1},
-        "StoppingCondition": {"MaxRuntimeInSeconds": 300},
-        **changes,
-    }
-
-
-def submit(platform: LocalSageMaker, script: str, **changes: Any) -> str:
-    members = request(platform, script, **changes)
-    platform.boto_session.client("sagemaker").create_training_job(**members)
-    return str(members["TrainingJobName"])
-
-
-def wait(platform: LocalSageMaker, name: str) -> dict[str, Any]:
-    client = platform.boto_session.client("sagemaker")
-    return until(
-        lambda: (job := client.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] != "InProgress" and job
-    )
-
-
-def until(look: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
 
 
 def lines(platform: LocalSageMaker, name: str, host: str = "algo-1") -> list[str]:
@@ -97,18 +61,18 @@ def networks(name: str) -> list[str]:
 
 @pytest.mark.docker
 def test_a_killed_host_fails_the_job_within_30_seconds_by_its_name(platform: LocalSageMaker) -> None:
-    name = submit(platform, WAITS, ResourceConfig=TWO_HOSTS)
-    until(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
+    name = submit(platform, WAITS, hosts=2)
+    await_that(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
     docker("kill", *containers(name, "algo-2"))
     killed = time.monotonic()
-    job = wait(platform, name)
+    job = await_end(platform, name)
     assert time.monotonic() - killed < 30
     assert job["TrainingJobStatus"] == "Failed"
     reason = "InternalServerError: algo-2 was lost: its container was killed from outside (exit code 137)."
     assert job["FailureReason"] == reason
     assert lines(platform, name, "algo-2")[-1].startswith("[platform] algo-2 was lost: its container was killed")
     assert containers(name) == []
-    until(lambda: not networks(name))
+    await_that(lambda: not networks(name))
 
 
 @pytest.mark.docker
@@ -116,15 +80,15 @@ def test_a_spot_job_goes_on_from_its_checkpoints_when_a_host_is_killed(platform:
     name = submit(
         platform,
         f"[ -e /opt/ml/checkpoints/step ] && echo resumed at $(cat /opt/ml/checkpoints/step) && exit; {WAITS}",
-        ResourceConfig=TWO_HOSTS,
+        hosts=2,
         EnableManagedSpotTraining=True,
         StoppingCondition={"MaxRuntimeInSeconds": 300, "MaxWaitTimeInSeconds": 300},
         CheckpointConfig={"S3Uri": f"s3://{platform.default_bucket}/{uuid.uuid4().hex}"},
     )
-    until(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
+    await_that(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
     docker("exec", *containers(name, "algo-1"), "sh", "-c", "echo 7 > /opt/ml/checkpoints/step")
     docker("kill", *containers(name, "algo-2"))
-    job = wait(platform, name)
+    job = await_end(platform, name)
     path = [transition["Status"] for transition in job["SecondaryStatusTransitions"]]
     life = ["Starting", "Downloading", "Training"]
     assert path == [*life, "Interrupted", *life, "Uploading", "Completed"]
@@ -147,7 +111,7 @@ def test_links_of_a_program_bring_no_file_of_this_machine_to_anyone(platform: Lo
         Environment={"SCRIPT": script, "HOST": str(tmp_path)},
         CheckpointConfig={"S3Uri": f"s3://{bucket}/{prefix}"},
     )
-    job = wait(platform, name)
+    job = await_end(platform, name)
     reason, _, problem = job["FailureReason"].partition("; ")
     assert reason == "AlgorithmError: algo-1 wrote no /opt/ml/output/failure, exit code: 3"
     assert "It leads out of /opt/ml (/opt/ml/output/data). All files are kept in " in problem
@@ -175,7 +139,7 @@ def test_a_link_in_a_pipes_place_writes_no_file_of_this_machine(platform: LocalS
         Environment={"HOST": str(tmp_path)},
         InputDataConfig=[{"ChannelName": "train", "InputMode": "Pipe", "DataSource": source}],
     )
-    assert "something else in the pipe's place" in wait(platform, name)["FailureReason"]
+    assert "something else in the pipe's place" in await_end(platform, name)["FailureReason"]
     assert kept.read_text() == "kept"
 
 
@@ -190,7 +154,7 @@ def test_a_program_reaches_the_platform_and_its_storage_on_disk(settings: Docker
     )
     with LocalSageMaker(executor=settings, storage="disk") as platform:
         name = submit(platform, 'python3 -c "$ASK"', Environment={"ASK": ask})
-        assert wait(platform, name)["TrainingJobStatus"] == "Completed"
+        assert await_end(platform, name)["TrainingJobStatus"] == "Completed"
         assert lines(platform, name) == ["AWS_ENDPOINT_URL 403 False", "AWS_ENDPOINT_URL_S3 403 False"]
 
 
@@ -198,19 +162,17 @@ def test_a_program_reaches_the_platform_and_its_storage_on_disk(settings: Docker
 def test_nothing_is_left_when_the_platform_is_killed(settings: Docker) -> None:
     with LocalSageMaker(executor=settings) as platform:
         name = submit(platform, WAITS)
-        until(lambda: "up" in lines(platform, name))
+        await_that(lambda: "up" in lines(platform, name))
         os.kill(platform.server_pid, signal.SIGKILL)
-    until(lambda: not containers(name) and not networks(name))
+    await_that(lambda: not containers(name) and not networks(name))
 
 
 @pytest.mark.docker
 def test_an_image_that_nothing_maps_is_refused_when_the_job_is_sent(platform: LocalSageMaker) -> None:
-    members = request(platform, "true")
-    members["AlgorithmSpecification"]["TrainingImage"] = "account.dkr.ecr.us-east-1.amazonaws.com/other:1"
     with pytest.raises(
         ClientError, match=r"ValidationException.*TrainingImage: .*/other:1 is no image on this machine"
     ):
-        platform.boto_session.client("sagemaker").create_training_job(**members)
+        submit(platform, "true", image="account.dkr.ecr.us-east-1.amazonaws.com/other:1")
 
 
 def test_without_a_docker_engine_the_platform_does_not_start_and_leaves_nothing(

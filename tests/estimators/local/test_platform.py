@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from estimators import Estimator
 from estimators.local import LocalSageMaker, running_jobs
 from estimators.local.errors import LocalPlatformError
 from tests.estimators.local.processes import is_alive, processes_of, processes_with, running
+from tests.estimators.local.submitted_jobs import await_end, await_that
 
 
 def test_needs_to_be_started():
@@ -106,13 +106,6 @@ def start_job(platform, request):
 
 def await_process(marker: str) -> None:
     await_that(lambda: processes_with(marker))
-
-
-def await_that(condition: Callable[[], object], *, seconds: float = 30, pause: float = 0.05) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(pause)
 
 
 PARENT = """if True:
@@ -320,11 +313,6 @@ def test_a_job_fails_with_the_reason_when_the_storage_is_given_up(job_request, t
 def await_state(platform, name: str, state: str) -> None:
     client = platform.boto_session.client("sagemaker")
     await_that(lambda: client.describe_training_job(TrainingJobName=name)["SecondaryStatus"] == state)
-
-
-def await_end(platform, name: str) -> None:
-    client = platform.boto_session.client("sagemaker")
-    await_that(lambda: client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] != "InProgress")
 
 
 def test_a_server_that_died_is_noticed_by_its_clients_and_cleaned_up(tmp_path):

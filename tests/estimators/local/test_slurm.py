@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,15 @@ import pytest
 
 from estimators import Estimator
 from estimators.local import LocalSageMaker, Slurm
+from tests.estimators.local import submitted_jobs
+from tests.estimators.local.submitted_jobs import await_end, await_that, describe
 from tests.fork_python import ForkPython
 from tests.slurm import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 
 IMAGE = "account.dkr.ecr.us-east-1.amazonaws.com/training:1"
+submit = functools.partial(submitted_jobs.submit, image=IMAGE, hosts=2)
 WAITS = 'trap "exit 75" TERM; echo up; while :; do sleep 0.1; done'
 
 TRAIN = """
@@ -65,29 +67,6 @@ def platform(
     assert not list(shared.iterdir())
 
 
-def submit(platform: LocalSageMaker, script: str, **changes: Any) -> str:
-    request = {
-        "TrainingJobName": f"test-{uuid.uuid4().hex[:12]}",
-        "RoleArn": platform.role,
-        "AlgorithmSpecification": {
-            "TrainingImage": IMAGE,
-            "TrainingInputMode": "File",
-            "ContainerEntrypoint": ["sh", "-c"],
-            "ContainerArguments": [script],
-        },
-        "OutputDataConfig": {"S3OutputPath": f"s3://{platform.default_bucket}/out"},
-        "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1},
-        "StoppingCondition": {"MaxRuntimeInSeconds": 300},
-        **changes,
-    }
-    platform.boto_session.client("sagemaker").create_training_job(**request)
-    return str(request["TrainingJobName"])
-
-
-def describe(platform: LocalSageMaker, job: str) -> dict[str, Any]:
-    return dict(platform.boto_session.client("sagemaker").describe_training_job(TrainingJobName=job))
-
-
 def logged(platform: LocalSageMaker, job: str) -> str:
     client = platform.boto_session.client("logs")
     try:
@@ -96,22 +75,6 @@ def logged(platform: LocalSageMaker, job: str) -> str:
     except client.exceptions.ResourceNotFoundException:  # no host has run yet
         return ""
     return "\n".join(event["message"] for event in events)
-
-
-def await_that(condition: Callable[[], Any], what: Callable[[], str] = str, seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
-    return found
-
-
-def await_end(platform: LocalSageMaker, job: str) -> dict[str, Any]:
-    def ended() -> dict[str, Any] | None:
-        found = describe(platform, job)
-        return found if found["TrainingJobStatus"] not in ("InProgress", "Stopping") else None
-
-    return dict(await_that(ended, lambda: logged(platform, job)))
 
 
 def slurm_job(slurm: SlurmCluster, job: str) -> str:
