@@ -15,6 +15,7 @@ from typing import IO, Any, BinaryIO
 
 from estimators.hosts.exit import Exit
 from estimators.local.executors.executor import HostStartError, NoNamespacesError
+from smddp.process.exit_codes import as_shell
 
 START_SECONDS = 60.0
 """How long a host may take to its report; a machine under load takes seconds, a host that hangs for ever."""
@@ -50,37 +51,67 @@ class SupervisedProgram:
     """Variables that are in its environment as the supervisor finds them on its machine, if it does."""
 
 
-class Orders:
-    """What a supervisor is told, through its standard input: a program, then signals for it.
+class Supervised:
+    """A `HostProcess` behind a supervisor, wherever that runs: orders go in, output and the exit code come out.
 
     Args:
-        program: What to start.
-        pipe: The other end of the supervisor's standard input, unbuffered.
+        program: What to start; the first order.
+        process: The supervisor, or what leads to it, with unbuffered pipes.
+        output: What the program writes.
     """
 
-    def __init__(self, program: SupervisedProgram, pipe: IO[bytes]) -> None:
-        self._pipe = pipe
+    def __init__(self, program: SupervisedProgram, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+        assert process.stdin is not None
+        self._killed = False
+        self._process = process
+        self._orders = process.stdin
+        self._output = output
         self._send(json.dumps(asdict(program)).encode() + b"\n")
+
+    @property
+    def output(self) -> BinaryIO:
+        """Standard output and standard error, together."""
+        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
 
     def signal(self, signum: int) -> None:
         """Send a signal to the program alone; nothing if it has ended."""
         self._send(bytes([signum]))
 
-    def close(self) -> None:
-        """Give no more: the program, if it still runs, is killed."""
-        self._pipe.close()
+    def kill(self) -> None:
+        """End the program and everything that it started, at once."""
+        self._killed = True
+        self.signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> Exit | None:
+        """How it ended, or None after ``timeout`` seconds."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        self._orders.close()
+        return Exit(code=as_shell(code), lost=None if self._killed else self._loss(code))
+
+    def _loss(self, returncode: int) -> str | None:
+        """Why a host that ended so, and was not killed by this process, was lost; None if it was not."""
+        raise NotImplementedError
+
+    def _abandon(self) -> None:
+        """End a supervisor that has not answered: it takes no orders yet, and its child goes with it."""
+        self._process.kill()
+        self._output.close()
+        self.wait()
 
     def _send(self, message: bytes) -> None:
         """Write to the supervisor, which takes its orders until the host has ended and none thereafter."""
         try:
             while message:
-                message = message[self._pipe.write(message) :]
+                message = message[self._orders.write(message) :]
         except (BrokenPipeError, ValueError):  # the supervisor has ended; its pipe may be closed already
             return
 
 
-class SupervisedProcess:
-    """A `HostProcess`, through its supervisor's pipes.
+class SupervisedProcess(Supervised):
+    """A process of this machine, through its supervisor's pipes.
 
     Args:
         program: What to start.
@@ -101,10 +132,9 @@ class SupervisedProcess:
         keep: tuple[int, ...] = (),
         umask: int = -1,
     ) -> None:
-        self._killed = False
         status, reporting = socket.socketpair()
         with reporting:
-            self._keeper = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-I", "-S", SUPERVISOR, str(reporting.fileno()), *map(str, keep)],
                 stdin=subprocess.PIPE,
                 stdout=log or subprocess.PIPE,
@@ -115,17 +145,13 @@ class SupervisedProcess:
                 umask=umask,
                 bufsize=0,
             )
-        assert self._keeper.stdin is not None
-        self._output = self._keeper.stdout or BytesIO()
-        self._orders = Orders(program, self._keeper.stdin)
+        super().__init__(program, process, process.stdout or BytesIO())
         try:
             with status, status.makefile("rb") as report:
                 status.settimeout(START_SECONDS)
                 answer: dict[str, Any] = json.loads(report.readline() or b"{}")  # it may end without a word
         except BaseException as error:
-            self._keeper.kill()  # it takes no orders yet; its child goes with it
-            self._output.close()
-            self.wait()
+            self._abandon()
             if isinstance(error, TimeoutError):
                 raise not_started(program, f"it did not run within {START_SECONDS:g} seconds") from error
             raise
@@ -143,31 +169,9 @@ class SupervisedProcess:
         """The program's process ID, as this machine counts."""
         return self._pid
 
-    @property
-    def output(self) -> BinaryIO:
-        """Standard output and standard error, together."""
-        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
-
-    def signal(self, signum: int) -> None:
-        """Send a signal to the program alone; nothing if it has ended."""
-        self._orders.signal(signum)
-
-    def kill(self) -> None:
-        """End the program and everything that it started, at once."""
-        self._killed = True
-        self.signal(signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> Exit | None:
-        """Return how it ended, or None after ``timeout`` seconds."""
-        try:
-            code = self._keeper.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        self._orders.close()
-        if code >= 0:
-            return Exit(code=code)
-        # The program was killed, or its supervisor, and it with that.
-        return Exit(code=128 - code, lost=None if self._killed else "its first process was killed from outside")
+    def _loss(self, returncode: int) -> str | None:
+        """Say that the program was killed, or its supervisor, and it with that."""
+        return "its first process was killed from outside" if returncode < 0 else None
 
 
 def not_started(program: SupervisedProgram, why: str) -> HostStartError:

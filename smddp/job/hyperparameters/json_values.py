@@ -1,7 +1,8 @@
 """One typed value to JSON and back, by its annotation.
 
 Strict on purpose: True is no int, "5" is no int, a list is no tuple unless the annotation says so. What a union can't
-tell apart is refused when it is encoded, since it would come back as something else.
+tell apart is refused when it is encoded, since it would come back as something else. So it is not pydantic's: that
+takes an Enum by its value only, tells of a list's element without its place, and makes the import three times as long.
 """
 
 from __future__ import annotations

@@ -11,19 +11,19 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
-from estimators.hosts.exit import Exit
 from estimators.local.executors.executor import ExecutorError
 from estimators.local.executors.slurm import slurm_program
 from estimators.local.executors.slurm.allocation import Allocation, options_for_host
 from estimators.local.executors.supervised_process import (
     START_SECONDS,
     SUPERVISOR,
-    Orders,
+    Supervised,
     SupervisedProgram,
     not_started,
 )
+from smddp.process.exit_codes import as_shell
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _KILL_SECONDS = 15.0
 """How long a node may take to end a program that was killed; a lost one does not answer, and srun waits for it."""
 
 
-class SlurmHost:
+class SlurmHost(Supervised):
     """A `HostProcess` on a node.
 
     Args:
@@ -45,11 +45,10 @@ class SlurmHost:
 
     def __init__(self, program: SupervisedProgram, allocation: Allocation, node: str) -> None:
         self._allocation = allocation
-        self._killed = False
         self._words: deque[str] = deque(maxlen=20)
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         # Its standard error is the status of the supervisor, whose program has standard output for both.
-        self._srun = subprocess.Popen(
+        srun = subprocess.Popen(
             [
                 slurm_program.program("srun"),
                 *options_for_host(allocation, node),
@@ -63,18 +62,14 @@ class SlurmHost:
             cwd="/",
             bufsize=0,
         )
-        assert self._srun.stdin is not None
-        assert self._srun.stdout is not None
-        assert self._srun.stderr is not None
-        self._output = self._srun.stdout
-        threading.Thread(target=self._read_status, args=(self._srun.stderr, answers), daemon=True).start()
-        self._orders = Orders(program, self._srun.stdin)
+        assert srun.stdout is not None
+        assert srun.stderr is not None
+        threading.Thread(target=self._read_status, args=(srun.stderr, answers), daemon=True).start()
+        super().__init__(program, srun, srun.stdout)
         try:
             answer = answers.get(timeout=START_SECONDS)
         except BaseException as error:
-            self._srun.kill()
-            self._output.close()
-            self.wait()
+            self._abandon()
             if isinstance(error, queue.Empty):
                 raise not_started(program, f"it did not run within {START_SECONDS:g} seconds on {node}") from error
             raise
@@ -86,39 +81,21 @@ class SlurmHost:
             remedy = " Give Slurm(isolated=False)." if answer.get("no_namespaces") else ""
             raise not_started(program, f"on {node}: {answer['error']}.{remedy}".replace("..", "."))
 
-    @property
-    def output(self) -> BinaryIO:
-        """Standard output and standard error, together."""
-        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
-
-    def signal(self, signum: int) -> None:
-        """Send a signal to the program alone; nothing if it has ended."""
-        self._orders.signal(signum)
-
     def kill(self) -> None:
         """End the program and everything that it started, at once."""
-        self._killed = True
-        self.signal(signal.SIGKILL)
-        late = threading.Timer(_KILL_SECONDS, self._srun.kill)
+        super().kill()
+        late = threading.Timer(_KILL_SECONDS, self._process.kill)
         late.daemon = True
         late.start()
 
-    def wait(self, timeout: float | None = None) -> Exit | None:
-        """Return how it ended, or None after ``timeout`` seconds."""
-        try:
-            code = self._srun.wait(timeout)
-        except subprocess.TimeoutExpired:
+    def _loss(self, returncode: int) -> str | None:
+        if returncode == 0:
             return None
-        self._orders.close()
-        code = code if code >= 0 else 128 - code
-        return Exit(code=code, lost=None if code == 0 or self._killed else self._loss(code))
-
-    def _loss(self, code: int) -> str | None:
         try:
             lost = self._allocation.loss()
         except ExecutorError as error:
             lost = f"Slurm does not say: {error}"
-        if lost is None and code == 128 + signal.SIGKILL:
+        if lost is None and as_shell(returncode) == 128 + signal.SIGKILL:
             return "its first process was killed from outside"
         return lost
 
