@@ -72,3 +72,11 @@ def test_a_page_shows_what_the_docstrings_say_and_fetches_nothing(site: Path) ->
 def test_the_reference_has_each_public_name() -> None:
     shown = (ROOT / "docs" / "reference" / "smddp.md").read_text()
     assert [name for name in smddp.__all__ if f".{name}\n" not in shown and name != "__version__"] == []
+
+
+def test_the_way_of_one_save_names_what_the_code_has() -> None:
+    page = (ROOT / "docs" / "explanation" / "one-save.md").read_text()
+    source = "".join((ROOT / name).read_text() for name in set(re.findall(r"`(smddp/[\w/]+\.py)`", page)))
+    named = re.findall(r"`([A-Z]\w+)\.([a-z]\w+)`", page)
+    assert len(named) > 5
+    assert [each for each in named if not re.search(rf"class {each[0]}\b[\s\S]*def {each[1]}\(", source)] == []
