@@ -128,7 +128,7 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
 
 
 def _host(cluster: Cluster) -> str:
-    """The host's name in the job; the machine's own where the launcher names none of several."""
+    """Return the host's name in the job; the machine's own where the launcher names none of several."""
     is_made_up = cluster.node_count > 1 and cluster.sources.get("hosts", "").startswith("default:")
     return socket.gethostname() if is_made_up else cluster.host
 
