@@ -70,7 +70,7 @@ class Settings:
 def run(
     settings: Settings, name: str, kind: str, precision: Precision, *, compiled: bool
 ) -> tuple[float, float | None]:
-    """Trains one case; returns images a second, and the part of the time in which the GPU had nothing to do."""
+    """Train one case; return images a second, and the part of the time in which the GPU had nothing to do."""
     use_tf32(precision == "tf32")
     _, loop = LOOPS[name]
 

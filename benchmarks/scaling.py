@@ -62,14 +62,14 @@ class Contest:
         self._labels = torch.randint(CLASSES, (BATCH_SIZE,), device=device)
 
     def bare(self) -> float:
-        """Trains by hand, with DDP where there are several ranks; returns the seconds a step, as the others do."""
+        """Train by hand, with DDP where there are several ranks; return the seconds a step, as the others do."""
         model = network(self._options.width, self._device)
         ids = [self._device.index] if self._device.type == "cuda" else None
         replica = DistributedDataParallel(model, device_ids=ids) if dist.get_world_size() > 1 else model
         return self._by_hand(replica, model)
 
     def data_parallel(self) -> float:
-        """Trains by hand, in one process, on the batches of all ranks together."""
+        """Train by hand, in one process, on the batches of all ranks together."""
         model = network(self._options.width, self._device)
         self._images = self._images.repeat(self._options.ranks, 1)
         self._labels = self._labels.repeat(self._options.ranks)

@@ -68,7 +68,7 @@ class Init:
         self._program = os.posix_spawnp(command[0], list(command), environ, setsigmask=[], setsigdef=DEFAULT_SIGNALS)
 
     def run(self) -> int:
-        """Wait for the program, and after a stop for all who were told of it; returns the exit code a shell sees."""
+        """Wait for the program, and after a stop for all who were told of it; return the exit code a shell sees."""
         while True:
             self._hear()
             self._ended |= reap_children()

@@ -21,7 +21,7 @@ class Clock(Protocol):
         """Note this moment, without waiting for the device."""
 
     def is_past(self, moment: Any) -> bool:
-        """Return whether the device has come to this moment; does not wait."""
+        """Return whether the device has come to this moment, without waiting."""
 
     def wait(self, moment: Any) -> None:
         """Return once the device has."""

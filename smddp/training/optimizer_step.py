@@ -142,6 +142,8 @@ class OptimizerStep:
         self._step()
 
     def _step(self) -> None:
+        # Order: the gradient is made the step's mean, unscaled, looked at and clipped, and only then stepped with: the
+        # norm that is clipped and shown is the true gradient's. A schedule steps only where the optimizers did.
         micro_batches, self._micro_batch = self._micro_batch, 0
         if self.correction is not None or micro_batches < self.accumulate:
             self._correct_gradients(micro_batches)
@@ -170,7 +172,7 @@ class OptimizerStep:
             torch._foreach_mul_(gradients, factor)
 
     def _prepare_gradients(self) -> bool:
-        """Unscale and clips the gradients; False if the guard drops them."""
+        """Unscale and clip the gradients; return False if the guard drops them."""
         scaler, weights = self._scaler, self._parameters()
         if scaler is not None:
             for optimizer in self._optimizers:

@@ -66,6 +66,7 @@ class CheckpointSync:
         self._folder = folder
         self._snapshot = snapshot
         self._seconds = seconds
+        # No lock: only the thread uses these, until `abandon` has joined it.
         self._known: dict[str, dict[str, Signature | None]] = {host: {} for host in trees}
         self._writer: dict[str, str] = {}
         self._transfers = Transfers("Checkpoint upload failed")
@@ -149,6 +150,7 @@ class CheckpointSync:
             for name, signature in files.items()
             if self._known[host].get(name) != signature
         ]
+        # Order: by the time of writing, so that a checkpoint's manifest is in S3 only after the files that it names.
         for _, _, host, name, signature in sorted(changed):
             if self._finished.is_set() and not last:
                 return  # who waits for this thread needs no more of it

@@ -139,6 +139,7 @@ class JobRunner:
         if ending is Ending.CLOSE:
             raise StoppedError
         problems: list[str] = []
+        # Order: what this attempt saved is in S3 before the next one fetches it.
         if ending.goes_on:
             self._finish_checkpoints(checkpoints, problems)
             if problems:
