@@ -104,6 +104,17 @@ class Trainer:
         device: Where the model is, and where ``batches`` puts the data.
         ema: The moving average of the model, in its precision and in evaluation mode, or None: updated after each
             optimizer step that was really taken, BatchNorm's statistics included; a part of each checkpoint.
+
+    Examples:
+        The loop stays the script's::
+
+            trainer = smddp.Trainer(job, model, optimizer, precision="auto", accumulate=2)
+            loader = trainer.loader(train, batch_size=256)  # of all ranks together
+            for epoch in trainer.epochs(5):  # goes on where it stopped
+                for inputs, labels in trainer.batches(loader):  # in mid-epoch, too
+                    trainer.step(cross_entropy(trainer.model(inputs), labels))
+                trainer.log(accuracy=evaluate(trainer, test))
+            trainer.save_model()
     """
 
     def __init__(
