@@ -174,7 +174,9 @@ def test_a_host_that_is_done_leaves_the_others_their_time(home: Path, image: str
         "host = os.environ['SM_CURRENT_HOST']\n"
         "print('loss=0.5')\n"
         "time.sleep(4 if host == 'algo-2' else 0)\n"
-        "pathlib.Path(os.environ['SM_MODEL_DIR'], host).write_text('done')\n",
+        "pathlib.Path(os.environ['SM_MODEL_DIR'], host).write_text('done')\n"
+        "pathlib.Path('/opt/ml/checkpoints', host).touch()\n"
+        "assert pathlib.Path('/opt/ml/input/data/script/train.py').read_text()\n",
         home,
     )
     job = Estimator(
@@ -183,11 +185,13 @@ def test_a_host_that_is_done_leaves_the_others_their_time(home: Path, image: str
         instance_count=2,
         image_uri=image,
         output_path=f"file://{home}/out",
+        checkpoint_s3_uri=f"file://{home}/at 12:30, for $5",
         metric_definitions=[{"Name": "loss", "Regex": "loss=(.*)"}],
-    ).fit(logs=False)
+    ).fit({"script": f"file://{script}"}, logs=False)
     assert job.status == "Completed"
     assert job.metrics() == {"loss": 0.5}
     assert job.model_data == f"file://{home}/out/model.tar.gz"
+    assert sorted(path.name for path in (home / "at 12:30, for $5").iterdir()) == ["algo-1", "algo-2"]
     with tarfile.open(job.model_data.removeprefix("file://")) as archive:
         assert sorted(archive.getnames()) == ["algo-1", "algo-2"]
     with pytest.raises(EstimatorError, match="nothing keeps that of a local job"):
