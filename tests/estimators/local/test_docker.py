@@ -76,26 +76,6 @@ def test_a_killed_host_fails_the_job_within_30_seconds_by_its_name(platform: Loc
 
 
 @pytest.mark.docker
-def test_a_spot_job_goes_on_from_its_checkpoints_when_a_host_is_killed(platform: LocalSageMaker) -> None:
-    name = submit(
-        platform,
-        f"[ -e /opt/ml/checkpoints/step ] && echo resumed at $(cat /opt/ml/checkpoints/step) && exit; {WAITS}",
-        hosts=2,
-        EnableManagedSpotTraining=True,
-        StoppingCondition={"MaxRuntimeInSeconds": 300, "MaxWaitTimeInSeconds": 300},
-        CheckpointConfig={"S3Uri": f"s3://{platform.default_bucket}/{uuid.uuid4().hex}"},
-    )
-    await_that(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
-    docker("exec", *containers(name, "algo-1"), "sh", "-c", "echo 7 > /opt/ml/checkpoints/step")
-    docker("kill", *containers(name, "algo-2"))
-    job = await_end(platform, name)
-    path = [transition["Status"] for transition in job["SecondaryStatusTransitions"]]
-    life = ["Starting", "Downloading", "Training"]
-    assert path == [*life, "Interrupted", *life, "Uploading", "Completed"]
-    assert [lines(platform, name, host)[-1] for host in ("algo-1", "algo-2")] == ["resumed at 7"] * 2
-
-
-@pytest.mark.docker
 def test_links_of_a_program_bring_no_file_of_this_machine_to_anyone(platform: LocalSageMaker, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")

@@ -31,20 +31,19 @@ WITHOUT_SMDDP = "import os, time; print(os.environ['RANK'], os.getpid(), flush=T
 
 @pytest.fixture
 def two_nodes(start, tmp_path, monkeypatch):
-    """Starts a script on two nodes of two ranks, each with a directory of its own; gives agents and ranks' IDs."""
+    """Starts a script on two nodes, each with a directory of its own; gives agents and ranks' IDs."""
 
-    def start_two(text, *options):
+    def start_two(text, ranks_per_node=2):
         (tmp_path / "train.py").write_text(text)
         port = str(free_port())
-        words = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+        words = ["--nnodes", "2", "--nproc-per-node", str(ranks_per_node)]
+        words += ["--master-addr", "127.0.0.1", "--master-port", port]
         agents = []
         for node in range(2):
             monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / f"host-{node}"))
             monkeypatch.setenv("SM_CURRENT_HOST", f"algo-{node + 1}") if "smddp.run" not in text else None
-            agents.append(
-                start("-m", "smddp.launch.torchrun", *words, "--node-rank", str(node), *options, tmp_path / "train.py")
-            )
-        ranks = dict(map(int, agent.stdout.readline().split()) for agent in agents for _ in range(2))
+            agents.append(start("-m", "smddp.launch.torchrun", *words, "--node-rank", str(node), tmp_path / "train.py"))
+        ranks = dict(map(int, agent.stdout.readline().split()) for agent in agents for _ in range(ranks_per_node))
         return agents, ranks
 
     return start_two
@@ -63,19 +62,13 @@ def test_a_killed_rank_ends_all_nodes_and_is_the_reason_on_each(two_nodes, tmp_p
     logs = [agent.communicate(timeout=60)[1] for agent in agents]
     assert time.monotonic() - began < 30
     assert [agent.returncode for agent in agents] == [137, 137], logs
+    assert f"Rank {killed} ended with code 137 (SIGKILL)" in logs[killed // 2]
     for report in reports(tmp_path):
         assert re.match(rf"Rank {killed} of 4 on \S+ was killed by SIGKILL, often because the host ran out", report)
 
 
-def test_the_others_learn_the_reason_though_the_first_node_has_nothing_left_to_do(start, tmp_path, monkeypatch):
-    (tmp_path / "train.py").write_text(ASLEEP)
-    port = str(free_port())
-    words = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
-    agents = []
-    for node in range(2):
-        monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / f"host-{node}"))
-        agents.append(start("-m", "smddp.launch.torchrun", *words, "--node-rank", str(node), tmp_path / "train.py"))
-    ranks = dict(map(int, agent.stdout.readline().split()) for agent in agents)
+def test_the_others_learn_the_reason_though_the_first_node_has_nothing_left_to_do(two_nodes, tmp_path):
+    agents, ranks = two_nodes(ASLEEP, 1)
     os.kill(ranks[0], signal.SIGKILL)
     logs = [agent.communicate(timeout=60)[1] for agent in agents]
     assert [agent.returncode for agent in agents] == [137, 137], logs

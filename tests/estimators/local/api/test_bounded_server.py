@@ -100,13 +100,9 @@ def test_a_connection_that_is_kept_alive_gives_way_between_two_requests(server: 
             assert client.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_request_in_progress_does_not_give_way(server: Server) -> None:
-    with ExitStack() as stack:
-        asking = [stack.enter_context(connect(server)) for _ in range(MOST)]
-        for client in asking:
-            client.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
-            assert server.reached.acquire(timeout=10)
-        late = stack.enter_context(connect(server))
+def check_that_none_gives_way(server: Server, asking: list[socket.socket]) -> None:
+    """One more client has to wait until those that ask have been answered."""
+    with closing(connect(server)) as late:
         late.sendall(b"GET / HTTP/1.1\r\n\r\n")
         late.settimeout(0.1)
         with pytest.raises(TimeoutError):
@@ -114,6 +110,15 @@ def test_a_request_in_progress_does_not_give_way(server: Server) -> None:
         server.gate.set()
         late.settimeout(10)
         assert [client.recv(12) for client in (*asking, late)] == [b"HTTP/1.1 200"] * (MOST + 1)
+
+
+def test_a_request_in_progress_does_not_give_way(server: Server) -> None:
+    with ExitStack() as stack:
+        asking = [stack.enter_context(connect(server)) for _ in range(MOST)]
+        for client in asking:
+            client.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
+            assert server.reached.acquire(timeout=10)
+        check_that_none_gives_way(server, asking)
 
 
 def test_a_reader_that_takes_nothing_gives_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +147,7 @@ def test_a_body_that_has_come_does_not_give_way(server: Server) -> None:
         for client in asking:
             client.sendall(b"def")
             assert server.reached.acquire(timeout=10)
-        late = stack.enter_context(connect(server))
-        late.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        late.settimeout(0.1)
-        with pytest.raises(TimeoutError):
-            late.recv(1)
-        server.gate.set()
-        late.settimeout(10)
-        assert [client.recv(12) for client in (*asking, late)] == [b"HTTP/1.1 200"] * (MOST + 1)
+        check_that_none_gives_way(server, asking)
 
 
 def test_a_reader_may_take_its_time_while_there_is_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ import pytest
 from estimators.local.engine.channels import fetch_all, plan_channel, relative_path
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import InstanceGroup, name_hosts
-from estimators.local.engine.objects import CancelledError, S3Uri
-from estimators.local.engine.request import Channel
+from estimators.local.engine.objects import CancelledError
 from tests.estimators.local.engine.breaking_s3 import Breaking
+from tests.estimators.local.engine.whole_jobs import channel_of
 
 GROUPS = (
     InstanceGroup(name="gpu", instance_type="ml.g5.xlarge", count=2),
@@ -32,23 +32,7 @@ class Harness:
 
     def bring(self, key: str, **parameters: Any) -> list[list[str]]:
         """The files that each host got, of the prefix ``key``."""
-        channel = Channel(
-            **(
-                {
-                    "name": "train",
-                    "mode": "File",
-                    "uri": S3Uri(bucket=self.bucket, key=key),
-                    "manifest": False,
-                    "sharded": False,
-                    "groups": (),
-                    "seed": None,
-                    "recordio": False,
-                    "gzip": False,
-                    "config": {},
-                }
-                | parameters
-            )
-        )
+        channel = channel_of(self.bucket, key, **parameters)
         hosts = name_hosts(GROUPS)
         roots = {host.name: self.directory / host.name for host in hosts}
         fetch_all(self.s3, plan_channel(self.s3, channel, hosts, roots), "it failed", cancelled=lambda: False)
@@ -192,18 +176,7 @@ def test_a_cancelled_transfer_stops_between_chunks(harness: Harness) -> None:
     cancelled = threading.Event()
     harness.put("data/a")
     hosts = name_hosts(GROUPS)
-    channel = Channel(
-        name="train",
-        mode="File",
-        uri=S3Uri(bucket=harness.bucket, key="data/"),
-        manifest=False,
-        sharded=False,
-        groups=(),
-        seed=None,
-        recordio=False,
-        gzip=False,
-        config={},
-    )
+    channel = channel_of(harness.bucket)
     plan = plan_channel(harness.s3, channel, hosts, {host.name: harness.directory / host.name for host in hosts})
     cancelled.set()
     with pytest.raises(CancelledError):

@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from estimators.local.executors import ProcessExecutor
-
-Lines = Callable[..., list[str]]
+from tests.estimators.local.engine.whole_jobs import SPOT, TWO_HOSTS, Lines, await_line
 
 LARGE = random.Random(0).randbytes(11 << 20)  # several blocks, whatever they are
-TWO_HOSTS = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
-SPOT = {
-    "EnableManagedSpotTraining": True,
-    "StoppingCondition": {"MaxRuntimeInSeconds": 50, "MaxWaitTimeInSeconds": 100},
-}
 BLOCKED = """
     import signal, time
     signal.signal(signal.SIGTERM, lambda *_: exit(3))
@@ -177,10 +171,3 @@ def test_a_fastfile_channel_is_copied_as_in_file_mode_and_each_host_says_so(
     ]
     assert lines(job["TrainingJobName"], "algo-1") == [*said, "{'a': 'a', 'c': 'c'}"]
     assert lines(job["TrainingJobName"], "algo-2") == [*said, "{'b': 'b', 'd': 'd'}"]
-
-
-def await_line(lines: Lines, name: str, line: str) -> None:
-    deadline = time.monotonic() + 20
-    while line not in lines(name):
-        assert time.monotonic() < deadline, lines(name)
-        time.sleep(0.02)

@@ -26,16 +26,11 @@ from estimators.local.engine import ApiError
 from estimators.local.executors import ExecutorError, HandOverError, ProcessExecutor
 from estimators.local.executors.process import ProcessCluster
 from estimators.service_model import service_model
+from tests.estimators.local.engine.whole_jobs import SPOT, TWO_HOSTS, Lines, await_line
 from tests.estimators.local.processes import processes_with
 
-Lines = Callable[..., list[str]]
 FilesIn = Callable[[str, str], dict[str, bytes]]
 
-TWO_HOSTS = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
-SPOT = {
-    "EnableManagedSpotTraining": True,
-    "StoppingCondition": {"MaxRuntimeInSeconds": 50, "MaxWaitTimeInSeconds": 100},
-}
 ENDLESS = """
     import signal, time
     signal.signal(signal.SIGTERM, lambda *_: exit(3))
@@ -43,14 +38,6 @@ ENDLESS = """
     while True: time.sleep(1)
 """
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-
-
-def await_line(lines: Lines, name: str, line: str, *hosts: str) -> None:
-    deadline = time.monotonic() + 60
-    for host in hosts or ("algo-1",):
-        while line not in lines(name, host):
-            assert time.monotonic() < deadline, lines(name, host)
-            time.sleep(0.02)
 
 
 def channel(client: Any, prefix: str = "data/") -> list[dict[str, Any]]:

@@ -19,10 +19,9 @@ from estimators.local.engine import objects
 from estimators.local.engine import pipes as module
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import InstanceGroup, name_hosts
-from estimators.local.engine.objects import S3Uri
 from estimators.local.engine.pipes import Pipes
-from estimators.local.engine.request import Channel
 from tests.estimators.local.engine.breaking_s3 import Breaking
+from tests.estimators.local.engine.whole_jobs import channel_of
 
 LARGE = bytes(range(256)) * (1 << 14)  # 4 MiB: more than any pipe holds
 
@@ -68,23 +67,7 @@ def serve(harness: Harness) -> Iterator[Callable[..., Pipes]]:
     with contextlib.ExitStack() as stack:
 
         def start(**parameters: Any) -> Pipes:
-            channel = Channel(
-                **(
-                    {
-                        "name": "train",
-                        "mode": "Pipe",
-                        "uri": S3Uri(bucket=harness.bucket, key="data/"),
-                        "manifest": False,
-                        "sharded": False,
-                        "groups": (),
-                        "seed": None,
-                        "recordio": False,
-                        "gzip": False,
-                        "config": {},
-                    }
-                    | parameters
-                )
-            )
+            channel = channel_of(harness.bucket, mode="Pipe", **parameters)
             pipes = Pipes(harness.s3, channel, harness.hosts, harness.trees, failed=harness.failures.append)
             stack.callback(pipes.close)
             pipes.open()

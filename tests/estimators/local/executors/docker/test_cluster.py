@@ -38,8 +38,21 @@ def start(hosts: DockerCluster, *argv: str, name: str = "algo-1", **environment:
     return hosts.start(HostSpec(name=name, entrypoint=argv, environment=environment))
 
 
-def python(program: str) -> tuple[str, ...]:
-    return ("python3", "-u", "-c", textwrap.dedent(program))
+def python(*programs: str) -> tuple[str, ...]:
+    return ("python3", "-u", "-c", "".join(map(textwrap.dedent, programs)))
+
+
+MEETS = """
+    import socket, time
+    for _ in range(100):
+        try:
+            socket.create_connection(("algo-2", 7777)).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    else:
+        print("never met")
+"""
 
 
 def said(host: HostProcess) -> str:
@@ -116,21 +129,13 @@ def test_hosts_reach_each_other_by_name_and_the_platform(enter: Enter) -> None:
     host = start(
         hosts,
         *python(
+            MEETS,
             f"""
-            import socket, time
-            for _ in range(100):
-                try:
-                    socket.create_connection(("algo-2", 7777)).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            else:
-                print("never met")
             try:
                 socket.create_connection(({bridge_address()!r}, 1), 5)
             except ConnectionRefusedError:
                 print("reached")
-            """
+            """,
         ),
     )
     assert said(host) == "reached\n"
@@ -144,16 +149,8 @@ def test_isolated_hosts_reach_each_other_and_nothing_else(enter: Enter) -> None:
     host = start(
         hosts,
         *python(
+            MEETS,
             f"""
-            import socket, struct, time
-            for _ in range(100):
-                try:
-                    socket.create_connection(("algo-2", 7777)).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            else:
-                print("never met")
             own = socket.gethostbyname("algo-1")
             gateway = own.rpartition(".")[0] + ".1"
             for address in (gateway, {bridge_address()!r}):
@@ -163,7 +160,7 @@ def test_isolated_hosts_reach_each_other_and_nothing_else(enter: Enter) -> None:
                     print("reached", address)
                 except OSError:
                     pass
-            """
+            """,
         ),
     )
     assert said(host) == ""

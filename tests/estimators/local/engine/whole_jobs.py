@@ -1,0 +1,43 @@
+"""What tests of whole jobs ask for, and wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from estimators.local.engine.objects import S3Uri
+from estimators.local.engine.request import Channel
+
+Lines = Callable[..., list[str]]
+
+TWO_HOSTS = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
+SPOT = {
+    "EnableManagedSpotTraining": True,
+    "StoppingCondition": {"MaxRuntimeInSeconds": 50, "MaxWaitTimeInSeconds": 100},
+}
+
+
+def await_line(lines: Lines, name: str, line: str, *hosts: str) -> None:
+    deadline = time.monotonic() + 60
+    for host in hosts or ("algo-1",):
+        while line not in lines(name, host):
+            assert time.monotonic() < deadline, lines(name, host)
+            time.sleep(0.02)
+
+
+def channel_of(bucket: str, prefix: str = "data/", **members: Any) -> Channel:
+    """A plain channel over a prefix, but for ``members``."""
+    plain: dict[str, Any] = {
+        "name": "train",
+        "mode": "File",
+        "uri": S3Uri(bucket=bucket, key=prefix),
+        "manifest": False,
+        "sharded": False,
+        "groups": (),
+        "seed": None,
+        "recordio": False,
+        "gzip": False,
+        "config": {},
+    }
+    return Channel(**(plain | members))
