@@ -43,6 +43,17 @@ def describe(platform: LocalSageMaker, name: str) -> dict[str, Any]:
     return dict(platform.boto_session.client("sagemaker").describe_training_job(TrainingJobName=name))
 
 
+def messages(platform: LocalSageMaker, name: str, host: str = "") -> list[str]:
+    """The log's lines of a job, or of one of its hosts; of several lives one after the other."""
+    logs, group = platform.boto_session.client("logs"), "/aws/sagemaker/TrainingJobs"
+    prefix = f"{name}/{host}-" if host else f"{name}/"
+    try:
+        events = logs.filter_log_events(logGroupName=group, logStreamNamePrefix=prefix)["events"]
+    except logs.exceptions.ResourceNotFoundException:  # no host has run yet
+        return []
+    return [event["message"] for event in events]
+
+
 def await_that(
     condition: Callable[[], Any], what: Callable[[], object] = str, *, seconds: float = 60, pause: float = 0.1
 ) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.estimators.local.submitted_jobs import await_end
+from tests.estimators.local.submitted_jobs import await_end, messages
 
 AWS = str(Path(sys.executable).with_name("aws"))
 
@@ -30,12 +30,6 @@ def model_files(platform, job: dict) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         members = [member for member in archive if member.isfile()]
         return {Path(member.name).name: archive.extractfile(member).read().decode() for member in members}
-
-
-def messages(platform, name: str) -> list[str]:
-    logs = platform.boto_session.client("logs")
-    events = logs.filter_log_events(logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix=f"{name}/")
-    return [event["message"] for event in events["events"]]
 
 
 def test_boto3_runs_jobs_side_by_side(platform, job_request):
@@ -77,20 +71,13 @@ def test_an_interrupted_spot_job_starts_again(platform, job_request):
     request["StoppingCondition"] = {"MaxRuntimeInSeconds": 100, "MaxWaitTimeInSeconds": 200}
     request["CheckpointConfig"] = {"S3Uri": checkpoints}
     platform.boto_session.client("sagemaker").create_training_job(**request)
-    while "first life" not in messages_so_far(platform, "spot"):
+    while "first life" not in messages(platform, "spot"):
         time.sleep(0.05)
     platform.interrupt("spot")
     job = await_end(platform, "spot")
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     assert "Interrupted" in [transition["Status"] for transition in job["SecondaryStatusTransitions"]]
     assert [line for line in messages(platform, "spot") if "life" in line] == ["first life", "second life"]
-
-
-def messages_so_far(platform, name: str) -> list[str]:
-    try:
-        return messages(platform, name)
-    except ClientError:  # the job has no log group yet
-        return []
 
 
 @pytest.fixture

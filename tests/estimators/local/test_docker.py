@@ -20,7 +20,7 @@ from estimators.local import Docker, LocalSageMaker
 from estimators.local.errors import LocalPlatformError
 from tests.docker.images import find_base
 from tests.estimators.local import submitted_jobs
-from tests.estimators.local.submitted_jobs import await_end, await_that
+from tests.estimators.local.submitted_jobs import await_end, await_that, messages
 
 IMAGE = "account.dkr.ecr.us-east-1.amazonaws.com/training:1"
 submit = functools.partial(submitted_jobs.submit, image=IMAGE)
@@ -38,19 +38,6 @@ def platform(settings: Docker) -> Iterator[LocalSageMaker]:
         yield platform
 
 
-def lines(platform: LocalSageMaker, name: str, host: str = "algo-1") -> list[str]:
-    client, group = platform.boto_session.client("logs"), "/aws/sagemaker/TrainingJobs"
-    found: list[str] = []
-    try:
-        streams = client.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/{host}-")["logStreams"]
-    except client.exceptions.ResourceNotFoundException:
-        return []
-    for stream in streams:
-        events = client.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True)
-        found += [event["message"] for event in events["events"]]
-    return found
-
-
 def containers(name: str, host: str = "") -> list[str]:
     return docker("ps", "-aq", "--filter", f"label=smddp.job={name}", "--filter", f"name={host}$").split()
 
@@ -62,7 +49,7 @@ def networks(name: str) -> list[str]:
 @pytest.mark.docker
 def test_a_killed_host_fails_the_job_within_30_seconds_by_its_name(platform: LocalSageMaker) -> None:
     name = submit(platform, WAITS, hosts=2)
-    await_that(lambda: all("up" in lines(platform, name, host) for host in ("algo-1", "algo-2")))
+    await_that(lambda: all("up" in messages(platform, name, host) for host in ("algo-1", "algo-2")))
     docker("kill", *containers(name, "algo-2"))
     killed = time.monotonic()
     job = await_end(platform, name)
@@ -70,7 +57,7 @@ def test_a_killed_host_fails_the_job_within_30_seconds_by_its_name(platform: Loc
     assert job["TrainingJobStatus"] == "Failed"
     reason = "InternalServerError: algo-2 was lost: its container was killed from outside (exit code 137)."
     assert job["FailureReason"] == reason
-    assert lines(platform, name, "algo-2")[-1].startswith("[platform] algo-2 was lost: its container was killed")
+    assert messages(platform, name, "algo-2")[-1].startswith("[platform] algo-2 was lost: its container was killed")
     assert containers(name) == []
     await_that(lambda: not networks(name))
 
@@ -100,7 +87,7 @@ def test_links_of_a_program_bring_no_file_of_this_machine_to_anyone(platform: Lo
     saved = list_objects(Bucket=bucket, Prefix=prefix)["Contents"]
     assert {item["Key"].rpartition("/")[2]: item["Size"] for item in saved} == {"step-1": 2, "latest": 2}
     assert list_objects(Bucket=bucket, Prefix=f"out/{name}")["KeyCount"] == 0
-    assert sorted(lines(platform, name)) == [
+    assert sorted(messages(platform, name, "algo-1")) == [
         f"[platform] /opt/ml/{path} is passed over: it leads out of /opt/ml"
         for path in ("checkpoints/stolen", "output/data", "output/failure")
     ]
@@ -135,14 +122,14 @@ def test_a_program_reaches_the_platform_and_its_storage_on_disk(settings: Docker
     with LocalSageMaker(executor=settings, storage="disk") as platform:
         name = submit(platform, 'python3 -c "$ASK"', Environment={"ASK": ask})
         assert await_end(platform, name)["TrainingJobStatus"] == "Completed"
-        assert lines(platform, name) == ["AWS_ENDPOINT_URL 403 False", "AWS_ENDPOINT_URL_S3 403 False"]
+        assert messages(platform, name, "algo-1") == ["AWS_ENDPOINT_URL 403 False", "AWS_ENDPOINT_URL_S3 403 False"]
 
 
 @pytest.mark.docker
 def test_nothing_is_left_when_the_platform_is_killed(settings: Docker) -> None:
     with LocalSageMaker(executor=settings) as platform:
         name = submit(platform, WAITS)
-        await_that(lambda: "up" in lines(platform, name))
+        await_that(lambda: "up" in messages(platform, name, "algo-1"))
         os.kill(platform.server_pid, signal.SIGKILL)
     await_that(lambda: not containers(name) and not networks(name))
 

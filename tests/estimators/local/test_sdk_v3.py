@@ -6,14 +6,13 @@ V2 and V3 are both called ``sagemaker``, so only the process that submits has V3
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import ClientError
 
 from estimators.local import Docker, LocalSageMaker
 from tests.docker.images import build_images
+from tests.estimators.local.submitted_jobs import await_end, await_that, messages
 
 SDK_V3 = Path(sys.prefix) / "sdk-v3"
 
@@ -182,39 +181,10 @@ def check_that_it_trains(platform, submit, kind: str, hosts: list[str]) -> None:
 def test_an_interrupted_spot_job_saves_and_goes_on(platform, submit):
     """As the first process bash would take no SIGTERM; what BASH_ENV names gives its place to one that passes it on."""
     name, _ = submit(platform, SPOT)
-    await_message(platform, name, "step=5 ")
+    await_that(lambda: any("step=5 " in line for line in messages(platform, name)), lambda: messages(platform, name))
     platform.interrupt(name)
-    job = await_end(platform, name)
+    job = await_end(platform, name, seconds=500)
     told = messages(platform, name)
     assert job["TrainingJobStatus"] == "Completed", "\n".join([job.get("FailureReason", ""), *told])
     said = {text: sum(text in line for line in told) for text in ("rank 0 of 1 on", "stopped at step", "lines: step=")}
     assert said == {"rank 0 of 1 on": 2, "stopped at step": 1, "lines: step=": 100}, "\n".join(told)
-
-
-def await_end(platform, name: str) -> dict:
-    client = platform.boto_session.client("sagemaker")
-    while (job := client.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] == "InProgress":
-        time.sleep(0.2)
-    return job
-
-
-def await_message(platform, name: str, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while not any(text in line for line in messages(platform, name)):
-        assert time.monotonic() < deadline, messages(platform, name)
-        time.sleep(0.1)
-
-
-def messages(platform, name: str) -> list[str]:
-    logs, group = platform.boto_session.client("logs"), "/aws/sagemaker/TrainingJobs"
-    try:
-        streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]
-    except ClientError:  # there is no log group yet
-        return []
-    return [
-        event["message"]
-        for stream in streams
-        for event in logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True)[
-            "events"
-        ]
-    ]

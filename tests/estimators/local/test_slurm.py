@@ -16,7 +16,7 @@ import pytest
 from estimators import Estimator
 from estimators.local import LocalSageMaker, Slurm
 from tests.estimators.local import submitted_jobs
-from tests.estimators.local.submitted_jobs import await_end, await_that, describe
+from tests.estimators.local.submitted_jobs import await_end, await_that, describe, messages
 from tests.fork_python import ForkPython
 from tests.slurm import SlurmCluster
 
@@ -68,13 +68,7 @@ def platform(
 
 
 def logged(platform: LocalSageMaker, job: str) -> str:
-    client = platform.boto_session.client("logs")
-    try:
-        group = "/aws/sagemaker/TrainingJobs"
-        events = client.filter_log_events(logGroupName=group, logStreamNamePrefix=job)["events"]
-    except client.exceptions.ResourceNotFoundException:  # no host has run yet
-        return ""
-    return "\n".join(event["message"] for event in events)
+    return "\n".join(messages(platform, job))
 
 
 def slurm_job(slurm: SlurmCluster, job: str) -> str:

@@ -109,6 +109,13 @@ def read(process, *lines):
     assert [process.stdout.readline().strip() for _ in lines] == list(lines)
 
 
+def check_that_a_stop_saves(container, process, ranks=1):
+    read(process, *["ready"] * ranks)
+    container.stop(process)
+    read(process, *["saved"] * ranks)
+    assert process.wait(timeout=20) == 75
+
+
 def test_a_stop_reaches_the_ranks_and_neither_launcher_nor_toolkit(container):
     rank, launcher = container.program("rank.py", RANK), container.program("torchrun", LAUNCHER)
     first = container.start(sys.executable, container.program("toolkit.py", TOOLKIT), launcher, rank)
@@ -159,10 +166,7 @@ def test_a_script_that_names_itself_a_rank_is_told_and_not_what_it_runs(containe
     first = container.start(
         sys.executable, container.program("toolkit.py", TOOLKIT), container.program("rank.py", rank)
     )
-    read(first, "ready")
-    container.stop(first)
-    read(first, "saved")
-    assert first.wait(timeout=20) == 75
+    check_that_a_stop_saves(container, first)
 
 
 def test_what_a_rank_leaves_behind_is_no_rank(container):
@@ -180,10 +184,7 @@ def test_what_a_rank_leaves_behind_is_no_rank(container):
 def test_what_only_reads_a_script_s_output_is_not_told(container):
     line = f"{sys.executable} {container.program('rank.py', RANK)} | tee {container.base}/log; exit 1"
     first = container.start("sh", "-c", line, words=IMPATIENT)
-    read(first, "ready")
-    container.stop(first)
-    read(first, "saved")
-    assert first.wait(timeout=20) == 75
+    check_that_a_stop_saves(container, first)
     assert first.stderr.read().count("SIGTERM: telling process") == 1
 
 
@@ -233,10 +234,7 @@ def test_a_script_without_a_launcher_is_told_itself_and_not_the_shell_that_runs_
     first = container.start(
         sys.executable, container.program("toolkit.py", toolkit), container.program("rank.py", RANK)
     )
-    read(first, "ready")
-    container.stop(first)
-    read(first, "saved")
-    assert first.wait(timeout=20) == 75
+    check_that_a_stop_saves(container, first)
 
 
 def test_a_stop_before_the_job_began_ends_the_program_and_leaves_no_report(container):
@@ -262,10 +260,7 @@ def test_a_toolkit_that_waits_on_after_its_ranks_ended_resumable_is_ended(contai
     hurry = "import smddp.container.init as init, sys; init.FAREWELL_SECONDS = 0.5; sys.exit(init.main(sys.argv[1:]))"
     rank = container.program("rank.py", RANK)
     first = container.start(sys.executable, container.program("toolkit.py", toolkit), rank, words=("-c", hurry))
-    read(first, "ready")
-    container.stop(first)
-    read(first, "saved")
-    assert first.wait(timeout=20) == 75
+    check_that_a_stop_saves(container, first)
 
 
 def test_a_rank_that_outlives_its_launchers_is_waited_for(container):
@@ -275,10 +270,7 @@ def test_a_rank_that_outlives_its_launchers_is_waited_for(container):
     )
     toolkit = toolkit.replace("output =", "import time; time.sleep(1.5)\noutput =")
     first = container.start(sys.executable, container.program("toolkit.py", toolkit), rank)
-    read(first, "ready")
-    container.stop(first)
-    read(first, "saved")
-    assert first.wait(timeout=20) == 75
+    check_that_a_stop_saves(container, first)
 
 
 def test_orphans_are_reaped_and_the_program_s_end_is_the_end(container):
