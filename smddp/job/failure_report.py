@@ -67,13 +67,26 @@ def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) 
         tail: The end of its standard error.
         many: Whether many ranks wrote there: then the first error counts, for those after it follow from it.
     """
-    head = f"{program} ended with exit code {code}{_signal(code)} on {host}"
+    how = describe_kill(code)
+    head = f"{program} ended with exit code {code}{how and f' ({how})'} on {host}"
     error, context = _root_cause(tail, first=many)
     reason = f"{head}: {error}" if error else f"{head}."
     room = LIMIT - len(reason) - 1
     if room < 80 or not context:
         return reason[:LIMIT]
     return f"{reason}\n{context if len(context) <= room else '...' + context[3 - room :]}"
+
+
+def killed_by(code: int) -> str | None:
+    """The name of the signal that killed a process with this exit code; None if it ended by itself."""
+    return signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else None
+
+
+def describe_kill(code: int) -> str:
+    """Say that a process with this exit code was killed, by what and why; nothing if it ended by itself."""
+    name = killed_by(code)
+    hint = ", often because the host ran out of memory" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}" if name else ""
 
 
 def within_limit(text: str, suffix: str = "") -> str:
@@ -200,14 +213,6 @@ def _shorten(text: str, limit: int) -> str:
 def _plain(text: str) -> str:
     """Return the text in characters that any file, terminal and JSON takes: names of files need not be text."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _signal(code: int) -> str:
-    if code - 128 not in set(signal.Signals):
-        return ""
-    name = signal.Signals(code - 128).name
-    hint = ", often because the host ran out of memory" if name == "SIGKILL" else ""
-    return f" (killed by {name}{hint})"
 
 
 def _root_cause(tail: str, *, first: bool) -> tuple[str, str]:

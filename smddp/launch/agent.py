@@ -31,9 +31,10 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from smddp.job.failure_report import killed_by
 from smddp.launch.node_lines import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
-from smddp.launch.reports import FailureFile, describe_exit, host_name, killed_by
+from smddp.launch.reports import FailureFile, describe_exit, host_name
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import stop_announced
 from smddp.process.output_lines import STDOUT

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 from pathlib import Path
 
@@ -68,16 +67,8 @@ def describe_exit(code: int, *, rank: int, world_size: int, host: str) -> str:
         host: Where.
     """
     who = f"Rank {rank} of {world_size} on {host}"
-    name = killed_by(code)
-    if name is None:
-        return f"{who} ended with code {code}, and said no reason."
-    hint = ", often because the host ran out of memory" if name == "SIGKILL" else ""
-    return f"{who} was killed by {name}{hint}."
-
-
-def killed_by(code: int) -> str | None:
-    """The name of the signal that killed a process with this exit code; None if it ended by itself."""
-    return signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else None
+    how = failure_report.describe_kill(code)
+    return f"{who} was {how}." if how else f"{who} ended with code {code}, and said no reason."
 
 
 def host_name() -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from smddp.job.failure_report import killed_by
 from smddp.process.exit_codes import as_shell
 from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, STDOUT, copy_lines
 from smddp.process.preemption import RESUMABLE
@@ -43,8 +44,8 @@ class ProcessExit:
     """As a shell sees it: 128 + n for a process that signal n killed."""
 
     def __str__(self) -> str:
-        known = self.code - 128 in set(signal.Signals)
-        return f"ended with code {self.code}" + (f" ({signal.Signals(self.code - 128).name})" if known else "")
+        name = killed_by(self.code)
+        return f"ended with code {self.code}" + (f" ({name})" if name else "")
 
 
 def exit_code(exits: Sequence[ProcessExit]) -> int:
