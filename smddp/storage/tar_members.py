@@ -15,6 +15,7 @@ from smddp.storage.tar_header import BLOCK, BadHeaderError, Header, extension_fi
 _LARGEST_EXTENSION = 1 << 20  # bytes of a member's long names and pax fields, together
 
 _PIECE = 1 << 20
+_END = bytes(BLOCK)
 
 
 class Member(NamedTuple):
@@ -57,7 +58,7 @@ class TarMembers:
         while block := stream.read(BLOCK):
             if len(block) < BLOCK:
                 self.fail_as_cut(offset)
-            self.is_complete = block.count(0) == BLOCK
+            self.is_complete = block == _END
             if self.is_complete:
                 self._archive += 1
                 offset = stream.offset

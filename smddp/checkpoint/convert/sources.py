@@ -186,7 +186,7 @@ def _is_object(uri: str) -> bool:
 
 def _download(uri: str, path: Path) -> None:
     """Copy one object of S3 to a file."""
-    from smddp.storage.s3_bucket import ReplacedError
+    from smddp.storage.s3_download import Downloads, ReplacedError
 
     bucket, key = _place(uri)
     version = bucket.version(key, doing=f"could not read {uri}")
@@ -198,7 +198,7 @@ def _download(uri: str, path: Path) -> None:
         file.truncate(version.size)
         content = memoryview(mmap.mmap(file.fileno(), version.size))  # it ends with the last view of it
     try:
-        bucket.fill_in_parallel(key, 0, content, version)
+        Downloads(bucket).fill_in_parallel(key, 0, content, version)
     except (FileNotFoundError, ReplacedError) as error:
         raise CheckpointError(f"{uri} was replaced while it was read") from error
 

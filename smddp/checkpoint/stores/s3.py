@@ -24,7 +24,8 @@ from smddp.checkpoint.stores.s3_listing import Listing
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.store import StoreError, existing_manifest, mentions, removed_beside
 from smddp.errors import CheckpointError
-from smddp.storage.s3_bucket import CONNECTIONS, PART_SIZE, PATIENCE, ReplacedError, S3Bucket
+from smddp.storage.s3_bucket import CONNECTIONS, PART_SIZE, PATIENCE, S3Bucket
+from smddp.storage.s3_download import Downloads, ReplacedError
 from smddp.storage.s3_errors import refusal
 from smddp.storage.s3_upload import Uploads
 
@@ -79,6 +80,7 @@ class S3Store:
             client=client,
             patience=patience,
         )
+        self._downloads = Downloads(self._bucket)
         self._uploads = Uploads(self._bucket)
         self._listing = Listing(self._bucket, self._location)
         self._commits = Commits(self._bucket, self._uploads, self._location)
@@ -127,7 +129,7 @@ class S3Store:
 
     def read_manifest(self, step: int) -> bytes | None:
         """Give the manifest's bytes; None where there is none."""
-        found = read_small(self._bucket, self._location.manifest_key(step), largest=LARGEST_MANIFEST)
+        found = read_small(self._downloads, self._location.manifest_key(step), largest=LARGEST_MANIFEST)
         return None if found is None else found[0]
 
     def size(self, step: int, directory: str, name: str) -> int | None:
@@ -139,7 +141,7 @@ class S3Store:
     def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
         """Fill memory with the bytes of a file from an offset on."""
         try:
-            count = self._bucket.fill_in_parallel(self._location.key(step, directory, name), offset, memory)
+            count = self._downloads.fill_in_parallel(self._location.key(step, directory, name), offset, memory)
         except FileNotFoundError as error:
             raise CheckpointError(f"{name} is missing") from error
         except ReplacedError as error:

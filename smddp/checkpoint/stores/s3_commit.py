@@ -12,6 +12,7 @@ from smddp.checkpoint.stores.s3_errors import read_small
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError
 from smddp.storage.s3_bucket import S3Bucket
+from smddp.storage.s3_download import Downloads
 from smddp.storage.s3_errors import MISSING
 from smddp.storage.s3_upload import Uploads
 
@@ -46,7 +47,7 @@ class Commits:
             self.probe()
         key = self._location.manifest_key(step)
         for tried in range(_TRIES + 1):
-            content, etag = read_small(self._bucket, key, largest=LARGEST_MANIFEST) or (None, "")
+            content, etag = read_small(Downloads(self._bucket), key, largest=LARGEST_MANIFEST) or (None, "")
             if content == manifest:
                 return  # perhaps by an earlier try, whose answer was lost
             if content != replacing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smddp.checkpoint.stores.store import StoreError
 from smddp.errors import CheckpointError
-from smddp.storage.s3_bucket import S3Bucket, TooLargeError
+from smddp.storage.s3_download import Downloads, TooLargeError
 from smddp.storage.s3_errors import Refusal
 
 ADVICE = {
@@ -24,7 +24,7 @@ def store_error(refused: Refusal) -> StoreError:
     return StoreError(refused.message, transient=refused.transient)
 
 
-def read_small(bucket: S3Bucket, key: str, *, largest: int) -> tuple[bytes, str] | None:
+def read_small(downloads: Downloads, key: str, *, largest: int) -> tuple[bytes, str] | None:
     """Read a small object at once.
 
     Returns:
@@ -35,6 +35,6 @@ def read_small(bucket: S3Bucket, key: str, *, largest: int) -> tuple[bytes, str]
         StoreError: S3 did not give it.
     """
     try:
-        return bucket.read_whole(key, largest=largest)
+        return downloads.read_whole(key, largest=largest)
     except TooLargeError as error:
         raise CheckpointError(f"{key.rpartition('/')[2]} is not a file of at most {largest} bytes") from error

@@ -22,6 +22,7 @@ from smddp.checkpoint.stores.s3_errors import read_small
 from smddp.checkpoint.stores.s3_location import S3Location
 from smddp.checkpoint.stores.store import StoreError
 from smddp.storage.s3_bucket import S3Bucket
+from smddp.storage.s3_download import Downloads
 from smddp.storage.s3_errors import MISSING
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class _Object:
 
     def _read(self) -> tuple[Owner | None, str | None]:
         """Give who it says, if it says that, and its ETag; None if there is none."""
-        found = read_small(self._bucket, self._key, largest=LARGEST_OWNER)
+        found = read_small(Downloads(self._bucket), self._key, largest=LARGEST_OWNER)
         return (None, None) if found is None else (Owner.from_json(found[0]), found[1])
 
     def _put(self, etag: str | None) -> bool:

@@ -143,7 +143,9 @@ class TarReader:
             count = self._stream.skip(stored)
         else:
             fields[member.field] = data = self._stream.read(member.size)
-            count = len(data) + len(self._stream.read(padding))
+            count = len(data)
+            if padding:
+                count += len(self._stream.read(padding))
         if count < stored:
             self._members.fail_as_cut(member.offset)
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from smddp.errors import DataError
-from smddp.storage.s3_bucket import S3Bucket, Version
+from smddp.storage.s3_bucket import Version
+from smddp.storage.s3_download import Downloads
 from smddp.storage.s3_retries import Cancelled
 
 _LONGEST_END = 60.0  # seconds
@@ -67,16 +68,16 @@ class StreamState:
 class Prefetcher:
     """The open streams of one process, and the threads that fetch for them as long as there are any."""
 
-    def __init__(self, bucket: S3Bucket, *, connections: int, memory: int, part_size: int) -> None:
+    def __init__(self, downloads: Downloads, *, connections: int, memory: int, part_size: int) -> None:
         """Begin with no stream and no thread.
 
         Args:
-            bucket: reads a range.
+            downloads: read a range.
             connections: parts that are fetched at a time at most.
             memory: bytes that parts may have beyond one for each stream.
             part_size: bytes of a part.
         """
-        self.bucket = bucket
+        self._downloads = downloads
         self._connections = connections
         self._memory = memory
         self._part_size = part_size
@@ -208,7 +209,7 @@ class Prefetcher:
                     self._arrived.notify_all()
 
         try:
-            return self.bucket.fill(
+            return self._downloads.fill(
                 stream.key,
                 start,
                 part.memory,

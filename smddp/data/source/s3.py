@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 from smddp.data.source.prefetcher import Prefetcher, StreamState
 from smddp.data.source.source import Blob, is_temporary
 from smddp.errors import DataError
-from smddp.storage.s3_bucket import PART_SIZE, PATIENCE, ReplacedError, S3Bucket, Version
+from smddp.storage.s3_bucket import PART_SIZE, PATIENCE, S3Bucket, Version
+from smddp.storage.s3_download import Downloads, ReplacedError
 from smddp.storage.s3_errors import Refusal
 
 _URI = re.compile(r"s3://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
@@ -122,13 +123,15 @@ class S3Source:
         self._bucket.connect(f"could not read {self}")
         here = self._in_this_process()
         stop = None if size is None else start + size
-        stream = here.prefetcher.start(self._key(name), start, stop, self._versions.get(name))
-        return io.BufferedReader(_Stream(here, stream, pin=partial(self._versions.setdefault, name)), _BUFFER)
+        key = self._key(name)
+        stream = here.prefetcher.start(key, start, stop, self._versions.get(name))
+        pin = partial(self._versions.setdefault, name)
+        return io.BufferedReader(_Stream(here, stream, self._bucket.uri(key), pin=pin), _BUFFER)
 
     def _in_this_process(self) -> _Here:
         if self._here is None or self._here.process != os.getpid():
             prefetcher = Prefetcher(
-                self._bucket, connections=self._connections, memory=self._memory, part_size=self._part_size
+                Downloads(self._bucket), connections=self._connections, memory=self._memory, part_size=self._part_size
             )
             self._here = _Here(process=os.getpid(), prefetcher=prefetcher)
         return self._here
@@ -148,9 +151,10 @@ class _Here:
 class _Stream(io.RawIOBase):
     """The bytes of an object as a file."""
 
-    def __init__(self, here: _Here, stream: StreamState, *, pin: Callable[[Version], object]) -> None:
+    def __init__(self, here: _Here, stream: StreamState, uri: str, *, pin: Callable[[Version], object]) -> None:
         self._here = here
         self._stream = stream
+        self._uri = uri
         self._pin = pin
 
     def readable(self) -> bool:
@@ -162,15 +166,15 @@ class _Stream(io.RawIOBase):
                 f"a stream of {self._stream.key} was opened in process {self._here.process} and is read in "
                 f"{os.getpid()}: its threads are there; open it where it is read"
             )
-        uri = self._here.prefetcher.bucket.uri(self._stream.key)
         try:
             count = self._here.prefetcher.read_into(self._stream, memoryview(buffer).cast("B"))
         except FileNotFoundError as error:
-            raise DataError(f"{uri} is missing: bring it back, or leave it out of the index") from error
+            raise DataError(f"{self._uri} is missing: bring it back, or leave it out of the index") from error
         except ReplacedError as error:
             raise DataError(
-                f"{uri} was replaced while it was read, and its parts would be of two versions: do not write to the "
-                "data of a training that runs; put the object back, or index the shards anew and start the epoch again"
+                f"{self._uri} was replaced while it was read, and its parts would be of two versions: do not write to "
+                "the data of a training that runs; put the object back, or index the shards anew and start the epoch "
+                "again"
             ) from error
         if self._stream.version is not None:
             self._pin(self._stream.version)
