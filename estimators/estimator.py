@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from estimators import metric_lines, source_code
 from estimators.checks import aws_limits, parameters
-from estimators.checks.channels import local_path
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
-from estimators.plan import Plan, chooses_image_by_version, make_plan
+from estimators.plan import Plan, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import nearest
 from estimators.training_job import TrainingJob
 
@@ -184,7 +186,7 @@ class Estimator:
         if not v2.is_local(self._session):
             arguments = {**self._metric_definitions(), **self.arguments}
             return fit(arguments, self._build, inputs=inputs, session=self._session, logs=logs, job_name=job_name)
-        pytorch = self.to_sagemaker()
+        pytorch = self._pytorch()
         pytorch.fit(inputs, wait=False, logs=logs, job_name=job_name)
         return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
 
@@ -200,21 +202,29 @@ class Estimator:
     def to_sagemaker(self) -> PyTorch:
         """Return the ``sagemaker.pytorch.PyTorch`` of `fit`: for pipelines, tuners, or a ``fit`` without our checks.
 
-        If the code imports smddp, its bundle lies in a temporary directory for as long as the object lives.
+        If the code imports smddp, or for Local Mode, its bundle lies in a temporary directory for as long as the object
+        lives.
 
         Raises:
             EstimatorError: The SDK refuses the parameters, or its Local Mode can't do what they ask for.
         """
+        if parameters.is_local_mode(self.arguments):
+            from estimators.sdk import v2
+
+            plan = make_local_plan(self.arguments, session=v2.local_session(self._session))
+            plan.require()
+            for problem in plan.warnings:
+                logger.warning("%s", problem)
+        return self._pytorch()
+
+    def _pytorch(self) -> PyTorch:
         from estimators.local_mode import given
         from estimators.sdk import v2
 
         local_mode = parameters.is_local_mode(self.arguments)
-        if local_mode and local_path(self.arguments.get("checkpoint_s3_uri")):
-            raise EstimatorError(
-                "checkpoint_s3_uri: the SDK's own Local Mode mounts no directory for checkpoints, only fit() does. "
-                "Call fit() of the Estimator, or leave it out."
-            )
-        bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
+        # The SDK's Local Mode shows the hosts the code itself, which they may write to, and forgets the dependencies.
+        into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
+        bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into)
         try:
             session = v2.local_session(self._session) if local_mode else self._session or v2.session()
             arguments = given.for_sdk(self.arguments) if local_mode else self.arguments

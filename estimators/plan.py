@@ -104,6 +104,30 @@ def make_plan(arguments: Mapping[str, Any], *, inputs: Any, job_name: str | None
     return Plan(topology=Topology.of(arguments), problems=tuple(problems))
 
 
+def make_local_plan(arguments: Mapping[str, Any], *, session: Session) -> Plan:
+    """Look only at what a session's own Local Mode can't do, or ours.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+        session: Where the job would be sent.
+    """
+    return Plan(topology=Topology.of(arguments), problems=tuple(_local_problems(arguments, {}, session)))
+
+
+def _local_problems(
+    arguments: Mapping[str, Any], data: Mapping[str, Any], session: Session | None
+) -> Iterator[Problem]:
+    from estimators.sdk import v2
+
+    yield from local_jobs.check(
+        arguments,
+        data,
+        by_sdk=v2.is_local(session),
+        in_studio=v2.is_in_studio(),
+        s3_endpoint=lambda: v2.s3_client(session).meta.endpoint_url,
+    )
+
+
 def _problems(
     arguments: Mapping[str, Any], inputs: Any, job_name: str | None, session: Session | None
 ) -> Iterator[Problem]:
@@ -141,13 +165,7 @@ def _problems(
     )
     yield from parameters.check_metrics(arguments)
     if local_mode:
-        yield from local_jobs.check(
-            arguments,
-            data,
-            by_sdk=by_sdk,
-            in_studio=v2.is_in_studio(),
-            s3_endpoint=lambda: v2.s3_client(session).meta.endpoint_url,
-        )
+        yield from _local_problems(arguments, data, session)
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
     yield from parameters.check_hyperparameters(arguments, v2.hyperparameter_text)

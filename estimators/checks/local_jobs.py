@@ -68,7 +68,7 @@ def check(
         in_studio: Whether this machine is a host of SageMaker Studio.
         s3_endpoint: Says where S3 is, for the containers too.
     """
-    if in_studio:
+    if in_studio and not by_sdk:  # which knows its way there
         remedy = "Use estimators.local.LocalSageMaker, which needs no Docker, or an instance_type of SageMaker's."
         yield error("instance_type", "in SageMaker Studio, containers have neither the files nor the network", remedy)
     if arguments["instance_type"] == "local_gpu" and arguments.get("instance_count", 1) != 1:

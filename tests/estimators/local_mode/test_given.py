@@ -52,10 +52,17 @@ def test_nobody_is_asked_for_a_role(script: str, role: str | None) -> None:
     assert arguments(script, role=arn)["role"] == arn
 
 
-def test_to_sagemaker_gives_a_pytorch_that_the_sdk_runs(script: str) -> None:
-    pytorch = Estimator(script, instance_type="local", image_uri="mine", checkpoint_s3_uri="s3://b/p").to_sagemaker()
+def test_to_sagemaker_gives_a_pytorch_that_the_sdk_runs(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "more.py").touch()
+    job = {"instance_type": "local", "image_uri": "mine", "checkpoint_s3_uri": "s3://b/p", "max_run": 60}
+    pytorch = Estimator(script, dependencies=[tmp_path / "more.py"], **job).to_sagemaker()
     assert isinstance(pytorch.sagemaker_session, LocalSession)
     assert pytorch.checkpoint_s3_uri is None
+    assert {path.name for path in Path(pytorch.source_dir).iterdir()} == {"train.py", "more.py"}
+    assert "max_run: it does nothing in the SDK's Local Mode" in caplog.text
 
 
 def test_a_session_of_ours_needs_no_region_and_uploads_no_code() -> None:
@@ -88,5 +95,5 @@ def test_a_session_of_aws_gives_the_sdks_local_mode_its_s3() -> None:
 
 def test_the_sdks_own_pytorch_is_not_given_without_the_checkpoints_asked_for(script: str) -> None:
     job = Estimator(script, instance_type="local", image_uri="mine", checkpoint_s3_uri="file:///c")
-    with pytest.raises(EstimatorError, match="checkpoint_s3_uri: the SDK's own Local Mode mounts no directory"):
+    with pytest.raises(EstimatorError, match="checkpoint_s3_uri: the SDK's Local Mode mounts no directory"):
         job.to_sagemaker()
