@@ -43,8 +43,9 @@ def require_image(image: str, session: boto3.Session) -> None:
             _log_in(session, **ecr.groupdict())
         docker("pull", "--quiet", "--", image)
     except (DockerError, BotoCoreError, ClientError) as fault:
+        why = str(fault).rstrip(".")
         raise DockerError(
-            f"The image {image} is not on this machine, and can't be pulled: {fault} Build one: `smddp image build`."
+            f"The image {image} is not on this machine, and can't be pulled: {why}. Build one: `smddp image build`."
         ) from fault
 
 

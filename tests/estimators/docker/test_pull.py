@@ -65,7 +65,7 @@ def test_amazons_registries_are_asked_with_the_users_account(asked: Path, monkey
 
 
 def test_what_can_not_be_had_is_told_with_the_remedy(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DockerError, match=r"absent is not on .* pull access denied .*smddp image build"):
+    with pytest.raises(DockerError, match=r"absent is not on .* pull access denied\. Build one: `smddp image build`"):
         pull.require_image("absent", boto3.Session())
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
