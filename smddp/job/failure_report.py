@@ -78,7 +78,7 @@ def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) 
 
 
 def killed_by(code: int) -> str | None:
-    """The name of the signal that killed a process with this exit code; None if it ended by itself."""
+    """Return the name of the signal that killed a process with this exit code; None if it ended by itself."""
     return signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else None
 
 
