@@ -7,7 +7,7 @@ from typing import SupportsFloat
 
 
 def as_numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
-    """Metrics as numbers: an int stays one, everything else, a tensor of one element for instance, becomes a float.
+    """Return metrics as numbers: an int stays one; all else, such as a tensor of one element, becomes a float.
 
     Raises:
         ValueError: If one is no number; says which.

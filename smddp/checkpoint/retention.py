@@ -53,7 +53,7 @@ class Retention:
             raise ValueError(f"every is {self.every}: it is a count of steps, 1 or more, or None")
 
     def is_lasting(self, step: int) -> bool:
-        """Whether `every` keeps it."""
+        """Return whether `every` keeps it."""
         return self.every is not None and step % self.every == 0
 
 

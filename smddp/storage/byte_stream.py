@@ -18,10 +18,10 @@ class ByteStream:
         """Take a file over.
 
         Args:
-            file: anything with ``read(n)`` and ``close()``: a file, a pipe, the body of an answer.
-            name: what errors call it.
-            offset: the byte of the whole at which the file begins.
-            size: the bytes of the whole; None if nobody knows.
+            file: Anything with ``read(n)`` and ``close()``: a file, a pipe, the body of an answer.
+            name: What errors call it.
+            offset: The byte of the whole at which the file begins.
+            size: The bytes of the whole; None if nobody knows.
         """
         self.name = name
         self.offset = offset
@@ -33,7 +33,7 @@ class ByteStream:
         """Give so many bytes, fewer only at the end.
 
         Raises:
-            DataError: the file cannot be read.
+            DataError: The file cannot be read.
         """
         try:
             piece = self._file.read(count)
@@ -46,7 +46,7 @@ class ByteStream:
         """Give a line with its end; without one at the end of the file, or after ``limit`` bytes.
 
         Raises:
-            DataError: the file cannot be read.
+            DataError: The file cannot be read.
         """
         try:
             line = self._file.readline(limit)
@@ -59,7 +59,7 @@ class ByteStream:
         """Pass over so many bytes, fewer only at the end, and say how many.
 
         Raises:
-            DataError: the file cannot be read.
+            DataError: The file cannot be read.
         """
         if self._can_seek:
             assert self.size is not None

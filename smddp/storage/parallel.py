@@ -16,14 +16,14 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, threads: int) -> list[T]:
     exists between two calls of this function: nothing of it is lost in a fork.
 
     Args:
-        calls: what to call.
-        threads: how many are made at a time at most.
+        calls: What to call.
+        threads: How many are made at a time at most.
 
     Returns:
         What they returned, in their order.
 
     Raises:
-        BaseException: what the first call that failed raised, once no call is running any more.
+        BaseException: What the first call that failed raised, once no call is running any more.
     """
     results: dict[int, T] = {}
     failures: list[BaseException] = []

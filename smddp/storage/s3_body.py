@@ -38,14 +38,14 @@ class Body:
         return self._ends[-1] if self._ends else 0
 
     def crc32(self) -> str:
-        """Give the checksum as S3's header takes it."""
+        """Return the checksum as S3's header takes it."""
         value = 0
         for piece in self._pieces:
             value = zlib.crc32(piece, value)
         return base64.b64encode(value.to_bytes(4, "big")).decode()
 
     def read(self, size: int = -1) -> memoryview | bytes:
-        """Give the next bytes, none at the end.
+        """Return the next bytes, none at the end.
 
         They may be more than asked for: http.client asks for 16 KiB at a time and sends whatever it gets.
         """
@@ -80,5 +80,5 @@ class Body:
         return self._position
 
     def tell(self) -> int:
-        """Give the position."""
+        """Return the position."""
         return self._position

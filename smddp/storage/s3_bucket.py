@@ -49,7 +49,7 @@ class Version:
 
 
 class S3Bucket:
-    """Asks a bucket. Safe among threads, and over a fork."""
+    """Ask a bucket. Safe among threads, and over a fork."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class S3Bucket:
         """Say which; nothing is asked of S3 yet.
 
         Args:
-            name: the bucket's.
-            advice: what to do about a refusal where that depends on what was tried, by S3's code.
-            failure: makes the exception to raise of what S3 did not do.
-            connections: ranges and parts that are under way at a time at most.
-            part_size: bytes of a request; what is larger goes and comes in several.
+            name: The bucket's.
+            advice: What to do about a refusal where that depends on what was tried, by S3's code.
+            failure: Makes the exception to raise of what S3 did not do.
+            connections: Ranges and parts that are under way at a time at most.
+            part_size: Bytes of a request; what is larger goes and comes in several.
             client: boto3's. Default: each process makes one by `smddp.storage.s3_client.connect`.
-            timeout: seconds until S3 must answer, and until the next bytes of the answer must come.
-            patience: seconds without a byte, and with an error again and again, until S3 is given up.
+            timeout: Seconds until S3 must answer, and until the next bytes of the answer must come.
+            patience: Seconds without a byte, and with an error again and again, until S3 is given up.
         """
         self.name = name
         self.advice = advice
@@ -90,7 +90,7 @@ class S3Bucket:
         return {**self.__dict__, "_state": None}
 
     def uri(self, key: str) -> str:
-        """Give the location of an object."""
+        """Return the location of an object."""
         return f"s3://{self.name}/{key}"
 
     @overload
@@ -101,8 +101,8 @@ class S3Bucket:
         """Make a request until S3 answers it.
 
         Args:
-            doing: what fails if it fails: ``could not write s3://bucket/key``.
-            call: makes it. It is called again where S3 did not answer, and must be the same request then.
+            doing: What fails if it fails: ``could not write s3://bucket/key``.
+            call: Makes it. It is called again where S3 did not answer, and must be the same request then.
             none_if: S3's codes that are an answer too.
 
         Returns:
@@ -120,7 +120,7 @@ class S3Bucket:
             raise self.given_up(doing, error, retries) from error
 
     def pages(self, doing: str, operation: str, **parameters: Any) -> Iterator[Any]:
-        """Give the answers of an operation that lists, a request a page."""
+        """Return the answers of an operation that lists, a request a page."""
         while True:
             answer = self.ask(doing, lambda client: getattr(client, operation)(Bucket=self.name, **parameters))
             yield answer
@@ -129,7 +129,7 @@ class S3Bucket:
             parameters.update({name: answer[found] for name, found in _MARKERS[operation].items()})
 
     def version(self, key: str, *, doing: str) -> Version | None:
-        """Give the version of an object, and with it the size; None if it is missing."""
+        """Return the version of an object, and with it the size; None if it is missing."""
 
         def look(client: S3Client) -> Version:
             try:
@@ -172,7 +172,7 @@ class S3Bucket:
         return self.failure(refused)
 
     def _here(self) -> _State:
-        """Give what this process has. Two threads may make one each at first: that costs a moment, nothing else."""
+        """Return what this process has. Two threads may make one each at first: that costs a moment, nothing else."""
         if self._state is None or self._state.process != os.getpid():
             client = self._given_client or connect(timeout=self._timeout)
             self._state = _State(process=os.getpid(), client=client, free=threading.BoundedSemaphore(self.connections))

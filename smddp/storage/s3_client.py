@@ -25,11 +25,11 @@ def connect(*, timeout: float = 30.0) -> S3Client:
     """Make a client. It asks once: `smddp.storage.s3_retries` decides how often is asked again.
 
     Args:
-        timeout: seconds until the next bytes must come, or the next mebibyte must have gone; a connection must stand
+        timeout: Seconds until the next bytes must come, or the next mebibyte must have gone; a connection must stand
             after ten of them at most.
 
     Raises:
-        BotoCoreError: the AWS configuration is not possible.
+        BotoCoreError: The AWS configuration is not possible.
     """
     config = Config(
         connect_timeout=min(timeout, _CONNECT_SECONDS),

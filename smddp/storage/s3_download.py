@@ -45,7 +45,7 @@ class Downloads:
             Its bytes and its ETag, which belong together; None if it is missing.
 
         Raises:
-            TooLargeError: it is larger than the largest.
+            TooLargeError: It is larger than the largest.
         """
 
         def read(client: S3Client) -> tuple[bytes, str]:
@@ -78,21 +78,21 @@ class Downloads:
         What a broken answer gave is kept, and the rest asked for again.
 
         Args:
-            key: the object's.
-            start: its first byte that is wanted.
-            memory: where to.
-            version: which it must be; None: any, then that of the first answer.
-            answered: called with the version as soon as S3 has answered, before the bytes are there.
-            arrived: called with the count of bytes that are there, again and again.
-            cancelled: whether nobody wants them any more; asked after each half of a mebibyte.
+            key: The object's.
+            start: Its first byte that is wanted.
+            memory: Where to.
+            version: Which it must be; None: any, then that of the first answer.
+            answered: Called with the version as soon as S3 has answered, before the bytes are there.
+            arrived: Called with the count of bytes that are there, again and again.
+            cancelled: Whether nobody wants them any more; asked after each half of a mebibyte.
 
         Returns:
             The count of bytes.
 
         Raises:
-            FileNotFoundError: there is no such object.
-            ReplacedError: it is not of this version, or was replaced meanwhile.
-            Cancelled: it was cancelled.
+            FileNotFoundError: There is no such object.
+            ReplacedError: It is not of this version, or was replaced meanwhile.
+            Cancelled: It was cancelled.
             Exception: `failure`: S3 did not give it.
         """
         doing = f"could not read {self._bucket.uri(key)}"

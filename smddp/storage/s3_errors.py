@@ -64,12 +64,12 @@ class Refusal:
 
 
 def code_of(error: Exception) -> str:
-    """Give S3's name for what is wrong, or the HTTP status where the answer had no body; empty if S3 said nothing."""
+    """Return S3's name for what is wrong, or the HTTP status where the answer had no body; empty if S3 said nothing."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether S3 said that there is no such object."""
+    """Return whether S3 said that there is no such object."""
     return code_of(error) in MISSING
 
 
@@ -77,9 +77,9 @@ def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
     """Say what is wrong, and what to do.
 
     Args:
-        doing: what failed: ``could not write s3://bucket/key``.
-        error: one of S3_ERRORS.
-        advice: what to do where that depends on what was tried, by S3's code (``AccessDenied``, ``SlowDown``, ...).
+        doing: What failed: ``could not write s3://bucket/key``.
+        error: One of S3_ERRORS.
+        advice: What to do where that depends on what was tried, by S3's code (``AccessDenied``, ``SlowDown``, ...).
     """
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -24,7 +24,7 @@ class Cancelled(Exception):  # noqa: N818 - it is none
 
 
 class Retries:
-    """Asks again for what failed for a while, with pauses that grow, until nothing has come for too long."""
+    """Ask again for what failed for a while, with pauses that grow, until nothing has come for too long."""
 
     def __init__(
         self, explain: Callable[[Exception], Refusal], *, seconds: float, cancelled: Callable[[], bool] = lambda: False
@@ -32,9 +32,9 @@ class Retries:
         """Begin with one request.
 
         Args:
-            explain: says what an error of S3 means.
-            seconds: how long to go on without a byte.
-            cancelled: whether to end it.
+            explain: Says what an error of S3 means.
+            seconds: How long to go on without a byte.
+            cancelled: Whether to end it.
         """
         self._explain = explain
         self._seconds = seconds
@@ -50,9 +50,9 @@ class Retries:
         """Call until it succeeds.
 
         Raises:
-            BotoCoreError: what the last call raised, or another of S3_ERRORS: S3 refused, or did not answer for too
+            BotoCoreError: What the last call raised, or another of S3_ERRORS: S3 refused, or did not answer for too
                 long.
-            Cancelled: it was cancelled.
+            Cancelled: It was cancelled.
         """
         while True:
             try:

@@ -28,7 +28,7 @@ _OVER = {"NoSuchUpload"}
 
 
 class Uploads:
-    """Writes objects of one bucket. Safe among threads."""
+    """Write objects of one bucket. Safe among threads."""
 
     def __init__(self, bucket: S3Bucket) -> None:
         """Write to a bucket."""
@@ -38,11 +38,11 @@ class Uploads:
         """Write an object; it stands there as a whole when this returns, and not at all, in no part, if it raises.
 
         Args:
-            key: its key.
-            content: its bytes, laid end to end. They are sent from where they are.
+            key: Its key.
+            content: Its bytes, laid end to end. They are sent from where they are.
 
         Raises:
-            Exception: the bucket's failure: S3 did not take it.
+            Exception: The bucket's failure: S3 did not take it.
         """
         whole = Body(content)
         doing = f"could not write {self._bucket.uri(key)}"
@@ -67,11 +67,11 @@ class Uploads:
         """Write an object in one request.
 
         Args:
-            key: its key.
-            content: its bytes.
-            doing: what fails if it fails.
+            key: Its key.
+            content: Its bytes.
+            doing: What fails if it fails.
             condition: ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
-            none_if: the codes by which S3 says that the condition is not met.
+            none_if: The codes by which S3 says that the condition is not met.
 
         Returns:
             Whether the condition was met.

@@ -25,13 +25,13 @@ def reading_tar_gz(archive: Path, origin: str, *, most: int | None = None) -> It
     It is intact only once `TarMembers.next` has said that there is no more: gzip's checksum stands at the end.
 
     Args:
-        archive: where it is.
-        origin: what to call it in errors.
-        most: bytes of it, unpacked, after which it is given up: a few of it can be thousands.
+        archive: Where it is.
+        origin: What to call it in errors.
+        most: Bytes of it, unpacked, after which it is given up: a few of it can be thousands.
 
     Raises:
-        BadArchiveError: it is none, damaged or too large.
-        OSError: it cannot be read.
+        BadArchiveError: It is none, damaged or too large.
+        OSError: It cannot be read.
     """
 
     def fail(offset: int, problem: str, cause: Exception | None) -> NoReturn:

@@ -43,7 +43,7 @@ class Header(NamedTuple):
         """Understand a block.
 
         Raises:
-            BadHeaderError: its checksum is wrong, or a field of it.
+            BadHeaderError: Its checksum is wrong, or a field of it.
         """
         if _number(block[148:156]) != _checksum(block):
             raise BadHeaderError("what stands in the place of a member's header is none (its checksum is wrong)")
@@ -63,7 +63,7 @@ class Header(NamedTuple):
         """The bits of the file's mode.
 
         Raises:
-            BadHeaderError: they are no number.
+            BadHeaderError: They are no number.
         """
         return _number(self.mode_field)
 
@@ -81,7 +81,7 @@ class Header(NamedTuple):
         """Give the header with what the extensions before it say.
 
         Raises:
-            BadHeaderError: the size they say is none.
+            BadHeaderError: The size they say is none.
         """
         if not fields and not self.name.endswith("/"):
             return self
@@ -103,7 +103,7 @@ def extension_fields(header: Header, body: bytes) -> dict[str, str]:
     """Give what an extension says of the member that follows it, in pax's words.
 
     Raises:
-        BadHeaderError: it cannot be understood.
+        BadHeaderError: It cannot be understood.
     """
     if header.kind == _GNU_LONG_NAME:
         return {"path": _text(body)}
@@ -113,7 +113,7 @@ def extension_fields(header: Header, body: bytes) -> dict[str, str]:
 
 
 def _pax_fields(body: bytes) -> dict[str, str]:
-    """Lines of ``length name=value``."""
+    """Return the pairs of lines of ``length name=value``."""
     fields = {}
     position = 0
     while position < len(body):
@@ -127,7 +127,7 @@ def _pax_fields(body: bytes) -> dict[str, str]:
 
 
 def _number(field: bytes) -> int:
-    """An octal number; or, where it would be too long, a binary one (GNU)."""
+    """Return an octal number; or, where it would be too long, a binary one (GNU)."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
@@ -142,7 +142,7 @@ def _number(field: bytes) -> int:
 
 
 def _checksum(block: bytes) -> int:
-    """The sum of all bytes, those of the checksum itself taken for spaces.
+    """Return the sum of all bytes, those of the checksum itself taken for spaces.
 
     The low half of Adler-32 is one more than the sum of so few bytes, and an order of magnitude faster than `sum`.
     """

@@ -40,8 +40,8 @@ class TarMembers:
         """Begin where the stream is.
 
         Args:
-            stream: the archive; a member begins there.
-            fail: raises an error: that at this byte there is this problem, with this cause.
+            stream: The archive; a member begins there.
+            fail: Raises an error: that at this byte there is this problem, with this cause.
         """
         self.is_complete = False
         """Whether the last that was read is the mark at the end of an archive."""

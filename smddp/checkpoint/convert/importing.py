@@ -34,7 +34,7 @@ class _Part:
         return self._state
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Nobody does."""
+        """Refuse: nothing is loaded into it."""
         raise NotImplementedError
 
 

@@ -110,7 +110,7 @@ def _misfit(value: Any, wanted: Any) -> str:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Between kinds of numbers nothing is cast: that would not be the same weight any more."""
+    """Return the kind of number; between kinds nothing is cast, since it would not be the same weight any more."""
     if tensor.is_floating_point():
         return "float"
     return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "int"

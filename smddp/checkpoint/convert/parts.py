@@ -20,7 +20,7 @@ _ALIASES = {
 
 
 def is_name_of(name: str, part: str) -> bool:
-    """Whether others may call a part of the state so."""
+    """Return whether others may call a part of the state so."""
     return _part_called(name) == part
 
 

@@ -179,7 +179,7 @@ def no_checkpoint_in(store: Store) -> CheckpointError:
 
 
 def _is_object(uri: str) -> bool:
-    """Whether there is an object in S3."""
+    """Return whether there is an object in S3."""
     bucket, key = _place(uri)
     return bucket.version(key, doing=f"could not look for {uri}") is not None
 

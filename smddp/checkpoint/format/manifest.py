@@ -230,7 +230,7 @@ def _is_match(pattern: re.Pattern[str], value: object) -> bool:
 
 
 def _finite_or_text(value: float) -> float | str:
-    """JSON has no nan and no infinity: they are written as text."""
+    """Return the number as JSON can hold it, which has no nan and no infinity: these are written as text."""
     return value if math.isfinite(value) else repr(value)
 
 

@@ -38,7 +38,7 @@ def part_of(name: str) -> str:
 
 
 def is_part_name(name: object) -> bool:
-    """Whether a part of the state may have this name.
+    """Return whether a part of the state may have this name.
 
     It has 1 to 64 letters, digits, ``-`` and ``_``, and does not end like ``-00001-of-00002``.
     """
@@ -46,14 +46,14 @@ def is_part_name(name: object) -> bool:
 
 
 def is_file_name(name: object) -> bool:
-    """Whether a file of a checkpoint, other than its manifest, may have this name."""
+    """Return whether a file of a checkpoint, other than its manifest, may have this name."""
     if not isinstance(name, str):
         return False
     return name in (STATE_NAME, DIGESTS_NAME) or (name.endswith(TENSORS_SUFFIX) and is_part_name(part_of(name)))
 
 
 def is_attempt_name(name: object) -> bool:
-    """Whether the directory of an attempt may have this name.
+    """Return whether the directory of an attempt may have this name.
 
     It is the id of the run and the run's count of saves: ``5f3a9c01d2e4-0007``.
     """

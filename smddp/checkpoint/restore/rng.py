@@ -55,7 +55,7 @@ def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
 
 
 def _uses_gpus() -> bool:
-    """Whether a number can have been drawn on a GPU. To ask for the GPUs themselves takes as long as all the rest."""
+    """Return whether a number can have been drawn on a GPU, without asking for the GPUs, which takes long."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 

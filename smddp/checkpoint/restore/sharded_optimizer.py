@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_sharded(optimizer: Optimizer) -> TypeGuard[ZeroRedundancyOptimizer]:
-    """Whether each rank keeps only a share of this optimizer's state."""
+    """Return whether each rank keeps only a share of this optimizer's state."""
     home = sys.modules.get("torch.distributed.optim")  # to import it takes half a second; who has one, has done so
     return home is not None and isinstance(optimizer, home.ZeroRedundancyOptimizer)
 

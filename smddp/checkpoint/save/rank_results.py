@@ -140,7 +140,7 @@ class RankResults:
         self._seconds = seconds
 
     def collect(self, save: int, own: RankResult, cancelled: threading.Event) -> list[RankResult]:
-        """Rank 0: give all results about a save, in the order of the ranks.
+        """Give all results of a save, in the order of the ranks; rank 0's part.
 
         Args:
             save: The save's number.
@@ -160,7 +160,7 @@ class RankResults:
             return [own, *(RankResult.from_json(store.get(key)) for key in keys)]
 
     def announce(self, save: int, save_result: SaveResult, cancelled: threading.Event) -> None:
-        """Rank 0: tell the others how the save ended, and remove what was told about it once they know."""
+        """Tell the others how the save ended, and remove what was told about it once they know; rank 0's part."""
         if self._store is None:
             return
         store, heard = self._store, self._key(save, "heard")
@@ -172,7 +172,7 @@ class RankResults:
                     store.delete_key(self._key(save, name))
 
     def send(self, save: int, result: RankResult, cancelled: threading.Event) -> SaveResult:
-        """Another rank: tell rank 0 how it went here, and give the outcome of the whole."""
+        """Tell rank 0 how it went here, and give the outcome of the whole; every other rank's part."""
         assert self._store is not None
         store, save_result = self._store, self._key(save, "save_result")
         with _in_contact():

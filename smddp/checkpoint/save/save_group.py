@@ -63,7 +63,7 @@ class SaveGroup:
 
 
 def _cluster(ranks: Ranks) -> Cluster | None:
-    """Where the ranks met, if this rank knows."""
+    """Return where the ranks met, if this rank knows."""
     membership = current_membership()
     if membership is not None:
         return membership.cluster

@@ -139,7 +139,7 @@ class Staging:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its values lie in the CPU's memory as they are to be written."""
+    """Return whether its values lie in the CPU's memory as they are to be written."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 

@@ -17,12 +17,12 @@ def missing_files(store: Store, committed: bytes, *, among: Collection[str]) -> 
     """Give those of a checkpoint's files that a store lacks, or has of another size; the manifest is one of them.
 
     Args:
-        store: where to look.
-        committed: the bytes of its manifest.
-        among: the names to look for, one request each.
+        store: Where to look.
+        committed: The bytes of its manifest.
+        among: The names to look for, one request each.
 
     Raises:
-        StoreError: the store does not say.
+        StoreError: The store does not say.
     """
     manifest = Manifest.from_json(committed)
     step, directory = manifest.step, manifest.directory
@@ -40,12 +40,12 @@ def copy_checkpoint(source: DirectoryStore, target: Store, committed: bytes) -> 
     """Copy the files that the target lacks, then commit them in place of whatever stands there.
 
     Args:
-        source: where it is.
-        target: where to.
-        committed: the bytes of its manifest.
+        source: Where it is.
+        target: Where to.
+        committed: The bytes of its manifest.
 
     Raises:
-        CheckpointError: the source does not have it any more, or the target does not take it. OSError likewise.
+        CheckpointError: The source does not have it any more, or the target does not take it. OSError likewise.
     """
     manifest = Manifest.from_json(committed)
     step, directory = manifest.step, manifest.directory

@@ -56,8 +56,8 @@ class DirectoryStore:
         """Use this directory.
 
         Args:
-            root: the directory. It is made, with those above it, by `check_writable` or the first `write`.
-            files: how to get at it.
+            root: The directory. It is made, with those above it, by `check_writable` or the first `write`.
+            files: How to get at it.
         """
         self.root = Path(root).absolute()
         self._files = files or FileSystem()
@@ -223,10 +223,10 @@ class DirectoryStore:
         return removed_beside(self, step, files)
 
     def _leads_to_directory(self, path: Path) -> bool:
-        """Whether a symbolic link is there that leads to a directory.
+        """Return whether a symbolic link is there that leads to a directory.
 
         Raises:
-            StoreError: it leads to none: that a checkpoint is missing is not passed over.
+            StoreError: It leads to none: that a checkpoint is missing is not passed over.
         """
         if not self._files.is_link(path):
             return False

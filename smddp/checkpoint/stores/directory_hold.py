@@ -46,13 +46,13 @@ class DirectoryHold:
         """Take it, once another run that is still there has had `PATIENCE_SECONDS` to end.
 
         Args:
-            files: how to get at it.
-            root: the directory.
-            owner: who wants it.
+            files: How to get at it.
+            root: The directory.
+            owner: Who wants it.
 
         Raises:
-            PlaceTakenError: another process has it.
-            OSError: it cannot be taken.
+            PlaceTakenError: Another process has it.
+            OSError: It cannot be taken.
         """
         self._files = files
         self._path = root / OWNER_NAME
@@ -64,8 +64,8 @@ class DirectoryHold:
         """See that nobody else has it; take it again if the file was removed.
 
         Raises:
-            PlaceTakenError: another process has it.
-            OSError: it cannot be taken.
+            PlaceTakenError: Another process has it.
+            OSError: It cannot be taken.
         """
         if _key(self._path) != self._key:
             self.release()

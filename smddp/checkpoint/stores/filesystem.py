@@ -85,7 +85,7 @@ class FileSystem:
         """Keep other processes out that lock the same directory, where the file system has locks. A kill frees it.
 
         Raises:
-            BlockingIOError: another process has it, and goes on having it for `LONGEST_LOCK`.
+            BlockingIOError: Another process has it, and goes on having it for `LONGEST_LOCK`.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -130,14 +130,14 @@ class FileSystem:
         return True
 
     def is_directory(self, path: Path) -> bool:
-        """Whether a directory is there. A symbolic link to one is none."""
+        """Return whether a directory is there. A symbolic link to one is none."""
         try:
             return stat.S_ISDIR(path.lstat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def is_link(self, path: Path) -> bool:
-        """Whether a symbolic link is there, wherever it leads."""
+        """Return whether a symbolic link is there, wherever it leads."""
         return path.is_symlink()
 
     def status(self, path: Path) -> os.stat_result | None:

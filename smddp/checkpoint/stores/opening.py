@@ -12,10 +12,10 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     """Give the store at a location.
 
     Args:
-        location: a directory, or ``s3://bucket/prefix``.
+        location: A directory, or ``s3://bucket/prefix``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: It is neither.
     """
     text = os.fspath(location)
     if text.startswith("s3://"):

@@ -36,8 +36,8 @@ class PlaceTakenError(CheckpointError):
         """Say who.
 
         Args:
-            place: where.
-            owner: who; None if that cannot be seen.
+            place: Where.
+            owner: Who; None if that cannot be seen.
         """
         who = "another run" if owner is None else f"the run {owner}"
         super().__init__(
@@ -70,7 +70,7 @@ class Owner:
         """Describe this process.
 
         Args:
-            run: the id of its run.
+            run: The id of its run.
         """
         return cls(
             run=run,
@@ -102,21 +102,21 @@ class Owner:
         return owner if tuple(map(type, asdict(owner).values())) == types else None
 
     def is_same_process(self, other: Owner) -> bool:
-        """Whether both are one process, which may save in one place by several objects, one after the other."""
+        """Return whether both are one process, which may save in one place by several objects, one after the other."""
         return bool(self.machine) and (self.machine, self.pid, self.start) == (other.machine, other.pid, other.start)
 
     def state(self, seen_by: Owner) -> Literal["alive", "over", "unknown"]:
         """Say what another process can know of this one.
 
         Args:
-            seen_by: the other.
+            seen_by: The other.
         """
         if self.machine and self.machine == seen_by.machine:
             return "alive" if self._is_running() else "over"
         return "over" if self.job and self.job == seen_by.job else "unknown"
 
     def _is_running(self) -> bool:
-        """Whether the process is there, in whose namespace this one is."""
+        """Return whether the process is there, in whose namespace this one is."""
         start = started(self.pid)
         if start is not None:
             return start == self.start

@@ -61,12 +61,12 @@ class S3Store:
         Args:
             uri: ``s3://bucket/prefix``.
             client: boto3's client. Default: `smddp.storage.s3_client.connect` makes one in each process that needs one.
-            part_size: bytes of a request; larger objects go and come in several. S3 wants at least 5 MiB.
-            connections: requests at a time.
-            patience: seconds without a byte, and with an error again and again, until S3 is given up.
+            part_size: Bytes of a request; larger objects go and come in several. S3 wants at least 5 MiB.
+            connections: Requests at a time.
+            patience: Seconds without a byte, and with an error again and again, until S3 is given up.
 
         Raises:
-            ValueError: checkpoints cannot lie at this URI.
+            ValueError: Checkpoints cannot lie at this URI.
         """
         self._location = S3Location.parse(uri)
         self.read_size = part_size
@@ -176,7 +176,7 @@ class S3Store:
         The first commit of a process does it, so that nobody has to think of it.
 
         Args:
-            older_than: only those begun longer ago: younger ones may be another process's that is alive.
+            older_than: Only those begun longer ago: younger ones may be another process's that is alive.
 
         Returns:
             How many there were.

@@ -40,7 +40,7 @@ class Commits:
         """Put the manifest of a step where `replacing` stands, or nothing if that is None.
 
         Raises:
-            AlreadyCommittedError: something else stands there.
+            AlreadyCommittedError: Something else stands there.
             StoreError: S3 did not take it; it may stand there nevertheless.
         """
         if self._are_exclusive is None:
@@ -70,7 +70,7 @@ class Commits:
         It puts a tiny object of a random name beside the checkpoints, twice, and deletes it.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: It cannot be written.
         """
         key = f"{self._location.above_steps}smddp-writable-{secrets.token_hex(8)}"
         content = b"Written, and deleted again, to see whether checkpoints can be saved here.\n"
@@ -95,8 +95,8 @@ class Commits:
 
         Args:
             condition: ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
-            key: where.
-            content: what.
+            key: Where.
+            content: What.
 
         Raises:
             StoreError: S3 did not take it; it may stand there nevertheless.

@@ -31,7 +31,7 @@ def read_small(downloads: Downloads, key: str, *, largest: int) -> tuple[bytes, 
         Its bytes and its ETag, which belong together; None if it is missing.
 
     Raises:
-        CheckpointError: it is larger than the largest. The message is only the reason.
+        CheckpointError: It is larger than the largest. The message is only the reason.
         StoreError: S3 did not give it.
     """
     try:

@@ -45,14 +45,14 @@ class S3Hold:
         """Take it, once another run that is still there has had `PATIENCE_SECONDS` to end.
 
         Args:
-            bucket: that of the prefix.
-            commits: puts objects on a condition.
-            location: the prefix.
-            owner: who wants it.
+            bucket: That of the prefix.
+            commits: Puts objects on a condition.
+            location: The prefix.
+            owner: Who wants it.
 
         Raises:
-            PlaceTakenError: another process has it.
-            StoreError: it cannot be taken.
+            PlaceTakenError: Another process has it.
+            StoreError: It cannot be taken.
         """
         self._object = _Object(bucket, commits, location, owner)
         self._object.take()
@@ -69,7 +69,7 @@ class S3Hold:
         """See that nobody else has it.
 
         Raises:
-            PlaceTakenError: another process has it.
+            PlaceTakenError: Another process has it.
             StoreError: S3 does not say.
         """
         self._object.renew()
@@ -98,7 +98,7 @@ class _Object:
         """Write it, where there is none or its owner is gone.
 
         Raises:
-            PlaceTakenError: its owner is not.
+            PlaceTakenError: Its owner is not.
             StoreError: S3 does not do it.
         """
         begun = time.monotonic()
@@ -128,7 +128,7 @@ class _Object:
         """Write it once more.
 
         Raises:
-            PlaceTakenError: another process has it.
+            PlaceTakenError: Another process has it.
             StoreError: S3 does not do it.
         """
         for _ in range(_TRIES):

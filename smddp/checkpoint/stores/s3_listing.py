@@ -85,7 +85,7 @@ def newest_page(page: Callable[[int], Page]) -> list[int] | None:
     """Find the last steps of an ordered list that can only be read forward, in pages, from any step on.
 
     Args:
-        page: lists the first steps after one.
+        page: Lists the first steps after one.
 
     Returns:
         The last steps, oldest first, and the newest of all among them; none if there are none at all. None if a page

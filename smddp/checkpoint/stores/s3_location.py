@@ -28,7 +28,7 @@ class S3Location:
         """Read ``s3://bucket/prefix``; slashes at the end do not count.
 
         Raises:
-            ValueError: it is no such URI, or keys below it could be mistaken for others.
+            ValueError: It is no such URI, or keys below it could be mistaken for others.
         """
         match = _URI.fullmatch(uri)
         if match is None:
@@ -61,30 +61,30 @@ class S3Location:
         return f"{self.prefix}/" if self.prefix else ""
 
     def step_prefix(self, step: int) -> str:
-        """What all keys of a step begin with."""
+        """Return what all keys of a step begin with."""
         return f"{self.above_steps}{step_name(step)}/"
 
     def manifest_key(self, step: int) -> str:
-        """The key of the commit of a step."""
+        """Return the key of the commit of a step."""
         return self.step_prefix(step) + MANIFEST_NAME
 
     def key(self, step: int, directory: str, name: str) -> str:
-        """The key of a file; ``directory`` is empty for one beside the manifest.
+        """Return the key of a file; ``directory`` is empty for one beside the manifest.
 
         Raises:
-            CheckpointError: no checkpoint of ours has such a file.
+            CheckpointError: No checkpoint of ours has such a file.
         """
         return self.step_prefix(step) + path_in_step(directory, name)
 
     def step_of(self, key: str) -> int | None:
-        """The step that a key, or the prefix of a step, belongs to; None if that is no step."""
+        """Return the step that a key, or the prefix of a step, belongs to; None if that is no step."""
         if not key.startswith(self.above_steps):
             return None
         name, slash, _ = key[len(self.above_steps) :].partition("/")
         return step_of(name) if slash else None
 
     def attempt_of(self, key: str) -> str | None:
-        """The attempt that a key of ours belongs to, empty for one beside the manifest; None if it is not ours."""
+        """Return the attempt that a key belongs to, empty for a file beside the manifest; None if it is not ours."""
         step = self.step_of(key)
         if step is None:
             return None

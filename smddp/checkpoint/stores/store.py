@@ -30,8 +30,8 @@ class StoreError(CheckpointError):
         """Say what was tried, what the store answered and what to do.
 
         Args:
-            message: that.
-            transient: the same call may succeed later although nobody does anything.
+            message: That.
+            transient: The same call may succeed later although nobody does anything.
         """
         super().__init__(message)
         self.transient = transient
@@ -48,7 +48,7 @@ class Hold(Protocol):
         """See that it is still so, before something is committed or removed.
 
         Raises:
-            PlaceTakenError: another run has it.
+            PlaceTakenError: Another run has it.
         """
 
     def release(self) -> None:
@@ -80,7 +80,7 @@ class Store(Protocol):
         """Find out now whether a checkpoint can be written here, and not after the first hour of work.
 
         Raises:
-            StoreError: it cannot; says why and what to do.
+            StoreError: It cannot; says why and what to do.
         """
 
     def hold(self, owner: Owner, *, make: bool) -> Hold | None:
@@ -89,11 +89,11 @@ class Store(Protocol):
         Readers need none. A process has the place once, by however many holds.
 
         Args:
-            owner: who: this process.
-            make: whether to make the place if it is not there; otherwise the answer is None then.
+            owner: Who: this process.
+            make: Whether to make the place if it is not there; otherwise the answer is None then.
 
         Raises:
-            PlaceTakenError: another run has it, and did not end within `PATIENCE_SECONDS`.
+            PlaceTakenError: Another run has it, and did not end within `PATIENCE_SECONDS`.
         """
 
     def steps(self) -> list[int]:
@@ -118,20 +118,20 @@ class Store(Protocol):
         manifest may stand there nevertheless, and `read_manifest` tells. The same call again is no error then.
 
         Args:
-            step: the step.
-            directory: the attempt's; all its files are written.
-            manifest: the bytes of manifest.json.
-            replacing: the bytes that must stand there; None: nothing.
+            step: The step.
+            directory: The attempt's; all its files are written.
+            manifest: The bytes of manifest.json.
+            replacing: The bytes that must stand there; None: nothing.
 
         Raises:
-            AlreadyCommittedError: something else stands there.
+            AlreadyCommittedError: Something else stands there.
         """
 
     def read_manifest(self, step: int) -> bytes | None:
         """Give the bytes of manifest.json; None where there is none.
 
         Raises:
-            CheckpointError: it is no file, or too large to be one of ours. The message is only the reason.
+            CheckpointError: It is no file, or too large to be one of ours. The message is only the reason.
         """
 
     def size(self, step: int, directory: str, name: str) -> int | None:
@@ -141,7 +141,7 @@ class Store(Protocol):
         """Fill the memory with the bytes of a file from an offset on. May be called by several threads at once.
 
         Raises:
-            CheckpointError: the file is missing, or ends before. The message is only the reason.
+            CheckpointError: The file is missing, or ends before. The message is only the reason.
         """
 
     def discard(self, step: int, directory: str) -> None:
@@ -172,7 +172,7 @@ def path_in_step(directory: str, name: str) -> str:
     """Give the path of a file from its step's directory: ``5f3a9c01d2e4-0007/state.json``; format 1: ``state.json``.
 
     Raises:
-        CheckpointError: no checkpoint of ours has such a file, whatever a manifest says.
+        CheckpointError: No checkpoint of ours has such a file, whatever a manifest says.
     """
     if not is_file_name(name) or not (directory == "" or is_attempt_name(directory)):
         raise CheckpointError(f"{directory + '/' + name!r} is no path of a file of a checkpoint")
@@ -180,14 +180,14 @@ def path_in_step(directory: str, name: str) -> str:
 
 
 def mentions(manifest: bytes, directory: str) -> bool:
-    """Whether a manifest, of whatever version and however damaged, names the directory of this attempt."""
+    """Return whether a manifest, of whatever version and however damaged, names the directory of this attempt."""
     if directory == "":
         return b'"directory"' not in manifest  # format 1
     return f'"{directory}"'.encode() in manifest
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file beside a manifest, or in the directory of an attempt, is removed with it."""
+    """Return whether a file beside a manifest, or in the directory of an attempt, is removed with it."""
     name = name.removesuffix(PARTIAL_SUFFIX)
     return name == MANIFEST_NAME or is_file_name(name)
 
@@ -209,9 +209,9 @@ def removed_beside(store: Store, step: int, names: Collection[str]) -> list[str]
     there, and under no manifest of format 2. It is the last: who is killed meanwhile is understood as well.
 
     Args:
-        store: where it is.
-        step: the manifest's.
-        names: the files there.
+        store: Where it is.
+        step: The manifest's.
+        names: The files there.
     """
     is_format_1 = STATE_NAME in names and (
         (existing := existing_manifest(store, step)) is None or mentions(existing, "")

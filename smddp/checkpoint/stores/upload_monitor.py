@@ -57,13 +57,13 @@ class UploadMonitor:
         """Begin to watch with the first checkpoint.
 
         Args:
-            source: the directory.
-            target: where the platform copies it to.
-            bound_seconds: after how long a checkpoint that has not arrived is late.
-            take_over: upload those that are late, and do not only warn.
+            source: The directory.
+            target: Where the platform copies it to.
+            bound_seconds: After how long a checkpoint that has not arrived is late.
+            take_over: Upload those that are late, and do not only warn.
 
         Raises:
-            ValueError: the bound is not positive.
+            ValueError: The bound is not positive.
         """
         if not bound_seconds > 0:
             raise ValueError(f"bound_seconds is {bound_seconds}: checkpoints need some time to arrive")
@@ -92,7 +92,7 @@ class UploadMonitor:
         """See to it that the newest checkpoint is in S3: leave it to the agent for a moment, then upload it.
 
         Args:
-            timeout: seconds it may take; what is under way then is left.
+            timeout: Seconds it may take; what is under way then is left.
 
         Returns:
             Whether it is there as a whole. What is missing has been logged otherwise.

@@ -13,7 +13,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
     """Give the source at a location: a directory, or ``s3://bucket/prefix``.
 
     Raises:
-        DataError: the location is neither.
+        DataError: The location is neither.
     """
     text = os.fspath(location)
     if text.startswith("s3://"):

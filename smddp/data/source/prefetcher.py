@@ -72,10 +72,10 @@ class Prefetcher:
         """Begin with no stream and no thread.
 
         Args:
-            downloads: read a range.
-            connections: parts that are fetched at a time at most.
-            memory: bytes that parts may have beyond one for each stream.
-            part_size: bytes of a part.
+            downloads: Reads a range.
+            connections: Parts that are fetched at a time at most.
+            memory: Bytes that parts may have beyond one for each stream.
+            part_size: Bytes of a part.
         """
         self._downloads = downloads
         self._connections = connections
@@ -97,7 +97,7 @@ class Prefetcher:
         """Begin to fetch an object from a position on.
 
         Raises:
-            DataError: no thread can be started.
+            DataError: No thread can be started.
         """
         stream = StreamState(key=key, position=position, stop=stop, version=version)
         with self._locked():
@@ -113,8 +113,8 @@ class Prefetcher:
         """Fill memory with the next bytes; waits for the first of them. 0 at the end.
 
         Raises:
-            DataError: the object is missing, was replaced, or S3 does not give it.
-            ValueError: the stream was closed by another thread.
+            DataError: The object is missing, was replaced, or S3 does not give it.
+            ValueError: The stream was closed by another thread.
         """
         with self._locked():
             part = self._next_part(stream)

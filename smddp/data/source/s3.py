@@ -56,14 +56,14 @@ class S3Source:
 
         Args:
             uri: ``s3://bucket/prefix``, or ``s3://bucket`` for all of it.
-            part_size: bytes of one request.
-            connections: requests at a time, over all streams.
-            memory: bytes that may be fetched and not yet read, over all streams; beyond it each stream has one part.
-            timeout: seconds until S3 must answer, and until the next bytes of the answer must come.
-            patience: seconds without a byte, and with an error again and again, until S3 is given up.
+            part_size: Bytes of one request.
+            connections: Requests at a time, over all streams.
+            memory: Bytes that may be fetched and not yet read, over all streams; beyond it each stream has one part.
+            timeout: Seconds until S3 must answer, and until the next bytes of the answer must come.
+            patience: Seconds without a byte, and with an error again and again, until S3 is given up.
 
         Raises:
-            DataError: it is no such URI, or a number makes no sense.
+            DataError: It is no such URI, or a number makes no sense.
         """
         match = _URI.fullmatch(uri)
         if match is None:
@@ -110,12 +110,12 @@ class S3Source:
         """Begin to fetch an object, and give a stream of its bytes. It cannot be sought in.
 
         Args:
-            name: as `list` gave it.
-            start: the byte to begin at; at the object's end or beyond nothing is left to read.
-            size: the most bytes to read. Who wants few says so, and no more are fetched.
+            name: As `list` gave it.
+            start: The byte to begin at; at the object's end or beyond nothing is left to read.
+            size: The most bytes to read. Who wants few says so, and no more are fetched.
 
         Raises:
-            DataError: this is no name, or the AWS configuration is not possible. What is wrong with the object, or the
+            DataError: This is no name, or the AWS configuration is not possible. What is wrong with the object, or the
                 way to it, is raised by the first read that meets it, as DataError too.
         """
         if not name or start < 0 or (size is not None and size < 0):

@@ -34,24 +34,24 @@ class Source(Protocol):
         """Give all files at any depth, sorted by name, without those that `is_temporary`.
 
         Raises:
-            DataError: the location is missing or cannot be read.
+            DataError: The location is missing or cannot be read.
         """
 
     def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
         """Open a file to read it in sequence: ``read(n)`` gives n bytes, fewer only at the end; ``close()`` ends it.
 
         Args:
-            name: as `list` gave it.
-            start: the byte to begin at; at the file's end or beyond nothing is left to read.
-            size: the most bytes to read; None is all that follow.
+            name: As `list` gave it.
+            start: The byte to begin at; at the file's end or beyond nothing is left to read.
+            size: The most bytes to read; None is all that follow.
 
         Raises:
-            DataError: the file is missing or cannot be read. Reading may raise it too, or an OSError.
+            DataError: The file is missing or cannot be read. Reading may raise it too, or an OSError.
         """
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or a directory above it is named as programs name what is not finished, or not data."""
+    """Return whether a file or a directory above it is named as programs name what is not finished, or not data."""
     return any(
         part.startswith(_TEMPORARY_PREFIXES) or part.lower().endswith(_TEMPORARY_SUFFIXES)
         for part in PurePosixPath(name).parts
