@@ -128,7 +128,7 @@ class Agent(SimpleElasticAgent):
         return self._result(worker_group, told_to_stop=told_to_stop)
 
     def _result(self, worker_group: WorkerGroup, *, told_to_stop: bool) -> RunResult:
-        """How the round ended, all ranks having ended."""
+        """Return how the round ended, all ranks having ended."""
         exits = {worker_group.workers[exited.index].global_rank: exited for exited in self._processes.exits}
         failures = {rank: _failure(exited) for rank, exited in exits.items() if exited.code != 0}
         is_stop = told_to_stop or any(exited.code == RESUMABLE for exited in exits.values())
@@ -202,7 +202,7 @@ class Agent(SimpleElasticAgent):
 
 
 def _defaults(local_world_size: int) -> dict[str, str]:
-    """What a rank's environment holds unless the user set it."""
+    """Return what a rank's environment holds unless the user set it."""
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if local_world_size > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)

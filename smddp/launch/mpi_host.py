@@ -114,7 +114,7 @@ def _await_ranks() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m smddp.launch.mpi_host", description=__doc__.splitlines()[0], allow_abbrev=False
     )

@@ -16,7 +16,7 @@ _OF_THE_JOB = "SM_CURRENT_HOST"
 
 
 def rank_environment() -> dict[str, str]:
-    """The environment of this host's job, and what MPI adds to it for this rank.
+    """Return the environment of this host's job, and what MPI adds to it for this rank.
 
     Raises:
         SystemExit: No process above this one belongs to a job.

@@ -41,7 +41,7 @@ def mpirun_command(
     hosts: Sequence[str] = (),
     interface: str | None = None,
 ) -> list[str]:
-    """The mpirun command line that runs ``command`` in ``processes`` ranks on each host.
+    """Return the mpirun command line that runs ``command`` in ``processes`` ranks on each host.
 
     Args:
         processes: The ranks on each host.
@@ -130,7 +130,7 @@ def _await(mpirun: subprocess.Popen[bytes], connections: Sequence[SshConnection]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m smddp.launch.mpirun", description=__doc__.splitlines()[0], allow_abbrev=False
     )

@@ -62,7 +62,7 @@ class NodeLines:
         return self._failure
 
     def serve(self, address: str) -> int:
-        """The first node: let the others connect.
+        """Let the other nodes connect; the first node's part.
 
         Args:
             address: The first node's, as the others know it.
@@ -80,11 +80,11 @@ class NodeLines:
         return int(self._listener.getsockname()[1])
 
     def await_nodes(self, nodes: int, seconds: float) -> bool:
-        """The first node: whether all other nodes have connected before the time is over."""
+        """Return whether all other nodes have connected before the time is over; the first node's part."""
         return all(self._connected.acquire(timeout=seconds) for _ in range(nodes - 1))
 
     def connect(self, node: int, address: str, port: int, seconds: float) -> None:
-        """Any other node: connect to the first.
+        """Connect to the first node; every other node's part.
 
         Raises:
             OSError: It does not answer.
@@ -130,7 +130,7 @@ class NodeLines:
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line: socket.socket) -> None:
-        """On the first node: hear one other node until its end."""
+        """Hear one other node until its end; the first node's part."""
         parted = False
         heard = _receive(line)
         hello = next(heard, None)
@@ -153,7 +153,7 @@ class NodeLines:
             self._tell_failed()
 
     def _listen(self, line: socket.socket) -> None:
-        """On any other node: hear the first until its end."""
+        """Hear the first node until its end; every other node's part."""
         parted = False
         for said in _receive(line):
             parted = parted or "parted" in said
@@ -183,7 +183,7 @@ def _send(line: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _receive(line: socket.socket) -> Any:
-    """The other end's messages, until it has ended."""
+    """Return the other end's messages, until it has ended."""
     with suppress(OSError, ValueError), line.makefile("rb") as file:
         for text in file:
             yield json.loads(text)

@@ -85,7 +85,7 @@ def find_nodes(
 
 
 def _placed(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster of a launcher that has started one task on each of several nodes."""
+    """Return the cluster of a launcher that has started one task on each of several nodes."""
     environment = Environment(environ)
     if not (slurm.started(environment) or openpai.started(environment)):
         return None

@@ -94,7 +94,7 @@ class NodeRendezvous(RendezvousHandler):
         return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(self._address, self._port))
 
     def next_has_begun(self) -> bool:
-        """Whether another node has ended this round.
+        """Return whether another node has ended this round.
 
         Raises:
             RendezvousConnectionError: The first node was lost.
@@ -105,7 +105,7 @@ class NodeRendezvous(RendezvousHandler):
             raise self.lost() from error
 
     def num_nodes_waiting(self) -> int:
-        """Never any: torchrun would let such nodes in without counting a restart."""
+        """Return 0: torchrun would let waiting nodes in without counting a restart."""
         return 0
 
     def settle_cause(self, cause: str) -> str:
@@ -137,7 +137,7 @@ class NodeRendezvous(RendezvousHandler):
             self._store_of(0).set("closed", "")
 
     def is_closed(self) -> bool:
-        """Whether some node comes to no further round."""
+        """Return whether some node comes to no further round."""
         return bool(self._store_of(0).check(["closed"]))
 
     def part(self) -> None:
@@ -151,11 +151,11 @@ class NodeRendezvous(RendezvousHandler):
                 time.sleep(_LOOK_SECONDS / 10)
 
     def get_backend(self) -> str:
-        """Its name."""
+        """Return the name of this rendezvous."""
         return "smddp"
 
     def get_run_id(self) -> str:
-        """The same for every job: a store serves one."""
+        """Return the same id for every job: a store serves one."""
         return "smddp"
 
     @property
@@ -164,7 +164,7 @@ class NodeRendezvous(RendezvousHandler):
         return True
 
     def shutdown(self) -> bool:
-        """There is nothing to close: the ranks of other nodes may still need the store."""
+        """Do nothing: the ranks of other nodes may still need the store."""
         return True
 
     def _connect(self) -> Store:
@@ -197,7 +197,7 @@ class NodeRendezvous(RendezvousHandler):
         return PrefixStore(f"agents/{number}", self._served)
 
     def lost(self) -> RendezvousConnectionError:
-        """That the first node was lost."""
+        """Return the error that says that the first node was lost."""
         return RendezvousConnectionError(
             f"the first node, {self._address}:{self._port}, was lost: its agent or its host has ended"
         )

@@ -24,7 +24,7 @@ class FailureFile:
         self._earlier = self._find()
 
     def read(self) -> str | None:
-        """What a rank has written since; None if nothing."""
+        """Return what a rank has written since; None if nothing."""
         if self._output_dir is None or self._find() in (None, self._earlier):
             return None
         try:
@@ -58,7 +58,7 @@ def tell_failure(error: DistributedError) -> None:
 
 
 def describe_exit(code: int, *, rank: int, world_size: int, host: str) -> str:
-    """How a rank ended.
+    """Return how a rank ended.
 
     Args:
         code: Its exit code as a shell sees it: 128 + n if signal n killed it.
@@ -72,7 +72,7 @@ def describe_exit(code: int, *, rank: int, world_size: int, host: str) -> str:
 
 
 def host_name() -> str:
-    """This host's name in the job."""
+    """Return this host's name in the job."""
     return os.environ.get("SM_CURRENT_HOST") or socket.gethostname()
 
 

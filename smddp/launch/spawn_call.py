@@ -49,6 +49,6 @@ def find_spawn_call(script: Path) -> int | None:
 
 
 def _called(call: ast.Call, names: dict[str, str]) -> str:
-    """The full name of what is called: ``torch.multiprocessing.spawn`` for ``mp.spawn``."""
+    """Return the full name of what is called: ``torch.multiprocessing.spawn`` for ``mp.spawn``."""
     first, dot, rest = ast.unparse(call.func).partition(".")
     return names.get(first, first) + dot + rest

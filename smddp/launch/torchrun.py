@@ -161,7 +161,7 @@ def _run_agent(
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on just now."""
+    """Return a TCP port of this machine that nobody listens on just now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -178,7 +178,7 @@ def check_port(port: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m smddp.launch.torchrun", description=__doc__.splitlines()[0], allow_abbrev=False
     )

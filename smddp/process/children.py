@@ -49,7 +49,7 @@ class ProcessExit:
 
 
 def exit_code(exits: Sequence[ProcessExit]) -> int:
-    """The one exit code of processes that ended in this order.
+    """Return the one exit code of processes that ended in this order.
 
     0 if all succeeded, 75 if all that failed can be resumed, else the code of the first that truly failed.
     """

@@ -66,6 +66,6 @@ def announce_stop(directory: str) -> None:
 
 
 def stop_announced(environ: Mapping[str, str]) -> bool:
-    """Whether the container's first process tells the ranks to stop; False where there is none."""
+    """Return whether the container's first process tells the ranks to stop; False where there is none."""
     directory = environ.get(EXIT_CODES_VARIABLE)
     return bool(directory) and os.path.exists(f"{directory}/{_STOP}")  # noqa: PTH110

@@ -81,7 +81,7 @@ class StopSignal:
         return not self.heeded and self.age >= self.patience
 
     def __enter__(self) -> StopSignal:
-        """Starts to watch.
+        """Start to watch.
 
         Raises:
             ValueError: Outside of the main thread, where Python allows no signal handlers.
@@ -99,7 +99,7 @@ class StopSignal:
         return self
 
     def watch_again(self) -> None:
-        """Takes SIGTERM back from a library that has put a handler of its own in place; in the main thread."""
+        """Take SIGTERM back from a library that has put a handler of its own in place; in the main thread."""
         assert self._sockets is not None, "nothing watches for signals: use smddp.run"
         signal.signal(signal.SIGTERM, self._request)
 
@@ -117,7 +117,7 @@ class StopSignal:
                 signal.signal(number, previous or signal.SIG_DFL)
 
     def look(self) -> None:
-        """Notes signals that came while the main thread could not; for a thread that looks from time to time."""
+        """Note signals that came while the main thread could not; for a thread that looks from time to time."""
         sockets = self._sockets
         try:
             numbers = sockets[0].recv(4096) if sockets is not None else b""

@@ -51,7 +51,7 @@ class Descendants:
                 waiting.append(child)
 
     def ranks(self) -> dict[int, Marks]:
-        """The processes that a launcher made a rank; of a launcher within a rank, the innermost ones.
+        """Return the processes that a launcher made a rank; of a launcher within a rank, the innermost ones.
 
         What a rank starts itself, such as a data loader's workers, inherits its mark and is no rank: of all that have
         a mark, the oldest is.
@@ -66,7 +66,7 @@ class Descendants:
         return {process: marks[process] for process in ranks.values() if process not in outer}
 
     def script(self, program: int) -> set[int]:
-        """What runs the job where no launcher is, for a ``program`` that may be a toolkit.
+        """Return what runs the job where no launcher is, for a ``program`` that may be a toolkit.
 
         Returns:
             A toolkit's script, or what that runs if it is a shell; nothing as long as there are launchers without
@@ -96,7 +96,7 @@ class Descendants:
 
 
 def find_ranks(root: int) -> set[int]:
-    """The processes below ``root`` that a launcher made a rank."""
+    """Return the processes below ``root`` that a launcher made a rank."""
     return set(Descendants(root).ranks())
 
 
@@ -110,13 +110,13 @@ def signal_ranks(root: int, signum: int) -> bool:
 
 
 def started(process: int) -> int | None:
-    """When a process was started, in the kernel's ticks; None if there is none of this number any more."""
+    """Return when a process was started, in the kernel's ticks; None if there is none of this number any more."""
     found = _parent_and_start(process)
     return None if found is None else found[1]
 
 
 def catches(process: int, signum: int) -> bool:
-    """Whether a process has a handler for this signal: what has none yet would be killed by it."""
+    """Return whether a process has a handler for this signal: what has none yet would be killed by it."""
     for line in _read(process, "status").splitlines():
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
@@ -145,25 +145,25 @@ def _job(process: int) -> tuple[bytes, ...]:
 
 
 def _variables(process: int, names: Sequence[str]) -> tuple[bytes, ...]:
-    """Those of these variables that a process was started with, as NAME=value."""
+    """Return those of these variables that a process was started with, as NAME=value."""
     prefixes = tuple(f"{name}=".encode() for name in names)
     return tuple(sorted(entry for entry in _read(process, "environ").split(b"\0") if entry.startswith(prefixes)))
 
 
 def _names(process: int) -> set[str]:
-    """The program's name, and the script's if that is an interpreter's first word."""
+    """Return the program's name, and the script's if that is an interpreter's first word."""
     words = [_read(process, "comm").strip(), *_read(process, "cmdline").split(b"\0")[:2]]
     return {word.decode(errors="replace").rpartition("/")[2] for word in words}
 
 
 def _parent_and_start(process: int) -> tuple[int, int] | None:
-    """Its parent, and when it was started; None for one that has ended, whether anybody asked for its code or not."""
+    """Return its parent, and when it was started; None for one that has ended, reaped or not."""
     fields = _read(process, "stat").rpartition(b")")[2].split()  # the name before it may hold anything
     return (int(fields[1]), int(fields[19])) if fields and fields[0] != b"Z" else None
 
 
 def _read(process: int, what: str) -> bytes:
-    """A file of /proc; nothing if the process has ended, or is not ours to look into."""
+    """Return a file of /proc; nothing if the process has ended, or is not ours to look into."""
     try:
         with open(f"/proc/{process}/{what}", "rb") as file:  # noqa: PTH123
             return file.read()

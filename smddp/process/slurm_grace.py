@@ -14,7 +14,7 @@ _ANSWER_SECONDS = 3.0
 
 
 def seconds_left(environ: Mapping[str, str], *, since: float) -> float | None:
-    """Seconds until Slurm sends SIGKILL to this job.
+    """Return the seconds until Slurm sends SIGKILL to this job.
 
     To a job that still runs, SIGTERM was the warning of ``sbatch --signal``, or a preemption with a GraceTime: it has
     until its end. One that was cancelled, or preempted at once, has KillWait, 30 s unless the cluster is configured
@@ -44,7 +44,7 @@ def _field(shown: str, name: str) -> str:
 
 
 def _scontrol(*words: str) -> str:
-    """What scontrol prints; nothing if it fails or takes too long."""
+    """Return what scontrol prints; nothing if it fails or takes too long."""
     try:
         command = ["scontrol", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False).stdout
