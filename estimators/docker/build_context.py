@@ -27,7 +27,7 @@ _CONSTRAINTS = (_INSTALLED if _INSTALLED.is_dir() else _CHECKOUT) / "constraints
 
 @contextmanager
 def build_context() -> Iterator[Path]:
-    """A directory with the Dockerfile and all that it copies; it is removed at the end."""
+    """Make a directory with the Dockerfile and all that it copies; it is removed at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
         context = Path(name)
         shutil.copytree(RECIPE, context, dirs_exist_ok=True)
@@ -38,6 +38,6 @@ def build_context() -> Iterator[Path]:
 
 
 def _requirements() -> list[Requirement]:
-    """What smddp needs on any machine, without its extras."""
+    """Return what smddp needs on any machine, without its extras."""
     declared = [Requirement(text) for text in requires(PACKAGE) or ()]
     return [each for each in declared if "extra" not in str(each.marker or "")]

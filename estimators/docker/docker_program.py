@@ -61,7 +61,7 @@ def docker(
 
 
 def program() -> str:
-    """Where the docker program is.
+    """Return where the docker program is.
 
     Raises:
         DockerError: It is not installed.

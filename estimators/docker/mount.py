@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def bind(source: str, target: str, *, read_only: bool = False) -> str:
-    """What ``docker --mount`` takes: a line of CSV. The short form, ``--volume``, ends a path at its first colon."""
+    """Return what ``docker --mount`` takes, a line of CSV; ``--volume`` would end a path at its first colon."""
     quoted = source.replace('"', '""')
     return f'type=bind,"source={quoted}",target={target}' + (",readonly" if read_only else "")

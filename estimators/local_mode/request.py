@@ -29,7 +29,7 @@ _INSTANCE_TYPE = "ml.m5.large"
 def training_request(
     arguments: Mapping[str, Any], inputs: Any, *, image: str, code: SourceCode, job_name: str | None, session: Session
 ) -> TrainingRequest:
-    """The request of a job.
+    """Return the request of a job.
 
     Args:
         arguments: The parameters for ``PyTorch``.

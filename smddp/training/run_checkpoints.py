@@ -253,7 +253,7 @@ class RunCheckpoints:
             self.save()
 
     def _seconds_to_save(self, stop_age: float) -> float:
-        """How long the last checkpoint may take; on rank 0 no longer than Slurm allows, if that is known."""
+        """Return how long the last checkpoint may take; on rank 0 no longer than Slurm allows, if that is known."""
         seconds = STOP_SECONDS - stop_age
         if self._is_main and (left := seconds_left(os.environ, since=stop_age)) is not None:
             logger.info("Slurm ends this job in %.0f s", left)
@@ -348,7 +348,7 @@ class RunCheckpoints:
 
     @property
     def _metrics_digest(self) -> float:
-        """Stands for the metrics of this step; 0 if there are none."""
+        """Return a number that stands for the metrics of this step; 0 if there are none."""
         metrics = self._metrics_now
         return float(1 + zlib.crc32(repr(sorted(metrics.items())).encode())) if metrics else 0.0
 

@@ -103,7 +103,7 @@ class RunView:
         self._show_line()
 
     def begin_beside_main(self, saves: RunSaves) -> None:  # noqa: ARG002
-        """On another rank than 0: leaves alone what rank 0 may show on the same terminal."""
+        """Leave alone what rank 0 may show on the same terminal; for the other ranks."""
         if self._live is not None and is_watched():
             make_room_for_other_process()
 

@@ -43,7 +43,7 @@ class KeyPair:
 
     @classmethod
     def random(cls) -> KeyPair:
-        """A pair that nobody else holds, in the shape of an AWS one."""
+        """Return a pair that nobody else holds, in the shape of an AWS one."""
         return cls(access_key="SMDDP" + secrets.token_hex(8).upper()[:15], secret_key=secrets.token_urlsafe(30))
 
 
@@ -90,7 +90,7 @@ class _Claim:
 
 
 def claimed_service(request: Request) -> str:
-    """The service that a request says it is signed for, by AWS's name for signatures; "" if it says none."""
+    """Return the service that a request says it is signed for, by AWS's name for signatures; "" if it says none."""
     try:
         return _claim(request).scope.service
     except SignatureError:
@@ -122,7 +122,7 @@ def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> S
 
 
 def sign_without(request: Request, keys: KeyPair, dropped: Collection[str]) -> str:
-    """The Authorization header of a request that is right, once some of its headers are gone.
+    """Return the Authorization header of a request that is right, once some of its headers are gone.
 
     Args:
         request: One that `verify` let through, with its signature in a header.
@@ -203,7 +203,7 @@ def _check_time(claim: _Claim, now: datetime) -> None:
 
 
 def _check_signed_headers(claim: _Claim, request: Request) -> None:
-    """Everything that decides what a request does must be under the signature."""
+    """Refuse a request if a header that decides what it does is not under the signature."""
     must = {name for name in request.headers if name.startswith("x-amz-")} | {"host"}
     if unsigned := must - set(claim.signed_headers):
         raise SignatureError("SignatureDoesNotMatch", f"Not covered by the signature: {', '.join(sorted(unsigned))}.")
@@ -212,7 +212,7 @@ def _check_signed_headers(claim: _Claim, request: Request) -> None:
 
 
 def _stated_payload(claim: _Claim, request: Request) -> str | None:
-    """What the headers say stands for the body in the signature; None: they don't say, it is the body's hash.
+    """Return what the headers say stands for the body in the signature; None: they don't say, it is the body's hash.
 
     Only S3 may leave the body unsigned, as on AWS.
     """
@@ -228,7 +228,7 @@ def _stated_payload(claim: _Claim, request: Request) -> str | None:
 
 
 def _canonical_path(path: str, *, service: str) -> str:
-    """S3 signs the path as it is sent; every other service encodes it a second time."""
+    """Return the path as it is signed: S3's as it is sent; every other service encodes it a second time."""
     return path if service == "s3" else quote(path, safe="/~")
 
 
