@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any, BinaryIO
 
 from estimators.hosts.exit import Exit
@@ -65,6 +66,9 @@ class Supervised:
         self._killed = False
         self._process = process
         self._orders = process.stdin
+        # One thread waits and closes the pipe, another sends signals: without it, a signal could go into a file that
+        # has got the number of the pipe meanwhile.
+        self._sending = Lock()
         self._output = output
         self._send(json.dumps(asdict(program)).encode() + b"\n")
 
@@ -88,7 +92,8 @@ class Supervised:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
-        self._orders.close()
+        with self._sending:
+            self._orders.close()
         return Exit(code=as_shell(code), lost=None if self._killed else self._loss(code))
 
     def _loss(self, returncode: int) -> str | None:
@@ -103,11 +108,12 @@ class Supervised:
 
     def _send(self, message: bytes) -> None:
         """Write to the supervisor, which takes its orders until the host has ended and none thereafter."""
-        try:
-            while message:
-                message = message[self._orders.write(message) :]
-        except (BrokenPipeError, ValueError):  # the supervisor has ended; its pipe may be closed already
-            return
+        with self._sending:
+            try:
+                while message and not self._orders.closed:
+                    message = message[self._orders.write(message) :]
+            except BrokenPipeError:  # the supervisor has ended
+                return
 
 
 class SupervisedProcess(Supervised):

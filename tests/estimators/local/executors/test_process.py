@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -224,6 +225,37 @@ def test_a_signal_reaches_the_program_alone(start: Start, isolated: bool) -> Non
     host.signal(signal.SIGTERM)
     assert said(host) == "child still runs: True\n"
     assert exit_code(host) == 9
+
+
+@pytest.mark.parametrize("isolated", [False])
+def test_orders_are_not_closed_while_a_signal_is_written(start: Start) -> None:
+    class Orders:
+        closed = was_closed_meanwhile = False
+
+        def write(self, message: bytes) -> int:
+            writing.set()
+            time.sleep(0.3)
+            self.was_closed_meanwhile = self.closed
+            return len(message)
+
+        def close(self) -> None:
+            self.closed = True
+
+    writing, orders = threading.Event(), Orders()
+    host = start(*python("input()"))
+    assert isinstance(host, SupervisedProcess)
+    host.kill()
+    host._orders.close()
+    host._orders = orders  # type: ignore[assignment]
+    signalling = threading.Thread(target=host.signal, args=(signal.SIGUSR1,))
+    signalling.start()
+    assert writing.wait(10)
+    host.wait()
+    signalling.join()
+    assert not orders.was_closed_meanwhile
+    assert orders.closed
+    host.signal(signal.SIGUSR1)  # nothing is written any more
+    host.output.close()
 
 
 @BOTH_WAYS
