@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 
-def bind(source: str, target: str, *, read_only: bool = False) -> str:
-    """Return what ``docker --mount`` takes, a line of CSV; ``--volume`` would end a path at its first colon."""
-    quoted = source.replace('"', '""')
-    return f'type=bind,"source={quoted}",target={target}' + (",readonly" if read_only else "")
+def bind(source: str, target: str) -> str:
+    """Return what ``docker --mount`` takes, a line of CSV. The short form, ``--volume``, ends a path at its first colon."""
+    return f"type=bind,{_field('source', source)},{_field('target', target)}"
+
+
+def _field(name: str, path: str) -> str:
+    """Return a field of CSV, in which a path may have commas and quotes."""
+    quoted = path.replace('"', '""')
+    return f'"{name}={quoted}"'
