@@ -61,10 +61,8 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
         if not isinstance(place, str):
             continue
         if place.startswith("file://"):
-            if not local_mode:
+            if not local_mode:  # else it is a local job's to check
                 yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", _UPLOAD)
-            elif not Path(place.removeprefix("file://")).exists():
-                yield error(parameter, f"there is no {place.removeprefix('file://')}", "Give an existing path.")
         elif not place.startswith("s3://"):
             remedy = "Give s3://bucket/prefix."
             if local_mode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,6 +49,9 @@ NOT_IN_SDK = (
 _AS_NOT_GIVEN: Mapping[str, Any] = {"max_run": 24 * 60 * 60, "debugger_hook_config": False, "disable_profiler": True}
 """Values that the Estimator itself puts there."""
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - looked for, not bound
+_ML_ROOT = PurePosixPath("/opt/ml")
+_HOSTS_OWN = ("code", "input", "model", "output")
+"""What a host has there of its own."""
 _OURS = "Leave out sagemaker_session: the Estimator's own local job does it."
 
 
@@ -94,18 +98,33 @@ def check(
             yield error("checkpoint_s3_uri", found, remedy)
         else:
             yield warning("checkpoint_s3_uri", f"{found}: smddp can't see there whether checkpoints arrive", remedy)
+    if (mount_point := arguments.get("checkpoint_local_path")) is not None and local_path(uri):
+        yield from _check_mount_point(str(mount_point))
     for name, place in data.items():
         parameter, channel = f"inputs[{name!r}]", _configuration(place)
+        if name in (".", ".."):
+            yield error(parameter, "it is no name of a directory", "Give the channel another name.")
         if "FileSystemDataSource" in channel.get("DataSource", {}):
             remedy = "Mount it on this machine, and give file:///path."
             yield error(parameter, "no FSx or EFS is mounted on this machine", remedy)
         if _mode(arguments, channel) == "FastFile":
             remedy = "SageMaker alone reads it from S3 as the script does."
             yield warning(parameter, "the data are copied before the start, as with 'File'", remedy)
-        if local_path(uri_of(place)):
+        if path := local_path(uri_of(place)):
+            if not path.exists():
+                yield error(parameter, f"there is no {path}", "Give an existing path.")
             yield from _check_directory(parameter, channel, arguments)
     if by_sdk:
         yield from _check_for_sdk(arguments, data)
+
+
+def _check_mount_point(path: str) -> Iterator[Problem]:
+    """Say whether a directory for checkpoints would hide what a host needs, or can't be where it shall."""
+    place = PurePosixPath(path)
+    hides = _ML_ROOT.is_relative_to(place) or any(place.is_relative_to(_ML_ROOT / name) for name in _HOSTS_OWN)
+    if not place.is_absolute() or ".." in place.parts or hides:
+        remedy = "Give a directory of its own, such as /opt/ml/checkpoints, which is the default."
+        yield error("checkpoint_local_path", f"in the hosts no checkpoints can lie in {path!r}", remedy)
 
 
 def _check_directory(parameter: str, channel: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:

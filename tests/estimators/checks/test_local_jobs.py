@@ -119,6 +119,12 @@ def test_a_session_of_aws_gives_its_s3(plan: Any) -> None:
         ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out"}, 1, 0, "lies in it"),
         ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out", "code": "smddp", "by_sdk": True}, 0, 0, ""),
         ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/other"}, 0, 0, ""),
+        ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "relative"}, 1, 0, "can lie in 'relative'"),
+        ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml"}, 1, 0, "can lie in '/opt/ml'"),
+        ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/"}, 1, 0, "can lie in '/'"),
+        ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/model"}, 1, 0, "/opt/ml/checkpoints"),
+        ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/input/data/x"}, 1, 0, "/data/x"),
+        ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/mnt/../opt"}, 1, 0, "/mnt/../opt"),
         ({"checkpoint_local_path": "/opt/ml/other"}, 0, 1, "checkpoint_s3_uri='file:///directory'"),
         ({"checkpoint_s3_uri": "file:///etc/hostname"}, 1, 0, "/etc/hostname is not a directory"),
         ({"checkpoint_s3_uri": "file:///etc/mine"}, 1, 0, "/etc/mine belongs to the system"),
@@ -203,13 +209,21 @@ def test_file_systems_of_aws_are_refused(plan: Any) -> None:
 
 
 def test_data_on_this_machine_must_be_there(plan: Any, tmp_path: Path) -> None:
-    assert "there is no /nowhere" in str(plan("file:///nowhere"))
+    for missing in ("file:///nowhere", TrainingInput("file:///nowhere")):
+        (problem,) = plan({"train": missing}).errors
+        assert (problem.parameter, problem.found) == ("inputs['train']", "there is no /nowhere")
     assert f"file://{tmp_path}" in str(plan(str(tmp_path)))
     assert not plan(f"file://{tmp_path}").problems
     (tmp_path / "12:30").mkdir()
     for place in (f"file://{tmp_path}/12:30", TrainingInput(f"file://{tmp_path}/12:30")):
         assert not plan(place).problems
         assert f"can't mount file://{tmp_path}/12:30" in str(plan(place, by_sdk=True))
+
+
+@pytest.mark.parametrize("name", ["..", "../../../../tmp", "a/b", ""])
+@pytest.mark.parametrize("place", ["s3://data/train", "file:///tmp"])
+def test_channels_have_names_that_sagemaker_takes(plan: Any, name: str, place: str) -> None:
+    assert plan({name: place}).errors
 
 
 def test_on_sagemaker_nothing_of_this_is_said(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
