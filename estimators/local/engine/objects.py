@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from urllib3.exceptions import HTTPError
 
 from estimators.hosts.opt_ml_tree import legible
 from estimators.local.engine.errors import FailedJobError
@@ -91,7 +93,7 @@ def explaining(what: str, uri: S3Uri | FileUri) -> Iterator[None]:
         yield
     except ClientError as error:
         raise FailedJobError(f"{head}: {_explain(error, uri)}") from error
-    except (BotoCoreError, Boto3Error, BadKeyError) as error:
+    except (BotoCoreError, Boto3Error, BadKeyError, HTTPError) as error:
         raise FailedJobError(f"{head}: {error}") from error
     except OSError as error:
         where = f" ({legible(os.fsdecode(error.filename))})" if isinstance(error.filename, str | bytes) else ""
@@ -138,7 +140,7 @@ def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bo
 
     Raises:
         CancelledError: If ``cancelled`` said so between two pieces.
-        ClientError: As ``read_object``; BotoCoreError and FailedJobError, too.
+        ClientError: As ``read_object``; BotoCoreError, HTTPError and FailedJobError, too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _, pieces = read_object(s3, uri)
@@ -156,8 +158,8 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Generator[bytes]]:
     changes meanwhile is an error (412).
 
     Raises:
-        ClientError: If S3 refuses; reading the pieces raises it too, BotoCoreError, and FailedJobError if S3 does not
-            go on where it was asked to.
+        ClientError: If S3 refuses; reading the pieces raises it too, BotoCoreError, HTTPError, and FailedJobError if S3
+            does not go on where it was asked to.
     """
     first = s3.get_object(Bucket=uri.bucket, Key=uri.key)
     size, tag = first["ContentLength"], first["ETag"]
@@ -170,7 +172,7 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Generator[bytes]]:
                     while piece := body.read(_CHUNK):
                         done, failures = done + len(piece), 0
                         yield piece
-                except (HTTPClientError, IncompleteReadError):
+                except (HTTPClientError, IncompleteReadError, HTTPError):  # the last one over TLS
                     if (failures := failures + 1) == _ATTEMPTS:
                         raise
                     time.sleep(0.05 * 2**failures)
@@ -195,7 +197,8 @@ def upload(s3: S3Client, path: Path, uri: S3Uri | FileUri) -> None:
         s3.upload_file(str(path), uri.bucket, uri.key)
         return
     uri.path.parent.mkdir(parents=True, exist_ok=True)
-    part = uri.path.with_name(f".{uri.path.name}.part")
+    # A name of its own: two jobs may leave a file in one place at once, and the later one's is there then, whole.
+    part = uri.path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         shutil.copyfile(path, part)
         part.replace(uri.path)

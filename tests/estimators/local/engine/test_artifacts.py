@@ -15,7 +15,7 @@ import pytest
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.objects import FileUri, S3Uri, require_place
+from estimators.local.engine.objects import FileUri, S3Uri, require_place, upload
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
 
@@ -179,7 +179,8 @@ def test_an_archive_that_has_no_room_leaves_none_of_it(
 
 def test_a_directory_of_this_machine_takes_them_too(roots: list[Path], trees: list[HostTree], tmp_path: Path) -> None:
     (roots[1] / "model" / "weights").write_text("1")
-    (roots[0] / "output" / "data" / "plot").write_text("2")
+    longest = "p" * 255
+    (roots[0] / "output" / "data" / longest).write_text("2")
     place, s3 = FileUri(path=tmp_path / "to" / "come"), object()
     require_place(s3, place, "S3OutputPath")  # type: ignore[arg-type]  # no S3 is asked
     assert not place.path.exists()
@@ -187,7 +188,30 @@ def test_a_directory_of_this_machine_takes_them_too(roots: list[Path], trees: li
     assert archive == f"file://{place.path}/model.tar.gz"
     assert unpack((place.path / "model.tar.gz").read_bytes()) == {"weights": "1"}
     upload_output(s3, trees, place, tmp_path, compressed=False)  # type: ignore[arg-type]
-    assert {path.name for path in place.path.rglob("*")} == {"model.tar.gz", "data", "plot"}
+    assert {path.name for path in place.path.rglob("*")} == {"model.tar.gz", "data", longest}
+
+
+def test_of_two_jobs_that_leave_a_file_in_one_place_at_once_one_is_there_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [b"1" * 1000, b"2" * 500]
+    for content in contents:
+        (tmp_path / str(len(content))).write_bytes(content)
+    place, s3 = FileUri(path=tmp_path / "out" / "model.tar.gz"), object()
+
+    def slowly(source: Path, target: Path) -> None:
+        monkeypatch.undo()
+        with target.open("wb") as file:
+            file.write(source.read_bytes()[:600])
+            file.flush()
+            upload(s3, tmp_path / "500", place)  # type: ignore[arg-type]
+            assert place.path.read_bytes() == contents[1]
+            file.write(source.read_bytes()[600:])
+
+    monkeypatch.setattr("shutil.copyfile", slowly)
+    upload(s3, tmp_path / "1000", place)  # type: ignore[arg-type]
+    assert place.path.read_bytes() == contents[0]
+    assert list(place.path.parent.iterdir()) == [place.path]
 
 
 def test_what_is_no_directory_is_refused_before_the_training(tmp_path: Path) -> None:

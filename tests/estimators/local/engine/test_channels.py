@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from urllib3.exceptions import SSLError
 
 from estimators.local.engine.channels import fetch_all, plan_channel, relative_path
 from estimators.local.engine.errors import FailedJobError
@@ -164,12 +166,27 @@ def test_a_file_that_cannot_be_written_is_named(harness: Harness) -> None:
         harness.bring("data/")
 
 
-def test_a_broken_connection_is_made_again_where_it_broke(harness: Harness) -> None:
+def tls_fails() -> None:
+    raise SSLError("decryption failed or bad record mac")
+
+
+@pytest.mark.parametrize("breaks", [lambda: None, tls_fails])
+def test_a_broken_connection_is_made_again_where_it_broke(harness: Harness, breaks: Callable[[], None]) -> None:
     content = bytes(range(256)) * (3 << 12)
     harness.s3.put_object(Bucket=harness.bucket, Key="data/a", Body=content)
-    harness.s3 = Breaking(harness.s3, after=1 << 20, times=2)
+    harness.s3 = Breaking(harness.s3, after=1 << 20, times=2, change=breaks)
     assert harness.bring("data/") == [["a"]] * 3
     assert [file.read_bytes() for file in harness.directory.rglob("a")] == [content] * 3
+
+
+def test_a_connection_that_breaks_again_and_again_fails_the_job_with_its_reason(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("estimators.local.engine.objects._ATTEMPTS", 1)
+    harness.put("data/a")
+    harness.s3 = Breaking(harness.s3, after=1, times=9, change=tls_fails)
+    with pytest.raises(FailedJobError, match="bad record mac"):
+        harness.bring("data/")
 
 
 def test_a_cancelled_transfer_stops_between_chunks(harness: Harness) -> None:
