@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def bind(source: str, target: str) -> str:
-    """Return what ``docker --mount`` takes, a line of CSV. The short form, ``--volume``, ends a path at its first colon."""
+    """Return what ``docker --mount`` takes: a line of CSV. ``--volume`` would end a path at its first colon."""
     return f"type=bind,{_field('source', source)},{_field('target', target)}"
 
 
