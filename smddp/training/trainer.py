@@ -363,7 +363,7 @@ class Trainer:
 
         Raises:
             ValueError: If the batch size does not divide, the ranks have other data, there is a loader already, or
-                training has begun.
+                training has begun; or a DataLoader comes with a batch size, order or tail beside it.
             PeerFailedError: If another rank's dataset has no length.
         """
         self._check_not_kept()
@@ -375,6 +375,11 @@ class Trainer:
             self._per_rank["loader"] = LoaderState(dataset, self._cluster.world_size)
             return dataset
         if isinstance(dataset, DataLoader):
+            if batch_size is not None or not shuffle or tail != "drop":
+                raise ValueError(
+                    "a DataLoader has a batch size, an order and drop_last of its own: leave out batch_size, shuffle "
+                    "and tail, or give trainer.loader() the dataset instead"
+                )
             own = DataLoaderOptions.of(dataset)
             dataset, shuffle, tail = own.dataset, own.shuffle, "drop" if own.drop_last else "short"
             batch_size = own.micro_batch_size * self._accumulate * self._cluster.world_size

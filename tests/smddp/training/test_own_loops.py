@@ -284,6 +284,12 @@ def test_its_order_and_its_tail_are_kept(job: Job) -> None:
     assert len(set(seen)) == SAMPLES
 
 
+@pytest.mark.parametrize("beside", [{"batch_size": 12}, {"shuffle": False}, {"tail": "short"}])
+def test_what_a_dataloader_says_itself_is_not_taken_beside_it(job: Job, beside: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="leave out batch_size, shuffle and tail"):
+        Parts(job).trainer.loader(DataLoader(points(), batch_size=3, shuffle=True), **beside)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Tensor]]:
         return iter([(torch.ones(1),)] * 6)
