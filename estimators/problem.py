@@ -9,6 +9,10 @@ from typing import Literal
 
 Severity = Literal["error", "warning"]
 
+_LISTED = 40
+"""Up to so many names `nearest` lists them all; of more it shows some `_SAMPLED`, from the first to the last."""
+_SAMPLED = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -38,7 +42,11 @@ def warning(parameter: str, found: str, remedy: str) -> Problem:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean …?`` with the names most like `name`, or all of `known` if none is."""
+    """Return ``did you mean …?`` with the names most like `name`; if none is, all of `known`, or a sample of many."""
     names = sorted(known)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else f"There are: {', '.join(names)}."
+    if close:
+        return f"Did you mean {' or '.join(map(repr, close))}?"
+    if len(names) > _LISTED:
+        return f"There are {len(names)}, such as {', '.join(names[:: len(names) // _SAMPLED])}."
+    return f"There are: {', '.join(names)}."

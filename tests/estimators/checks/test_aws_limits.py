@@ -72,6 +72,13 @@ def test_an_instance_type_that_botocore_does_not_know_is_only_a_warning() -> Non
     assert problem.severity == "warning"
 
 
+def test_an_instance_type_like_no_other_is_told_with_a_few_of_the_hundreds_there_are() -> None:
+    (told,) = found("instance_type", "nonsense")
+    assert "such as ml.c4.2xlarge, " in told
+    assert "If it is new at AWS" in told
+    assert len(told) < 400
+
+
 def test_a_value_that_is_not_known_yet_is_passed_over() -> None:
     assert not found("max_run", object())
 
