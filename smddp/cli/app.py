@@ -57,7 +57,10 @@ def env() -> None:
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="The training script. What follows it is passed on to it.")],
+    script: Annotated[
+        Path,
+        typer.Argument(help="The training script. What follows it is its own: options of `smddp run` come before it."),
+    ],
     nodes: Annotated[
         int | None,
         typer.Option(help="Number of machines, simulated here without --node-rank: by default srun's tasks, or one."),
