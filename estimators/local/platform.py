@@ -18,7 +18,7 @@ from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
 from estimators.local.executors.slurm import Slurm
 from estimators.local.kept_access import KeptAccess, port_again
-from estimators.local.private_directory import require_unshared
+from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
 from estimators.local.signed_request import ask
 
@@ -119,14 +119,16 @@ class LocalSageMaker:
         place = shared or self._directory or tempfile.gettempdir()
         directory = Path(place, f"smddp-local-{secrets.token_hex(8)}")
         on_disk = (self._directory or directory) / "storage"
+        # Where a platform runs already, this one's start is refused below: the ports are that one's, and no stranger's.
+        known = earlier if not is_locked(on_disk) else None
         self._server = ServerProcess(
             ServerSettings(
                 run_directory=str(directory),
                 storage_directory=str(on_disk) if self._storage == "disk" else None,
                 client_directory=str(kept.directory if kept is not None else directory),
                 region=self._region,
-                port=self._port or (port_again(earlier.endpoint_url) if earlier is not None else 0),
-                s3_port=port_again(earlier.s3_endpoint_url) if earlier is not None else 0,
+                port=self._port or (port_again(known.endpoint_url) if known is not None else 0),
+                s3_port=port_again(known.s3_endpoint_url) if known is not None else 0,
                 grace_seconds=self._grace_seconds,
                 executor=self._executor,
                 keys=earlier.keys if earlier is not None else KeyPair.random(),

@@ -258,6 +258,14 @@ def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_req
 
 
 @pytest.mark.seaweedfs
+def test_a_second_platform_on_a_directory_is_refused_in_one_line(tmp_path, caplog):
+    first, second = (LocalSageMaker(tmp_path, storage="disk") for _ in range(2))
+    with first, pytest.raises(LocalPlatformError, match="in use by another local platform"):
+        second.start()
+    assert "another program listens" not in caplog.text
+
+
+@pytest.mark.seaweedfs
 def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, monkeypatch):
     marker = f"4{uuid.uuid4().int % 10**8}"
     platform = LocalSageMaker(tmp_path, storage="disk").start()
