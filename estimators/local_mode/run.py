@@ -82,20 +82,20 @@ def run(
     if request.files is not None and request.files.checkpoints is not None:
         request.files.checkpoints.mkdir(parents=True, exist_ok=True)
     record = JobRecord(request, f"arn:aws:sagemaker:{platform.region}:{'0' * 12}:training-job/{request.name}")
-    _run_to_its_end(record, JobRunner(record, image, platform))
+    run_to_its_end(record, JobRunner(record, image, platform))
     return LocalModeJob(record.name, record.describe())
 
 
-def _run_to_its_end(record: JobRecord, runner: JobRunner) -> None:
-    """Run it; whoever breaks this off, by Ctrl-C or by a handler of the user's own, leaves no host running."""
+def run_to_its_end(record: JobRecord, runner: JobRunner) -> None:
+    """Run a job; whoever breaks this off, by Ctrl-C or by a handler of the user's own, leaves no host running."""
     runner.start()
     try:
         runner.join()
     except BaseException:
-        logger.warning(_STOPPING, STOP_SECONDS)
-        with suppress(ApiError):  # it has ended meanwhile
-            record.stop()
         try:
+            logger.warning(_STOPPING, STOP_SECONDS)
+            with suppress(ApiError):  # it has ended meanwhile
+                record.stop()
             runner.join()
         except BaseException:
             logger.warning("ending the hosts at once")
