@@ -8,9 +8,9 @@ SIGKILL. Any byte before it means that Docker may still be making something that
 Then the containers with the cluster's label get SIGTERM and SECONDS to end, if any runs yet; they go, and a line on
 standard output says so. What they wrote to the MOUNTs as other users becomes OWNER's, which a container of IMAGE sees
 to, as only Docker is root: all that is below `ROOTS`, and below `SHARED`, where other things of the user's lie, what
-root has come to own since this program began. A line says that, or why it could not be done. Last the network goes. It
-may have the lifeline of the directory that the containers write in, which then is not removed before all this is done:
-see ``directory_reaper.py``.
+root has come to own since this program began. A line says that, or why it could not be done below `ROOTS`. Last the
+network goes. It may have the lifeline of the directory that the containers write in, which then is not removed before
+all this is done: see ``directory_reaper.py``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 20.0
 _COMMAND_SECONDS = 60.0
 _HAND_OVER_SECONDS = 3600.0
 """As long as a tree of very many files takes."""
+_SHARED_SECONDS = 600.0
+"""Less than whoever waits for it has patience for."""
 
 
 def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = "", *mounts: str) -> None:
@@ -49,12 +51,19 @@ def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = 
     heard = _say(REMOVED)
     if owner:
         alone = ("--rm", "--network", "none", "--user", "0", "--log-driver", "none", "--label", f"{LABEL}={cluster}")
-        run = [docker, "run", *alone, *(f"--mount={mount}" for mount in mounts), "--entrypoint"]
-        _, problem = _run([*run, "chown", image, "-R", "-h", owner, ROOTS], _HAND_OVER_SECONDS)
-        if not problem and any(f"target={SHARED}/" in mount for mount in mounts):
-            came = ("-user", "0", "-newerct", f"@{began}", "-exec", "chown", "-h", owner, "{}", "+")
-            _, problem = _run([*run, "find", image, SHARED, *came], _HAND_OVER_SECONDS)
-        heard = _say(f"{problem}" if problem else HANDED_OVER)
+
+        def run(place: str, seconds: float, program: str, *words: str) -> str:
+            """Run a program that sees the mounts below a place; what went wrong."""
+            shown = [f"--mount={each}" for each in mounts if each.rpartition(",")[2].startswith(f'"target={place}/')]
+            command = [docker, "run", *alone, *shown, "--entrypoint", program, image, *words]
+            return _run(command, seconds)[1] if shown else ""
+
+        problem = run(ROOTS, _HAND_OVER_SECONDS, "chown", "-R", "-h", owner, ROOTS)
+        came = ("-user", "0", "-newerct", f"@{began}", "-exec", "chown", "-h", owner, "{}", "+")
+        # It fails no job: the user may change, move or hide files of theirs at any time, and the job needs none of it.
+        if run(SHARED, _SHARED_SECONDS, "find", SHARED, "-ignore_readdir_race", *came):
+            sys.stderr.write("some of what the hosts wrote into directories of this machine may still be root's\n")
+        heard = _say(problem or HANDED_OVER)
     late = time.monotonic() + _LATE_SECONDS
     while _remove(*containers) and _remove(*networks) and (unsure or not heard) and time.monotonic() < late:
         time.sleep(_FIRST_PAUSE_SECONDS)

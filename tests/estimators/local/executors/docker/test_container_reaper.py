@@ -6,10 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from estimators.docker.mount import bind
 from estimators.local.executors.docker import container_reaper as reaper
 
 
-def run_main(tmp_path: Path, script: str, word: bytes = b"", seconds: int = 0, **constants: float) -> list[str]:
+def run_main(
+    tmp_path: Path, script: str, word: bytes = b"", seconds: int = 0, owner: tuple[str, ...] = (), **constants: float
+) -> list[str]:
     """What it says, with a shell script as Docker, which works in a directory of its own."""
     docker = tmp_path / "docker"
     docker.write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}\n")
@@ -21,7 +26,7 @@ def run_main(tmp_path: Path, script: str, word: bytes = b"", seconds: int = 0, *
         "reaper = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(reaper)\n"
         f"{settings}"
-        f"reaper.main({str(docker)!r}, 'cluster', '{seconds}')\n"
+        f"reaper.main({str(docker)!r}, 'cluster', '{seconds}', *{owner!r})\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], input=word, capture_output=True, check=True, timeout=60, cwd=tmp_path
@@ -64,3 +69,14 @@ def test_what_runs_yet_gets_its_time_to_end(tmp_path: Path) -> None:
     assert run_main(tmp_path, f'echo "$@" >> asked; {LISTS_ONE}', seconds=7) == ["removed"]
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked.index("stop --time 7 one") < asked.index("rm --force --volumes one")
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"), [("find", reaper.HANDED_OVER), ("chown", "it fails"), ("no", "handed over")]
+)
+def test_what_a_user_does_to_directories_of_theirs_fails_no_job(tmp_path: Path, fails: str, said: str) -> None:
+    owner = ("7:7", "image", bind("/job", f"{reaper.ROOTS}/0"), bind('/mine, "target=/roots/1', f"{reaper.SHARED}/0"))
+    docker = f'echo "$@" >> asked; case "$*" in *--entrypoint\\ {fails}*) echo it fails >&2; exit 1;; esac'
+    assert run_main(tmp_path, docker, owner=owner) == ["removed", said]
+    asked = [line for line in (tmp_path / "asked").read_text().splitlines() if line.startswith("run ")]
+    assert [("/job" in line, "/mine" in line) for line in asked] == [(True, False), (False, True)]
