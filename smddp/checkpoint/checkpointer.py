@@ -278,17 +278,16 @@ class Checkpointer:
         """Wait for the last save, at the end of training; where failures are tolerated, its failure is logged.
 
         Returns:
-            Whether nothing is left to save.
+            Whether it is durable, or nothing was saved: also False for a failure that `check` has logged already.
 
         Raises:
             CheckpointError: It failed, and none is tolerated, or not because of the disk, the network or the like.
         """
         try:
-            self.wait()
+            return self.wait() is not None or self._saves == 0
         except SaveFailedError as error:
             self._tolerate(error, self._tolerate_failures > 0, "training ends without it")
             return False
-        return True
 
     def make_durable(
         self,
@@ -300,6 +299,8 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Return once a checkpoint of this moment is durable; a save under way is waited for, a failed one made again.
+
+        The beginning, step 0 of epoch 0, is as good as saved as long as nothing else was.
 
         Args:
             step: As for `save`.

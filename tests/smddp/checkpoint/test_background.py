@@ -331,6 +331,20 @@ def test_the_last_save_may_fail_where_failures_are_tolerated(
             checkpointer.finish()
 
 
+def test_a_failure_of_the_last_save_is_not_forgotten_once_it_was_tolerated(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = new_run(tolerate_failures=1).checkpointer
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "write", fail)
+        checkpointer.save(1)
+        until_idle(checkpointer)
+        checkpointer.check()  # logs it
+    assert not checkpointer.finish()
+    checkpointer.save(2)
+    assert checkpointer.finish()
+
+
 def test_a_place_says_whether_it_is_empty_and_whether_it_can_be_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
