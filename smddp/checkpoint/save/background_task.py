@@ -43,10 +43,18 @@ class BackgroundTask(Generic[_Result]):
         Args:
             action: What to do; its argument is set when it shall give up.
             name: What it is, for people: ``the checkpoint of step 7``.
+
+        Raises:
+            RuntimeError: There can be no more threads: nothing has begun.
         """
         assert self._task is None, "one at a time"
+        # Order: known before it begins, so that after a Ctrl-C in the midst of this it is still waited for.
         self._task = _Task(action, name)
-        self._task.start()
+        try:
+            self._task.start()
+        except RuntimeError:
+            self._task = None  # a thread that never began can't be waited for
+            raise
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for what is under way.
@@ -102,7 +110,11 @@ class _Task(Generic[_Result]):
 
     def start(self) -> None:
         _under_way.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            _under_way.discard(self)
+            raise
 
     def wait(self, timeout: float | None) -> bool:
         self._thread.join(timeout)

@@ -45,6 +45,21 @@ def test_an_error_is_raised_once_with_its_own_traceback() -> None:
     task.wait()
 
 
+def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    task: BackgroundTask[int] = BackgroundTask()
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="new thread"):
+        patch.setattr(threading.Thread, "start", refuse)
+        task.submit(lambda _: 7, name="seven")
+    assert task.wait()
+    assert task.give_up() is None
+    task.submit(lambda _: 7, name="seven")
+    assert task.wait()
+    assert task.result() == 7
+
+
 def test_there_is_no_thread_when_there_is_nothing_to_do() -> None:
     before = threading.active_count()
     task: BackgroundTask[None] = BackgroundTask()
