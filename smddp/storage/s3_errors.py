@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,6 +53,9 @@ _SAME = {
 }
 _TRANSIENT = {"SlowDown", "InternalError", "RequestTimeout", "BadDigest", "IncompleteBody", "OperationAborted"}
 
+_PASSWORD = re.compile(r"//[^/\s]*@")
+"""Who asks, in the URL of an endpoint or a proxy: an error's message goes to logs, and to the job's FailureReason."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Refusal:
@@ -85,14 +89,15 @@ def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         message = error.response.get("Error", {}).get("Message", "")
         return refusal(doing, code_of(error), message, advice, status=status)
+    said = _PASSWORD.sub("//***@", str(error))
     if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
         remedy = "give the job a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        return Refusal(message=f"{doing}: {error}; {remedy}", transient=False)
+        return Refusal(message=f"{doing}: {said}; {remedy}", transient=False)
     if isinstance(error, (ConnectionError, HTTPClientError, HTTPError, IncompleteReadError)):
         remedy = "check the network, the VPC's endpoint for S3, and AWS_ENDPOINT_URL_S3 if it is set"
-        return Refusal(message=f"{doing}: {error}; {remedy}", transient=True)
+        return Refusal(message=f"{doing}: {said}; {remedy}", transient=True)
     remedy = "check the AWS configuration"
-    return Refusal(message=f"{doing}: {type(error).__name__}: {error}; {remedy}", transient=False)
+    return Refusal(message=f"{doing}: {type(error).__name__}: {said}; {remedy}", transient=False)
 
 
 def refusal(doing: str, code: str, message: str, advice: Mapping[str, str], *, status: int = 0) -> Refusal:
