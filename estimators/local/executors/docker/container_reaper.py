@@ -33,7 +33,7 @@ _COMMAND_SECONDS = 60.0
 _HAND_OVER_SECONDS = 3600.0
 """As long as a tree of very many files takes."""
 _SHARED_SECONDS = 600.0
-"""Less than whoever waits for it has patience for."""
+"""For all of them: less than whoever waits for it has patience for."""
 
 
 def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = "", *mounts: str) -> None:
@@ -52,17 +52,19 @@ def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = 
     if owner:
         alone = ("--rm", "--network", "none", "--user", "0", "--log-driver", "none", "--label", f"{LABEL}={cluster}")
 
-        def run(place: str, seconds: float, program: str, *words: str) -> str:
-            """Run a program that sees the mounts below a place; what went wrong."""
-            shown = [f"--mount={each}" for each in mounts if each.rpartition(",")[2].startswith(f'"target={place}/')]
-            command = [docker, "run", *alone, *shown, "--entrypoint", program, image, *words]
-            return _run(command, seconds)[1] if shown else ""
+        def run(seen: list[str], seconds: float, program: str, *words: str) -> str:
+            """Run a program in a container; what went wrong."""
+            shown = (f"--mount={each}" for each in seen)
+            return _run([docker, "run", *alone, *shown, "--entrypoint", program, image, *words], seconds)[1]
 
-        problem = run(ROOTS, _HAND_OVER_SECONDS, "chown", "-R", "-h", owner, ROOTS)
+        shared = [each for each in mounts if each.rpartition(",")[2].startswith(f'"target={SHARED}/')]
+        roots = [each for each in mounts if each not in shared]
+        problem = run(roots, _HAND_OVER_SECONDS, "chown", "-R", "-h", owner, ROOTS)
         came = ("-user", "0", "-newerct", f"@{began}", "-exec", "chown", "-h", owner, "{}", "+")
-        # It fails no job: the user may change, move or hide files of theirs at any time, and the job needs none of it.
-        if run(SHARED, _SHARED_SECONDS, "find", SHARED, "-ignore_readdir_race", *came):
-            sys.stderr.write("some of what the hosts wrote into directories of this machine may still be root's\n")
+        for each in shared:  # alone: what is wrong with one directory leaves no other root's
+            # It fails no job: the user may change, move or hide files of theirs at any time, and the job needs none.
+            if run([each], _SHARED_SECONDS / len(shared), "find", SHARED, "-ignore_readdir_race", *came):
+                sys.stderr.write(f"some of what the hosts wrote may still be root's: {each}\n")
         heard = _say(problem or HANDED_OVER)
     late = time.monotonic() + _LATE_SECONDS
     while _remove(*containers) and _remove(*networks) and (unsure or not heard) and time.monotonic() < late:
