@@ -168,17 +168,20 @@ class Uploads:
         return found.size if found else 0
 
     def _abort_all(self, key: str, begun: Sequence[str | None]) -> None:
-        """Abort all uploads of a key, for it belongs to one attempt; say so if that is not possible now.
+        """Abort all uploads of a key, for it belongs to one attempt; say so where that is not possible now.
 
-        Those that are known first: a role may be allowed to abort, and not to list.
+        Each request is made whatever came of the others: a role may be allowed to abort and not to list, and keys that
+        expired may be renewed by the next request.
         """
         doing = f"could not abort the multipart upload of {self._bucket.uri(key)}, a later run will"
+        uploads = {upload_id for upload_id in begun if upload_id is not None}
         try:
-            for upload_id in begun:
-                if upload_id is not None:
-                    self.abort(key, upload_id, doing=doing)
-            for upload in self.unfinished(key, doing=doing):
-                if upload["Key"] == key:
-                    self.abort(key, upload["UploadId"], doing=doing)
+            uploads |= {upload["UploadId"] for upload in self.unfinished(key, doing=doing) if upload["Key"] == key}
         except SmddpError as error:
-            logger.warning("%s", error)
+            if len(uploads) < max(len(begun), 1):  # there may be one that only the list knows
+                logger.warning("%s", error)
+        for upload_id in uploads:
+            try:
+                self.abort(key, upload_id, doing=doing)
+            except SmddpError as error:
+                logger.warning("%s", error)

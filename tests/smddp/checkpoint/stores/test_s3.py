@@ -361,7 +361,9 @@ def test_a_role_that_may_not_list_uploads_prunes_all_the_same(
     assert len([each for each in caplog.records if "AbortIncompleteMultipartUpload" in each.message]) == 1
 
 
-def test_a_role_that_may_not_list_uploads_aborts_its_own(server: Server, s3: Any, bucket: str) -> None:
+def test_a_role_that_may_not_list_uploads_aborts_its_own(
+    server: Server, s3: Any, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
     limited = server.client()
     deny(limited, "ListMultipartUploads")
     store = S3Store(f"s3://{bucket}/runs/7", client=limited, part_size=PART_SIZE)
@@ -369,6 +371,20 @@ def test_a_role_that_may_not_list_uploads_aborts_its_own(server: Server, s3: Any
     with pytest.raises(StoreError, match="AccessDenied"):
         store.write(3, FIRST, "model.safetensors", [memoryview(LARGE)])
     assert open_uploads(s3, bucket) == 0
+    assert "could not abort" not in caplog.text
+
+
+def test_an_upload_that_can_not_be_aborted_now_is_said(
+    server: Server, s3: Any, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited = server.client()
+    deny(limited, "AbortMultipartUpload")
+    deny(limited, "CompleteMultipartUpload")
+    store = S3Store(f"s3://{bucket}/runs/7", client=limited, part_size=PART_SIZE)
+    with pytest.raises(StoreError, match="AccessDenied"):
+        store.write(3, FIRST, "model.safetensors", [memoryview(LARGE)])
+    assert open_uploads(s3, bucket) == 1
+    assert caplog.text.count("could not abort the multipart upload of") == 1
 
 
 def test_tensors_that_somebody_laid_beside_a_manifest_stay(store: S3Store, s3: Any, bucket: str) -> None:
