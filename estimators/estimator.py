@@ -167,8 +167,9 @@ class Estimator:
 
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
         try:
-            pytorch = self._build({**self.arguments, **bundle.source.arguments}, self._session or v2.session())
-            pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
+            with v2.credentials_explained():
+                pytorch = self._build({**self.arguments, **bundle.source.arguments}, self._session or v2.session())
+                pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
         finally:
             bundle.remove()
         job = TrainingJob(pytorch.latest_training_job.name, pytorch.sagemaker_session)

@@ -8,13 +8,20 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any
 
 import boto3
+from botocore.exceptions import (
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    TokenRetrievalError,
+)
 from packaging.version import Version
 
 from estimators.errors import EstimatorError
@@ -176,6 +183,22 @@ def pytorch(
             return kind(**arguments, sagemaker_session=session)
     except (ValueError, TypeError, RuntimeError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
+
+
+@contextmanager
+def credentials_explained() -> Iterator[None]:
+    """Turn what boto3 says of missing or unreadable AWS credentials into an error that says what to do.
+
+    Raises:
+        EstimatorError: There are none, or they can't be read.
+    """
+    try:
+        yield
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError) as fault:
+        raise EstimatorError(
+            f"The job was not sent, AWS can't be asked: {str(fault).rstrip('.')}. Sign in (aws configure, or "
+            "aws sso login), or train on this machine: give the session of LocalSageMaker()."
+        ) from fault
 
 
 @lru_cache(maxsize=1)

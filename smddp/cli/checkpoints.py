@@ -105,6 +105,8 @@ def prune(
     from smddp.cli.checkpoint_table import as_size, describe
 
     with _one_line_errors():
+        if (keep_best > 0) != (metric is not None):
+            raise CheckpointError("--keep-best needs --metric, and --metric needs --keep-best: give both, or neither")
         keep = Retention(last=keep_last, best=keep_best, metric=metric, mode=mode.value, every=keep_every)
         store, steps = _look_for(location, single=False)
         next(steps, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +182,14 @@ class Uploads:
             if len(uploads) < max(len(begun), 1):  # there may be one that only the list knows
                 logger.warning("%s", error)
         for upload_id in uploads:
-            try:
+            with _warned():
                 self.abort(key, upload_id, doing=doing)
-            except SmddpError as error:
-                logger.warning("%s", error)
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """Let a warning say what a later run will do again."""
+    try:
+        yield
+    except SmddpError as error:
+        logger.warning("%s", error)

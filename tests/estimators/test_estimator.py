@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
@@ -236,6 +237,15 @@ class Config:
     lr: float = 0.1
     sizes: list[int] = field(default_factory=lambda: [32, 16])
     name: str = "1e3"
+
+
+def test_missing_credentials_are_said(build: Any, sagemaker_session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise NoCredentialsError
+
+    monkeypatch.setattr(sagemaker_session, "train", fail)
+    with pytest.raises(EstimatorError, match=r"Unable to locate credentials\. Sign in .* LocalSageMaker\(\)"):
+        build().fit()
 
 
 def test_a_dataclass_is_sent_as_the_script_reads_it(build: Any, requests: list[dict[str, Any]]) -> None:

@@ -234,7 +234,7 @@ BAD = [
     (["prune", "empty", "--yes"], "there is no checkpoint in "),
     (["prune", "good/step-000000000001", "--yes"], "is one checkpoint: give the place that it lies in"),
     (["prune", "good", "--keep-last", "0", "--yes"], "last is 0: at least one checkpoint must stay"),
-    (["prune", "good", "--keep-best", "1", "--yes"], "give both, or neither"),
+    (["prune", "good", "--keep-best", "1", "--yes"], "--keep-best needs --metric"),
     (["prune", "good", "--keep-best", "1", "--metric", "f1", "--yes"], "has a value of 'f1', only of loss"),
     (["best", "nothing", "--metric", "f1"], "there is no directory "),
     (["best", "good", "--metric", "f1"], "has a value of 'f1', only of loss"),
