@@ -88,8 +88,8 @@ def run(
 
 def run_to_its_end(record: JobRecord, runner: JobRunner) -> None:
     """Run a job; whoever breaks this off, by Ctrl-C or by a handler of the user's own, leaves no host running."""
-    runner.start()
     try:
+        runner.start()
         runner.join()
     except BaseException:
         try:

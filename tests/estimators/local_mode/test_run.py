@@ -32,6 +32,7 @@ class Job:
 @pytest.mark.parametrize(
     ("interrupted", "calls"),
     [
+        (["start"], ["start", "stop", "join", "describe"]),
         (["join"], ["start", "join", "stop", "join", "describe"]),
         (["join", "join"], ["start", "join", "stop", "join", "close", "join"]),
         (["join", "stop"], ["start", "join", "stop", "close", "join"]),
