@@ -27,6 +27,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,9 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """A machine under load says them. Whatever else keeps a program from namespaces will do so the next time, too."""
+START_SECONDS = 15.0
+"""How long a program may take to set its handlers; see ``smddp.process.children``."""
+LOOK_SECONDS = 0.05
 OPT, ML, HOSTS, ENVIRONMENT = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment"
 
 
@@ -70,7 +74,7 @@ def main(descriptor: int, *kept: int) -> int:
         return 127
     _tell(descriptor, {"pid": program})
     os.close(descriptor)
-    code = _wait(program, woken, spec["delivered"])
+    code = _wait(program, woken, spec["delivered"], is_init=spec["isolated"])
     _kill_children()
     if code == -signal.SIGKILL:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -224,33 +228,54 @@ def _mount_proc() -> None:
         return
 
 
-def _wait(program: int, woken: int, delivered: list[int]) -> int:
+def _wait(program: int, woken: int, delivered: list[int], *, is_init: bool) -> int:
     """Deliver signals until the program has ended; kill it when standard input ends.
 
     Args:
         program: Its process ID.
         woken: The pipe that has the numbers of signals that came to this process.
         delivered: Those of them that are the program's.
+        is_init: Whether it is PID 1 of a namespace, which hears no signal that it has no handler for.
 
     Its exit code, or, if a signal ended it, the signal's negative number.
     """
     control = [0]
+    early: list[int] = []
+    until = time.monotonic() + START_SECONDS
     while True:
         ended, result = os.waitpid(-1, os.WNOHANG)
         if ended == program:
             return os.waitstatus_to_exitcode(result)
         if ended:  # an orphan that the subreaper was given
             continue
-        ready, _, _ = select.select([*control, woken], [], [])
-        if woken in ready:
-            for number in os.read(woken, 4096):
-                if number in delivered:
-                    os.kill(program, number)
+        ready, _, _ = select.select([*control, woken], [], [], LOOK_SECONDS if early else None)
+        signals = [number for number in os.read(woken, 4096) if number in delivered] if woken in ready else []
         if 0 in ready:
-            signals = os.read(0, 64)
-            for number in signals or [signal.SIGKILL]:
+            ordered = os.read(0, 64)
+            signals += ordered or [signal.SIGKILL]
+            control = control if ordered else []
+        signals, early = early + signals, []
+        for number in signals:
+            # It still starts, and would not hear a stop: until it has a handler, or could have had one for long.
+            waits = is_init and number != signal.SIGKILL and time.monotonic() < until
+            if waits and not _catches(program, number):
+                early.append(number)
+            else:
                 os.kill(program, number)
-            control = control if signals else []
+
+
+def _catches(program: int, number: int) -> bool:
+    """Return whether a program that is PID 1 of its namespace has a handler for a signal."""
+    # Its own /proc is mounted here, in which this process, outside of the namespace, has no number; or it could not be.
+    seen = program if Path("/proc/self").exists() else 1
+    try:
+        status = Path(f"/proc/{seen}/status").read_text()
+    except OSError:  # it has just ended
+        return True
+    for line in status.splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _kill_children() -> None:

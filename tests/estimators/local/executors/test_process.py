@@ -148,6 +148,22 @@ def test_as_process_1_a_program_without_a_handler_ignores_sigterm_as_in_a_contai
     assert exit_code(host) == 128 + signal.SIGKILL
 
 
+@BOTH_WAYS
+def test_a_stop_waits_for_a_program_that_still_starts(start: Start, isolated: bool) -> None:
+    late = """
+    import signal, sys, time
+    print("up")
+    time.sleep(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    time.sleep(30)
+    """
+    host = start(*python(late))
+    await_line(host)
+    host.signal(signal.SIGTERM)
+    said(host)
+    assert exit_code(host) == (7 if isolated else 128 + signal.SIGTERM)
+
+
 KILLED_EARLY = """if True:
     import os, signal, sys, time
     sys.path.insert(0, sys.argv[1])
