@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ from estimators.local.signed_request import ask
 
 logger = logging.getLogger(__name__)
 
+_TUNING_NAME = "HyperParameterTuningJobName"
 _POLL_SECONDS = 0.2
 _UPLOAD_SECONDS = 60.0
 """How long a job that was stopped may take after its grace to bring its checkpoints to S3."""
@@ -51,6 +53,7 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
         grace_seconds,
     )
     try:
+        _stop_searches(access)  # first: a search would start another training job in place of one that is stopped
         _stop(access, names)
         deadline = time.monotonic() + grace_seconds + _UPLOAD_SECONDS
         while (left := _running(access)) and time.monotonic() < deadline:
@@ -64,16 +67,27 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
 
 
 def _running(access: Access) -> list[str]:
-    names = []
-    for status in ("InProgress", "Stopping"):
-        request: dict[str, Any] = {"StatusEquals": status, "MaxResults": 100}
-        while True:
-            page = ask(access, "ListTrainingJobs", request)
-            names += [job["TrainingJobName"] for job in page["TrainingJobSummaries"]]
-            if not (token := page.get("NextToken")):
-                break
-            request["NextToken"] = token
+    names = [
+        job["TrainingJobName"]
+        for status in ("InProgress", "Stopping")
+        for job in _listed(access, "ListTrainingJobs", "TrainingJobSummaries", status)
+    ]
     return sorted(names)
+
+
+def _listed(access: Access, operation: str, member: str, status: str) -> Iterator[dict[str, Any]]:
+    request: dict[str, Any] = {"StatusEquals": status, "MaxResults": 100}
+    while True:
+        page = ask(access, operation, request)
+        yield from page[member]
+        if not (token := page.get("NextToken")):
+            return
+        request["NextToken"] = token
+
+
+def _stop_searches(access: Access) -> None:
+    for job in _listed(access, "ListHyperParameterTuningJobs", "HyperParameterTuningJobSummaries", "InProgress"):
+        ask(access, "StopHyperParameterTuningJob", {_TUNING_NAME: job[_TUNING_NAME]})
 
 
 def _stop(access: Access, names: list[str]) -> None:

@@ -1,8 +1,9 @@
 """What of AWS the platform answers, operation by operation; the rest is refused by name, with what to do instead.
 
-An allow-list, because moto behind it plays far more: a tuner that is Completed though nothing was tuned, an endpoint
-that answers `b'body'`. What is offered either is done (training jobs, objects, logs) or is a record by its nature. To
-add an operation, see that its answer is true, add it here, and to the table in docs/reference/local-platform.md.
+An allow-list, because moto behind it plays far more: a processing job that is Completed though nothing ran, an
+endpoint that answers `b'body'`. What is offered either is done (training and tuning jobs, objects, logs) or is a record
+by its nature. To add an operation, see that its answer is true, add it here, and to the table in
+docs/reference/local-platform.md.
 """
 
 from __future__ import annotations
@@ -38,6 +39,18 @@ OFFERS = (
             "UpdateTrainingJob",
             "DeleteTrainingJob",
             "Search",
+        ),
+    ),
+    Offer(
+        service=SAGEMAKER,
+        subject="SageMaker: tuning jobs",
+        operations=(
+            "CreateHyperParameterTuningJob",
+            "DescribeHyperParameterTuningJob",
+            "ListHyperParameterTuningJobs",
+            "ListTrainingJobsForHyperParameterTuningJob",
+            "StopHyperParameterTuningJob",
+            "DeleteHyperParameterTuningJob",
         ),
     ),
     Offer(
@@ -123,7 +136,6 @@ _OFFERED = frozenset((offer.service, operation) for offer in OFFERS for operatio
 _SERVICES = frozenset({S3, *(offer.service for offer in OFFERS)})
 
 _INSTEAD = (
-    ("HyperParameterTuning", "start a training job for each set of hyperparameters, and compare FinalMetricDataList"),
     ("AutoML", "start a training job for each candidate, and compare FinalMetricDataList"),
     ("Processing", "run the script as a training job, or as a program on this machine"),
     ("Transform", "predict in a training job that gets the model as a channel"),

@@ -70,8 +70,9 @@ class TrainingJobApi:
 
 
 def _is_about_training_jobs(operation: str, request: Mapping[str, Any]) -> bool:
-    """Return whether the request is about a resource of the engine: tags serve every kind, the engine knows one."""
-    return operation not in _TAGGING or ":training-job/" in str(request.get("ResourceArn"))
+    """Return whether the request is about a resource of the engine: tags serve every kind, the engine knows two."""
+    arn = str(request.get("ResourceArn"))
+    return operation not in _TAGGING or ":training-job/" in arn or ":hyper-parameter-tuning-job/" in arn
 
 
 def _answer(start_response: StartResponse, document: dict[str, Any]) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""The engine: the operations on training jobs, and the jobs there are."""
+"""The engine: the operations on training jobs, the jobs there are, and beside them the tuning jobs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest, read_tags
 from estimators.local.engine.search import search_jobs
+from estimators.local.engine.tuning import TuningJobs
+from estimators.local.engine.tuning.tuning_job import TuningRecord
 from estimators.local.engine.validation import check_request
 from estimators.local.executors import Executor, NoImageError
 from estimators.service_model import service_model
@@ -75,6 +77,7 @@ class Engine:
         self._jobs: dict[str, JobRecord] = {}
         self._runners: dict[str, JobRunner] = {}
         self._closed = False
+        self._tuning = TuningJobs(self._start, lambda name: self._arn("hyper-parameter-tuning-job", name))
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateTrainingJob": self._create,
             "DescribeTrainingJob": self._describe,
@@ -86,11 +89,12 @@ class Engine:
             "AddTags": self._add_tags,
             "ListTags": self._list_tags,
             "DeleteTags": self._delete_tags,
+            **self._tuning.operations,
         }
 
     @property
     def operations(self) -> frozenset[str]:
-        """The names that `call` answers. Search and the tags' operations: for training jobs alone."""
+        """The names that `call` answers. Search is for training jobs alone, tags are for tuning jobs too."""
         return frozenset(self._operations)
 
     def call(self, operation: str, request: dict[str, Any], *, region: str) -> dict[str, Any]:
@@ -134,6 +138,7 @@ class Engine:
 
     def close(self) -> None:
         """End all jobs at once, saving nothing, and remove their directories."""
+        self._tuning.close()
         with self._lock:
             self._closed = True
             jobs, runners = list(self._jobs.values()), list(self._runners.values())
@@ -145,8 +150,11 @@ class Engine:
             remove_tree(self._platform.directory / job.name)
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"TrainingJobArn": self._start(request).arn}
+
+    def _start(self, request: Mapping[str, Any]) -> JobRecord:
         parsed = TrainingRequest.parse(request)
-        job = JobRecord(parsed, self._arn(parsed.name))
+        job = JobRecord(parsed, self._arn("training-job", parsed.name))
         runner = JobRunner(job, self._find_image(parsed), self._platform)
         with self._lock:
             if self._closed:
@@ -159,7 +167,7 @@ class Engine:
                 )
             self._jobs[parsed.name], self._runners[parsed.name] = job, runner
             runner.start()
-        return {"TrainingJobArn": job.arn}
+        return job
 
     def _find_image(self, request: TrainingRequest) -> str:
         try:
@@ -197,7 +205,7 @@ class Engine:
         return {}
 
     def _add_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._job_of_arn(request["ResourceArn"])
+        job = self._tagged(request["ResourceArn"])
         added = read_tags(request["Tags"])
         with self._lock:
             if len(job.tags | added) > _MAX_TAGS:
@@ -206,10 +214,10 @@ class Engine:
         return {"Tags": _tag_list(job)}
 
     def _list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"Tags": _tag_list(self._job_of_arn(request["ResourceArn"]))}
+        return {"Tags": _tag_list(self._tagged(request["ResourceArn"]))}
 
     def _delete_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._job_of_arn(request["ResourceArn"])
+        job = self._tagged(request["ResourceArn"])
         with self._lock:
             for key in request["TagKeys"]:
                 job.tags.pop(key, None)
@@ -225,15 +233,18 @@ class Engine:
             raise not_found(name)
         return job
 
-    def _job_of_arn(self, arn: str) -> JobRecord:
+    def _tagged(self, arn: str) -> JobRecord | TuningRecord:
+        """Return the job of either kind that has an ARN."""
         job = self._jobs.get(arn.rpartition("/")[2])
-        if job is None or job.arn != arn:
-            raise not_found(arn)
-        return job
+        if job is not None and job.arn == arn:
+            return job
+        if tuning := self._tuning.of_arn(arn):
+            return tuning
+        raise not_found(arn)
 
-    def _arn(self, name: str) -> str:
-        return f"arn:aws:sagemaker:{self._platform.region}:{self._account_id}:training-job/{name}"
+    def _arn(self, kind: str, name: str) -> str:
+        return f"arn:aws:sagemaker:{self._platform.region}:{self._account_id}:{kind}/{name}"
 
 
-def _tag_list(job: JobRecord) -> list[dict[str, str]]:
+def _tag_list(job: JobRecord | TuningRecord) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in list(job.tags.items())]

@@ -1,4 +1,4 @@
-"""ListTrainingJobs: filters, order and pages."""
+"""ListTrainingJobs, and what other lists share with it: filters, order and pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from botocore.utils import parse_to_aware_datetime
@@ -13,8 +14,9 @@ from botocore.utils import parse_to_aware_datetime
 from estimators.local.engine.errors import invalid
 
 DEFAULT_PAGE = 10
+_NAME = "TrainingJobName"
 _MEMBERS = (
-    "TrainingJobName",
+    _NAME,
     "TrainingJobArn",
     "CreationTime",
     "TrainingEndTime",
@@ -37,34 +39,56 @@ def list_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> 
     """
     if "WarmPoolStatusEquals" in request or "TrainingPlanArnEquals" in request:
         return {"TrainingJobSummaries": []}  # there are neither warm pools nor training plans here
-    wanted = [job for job in jobs if _matches(job, request)]
-    page, token = cut_page(wanted, _SORT_BY[request.get("SortBy", "CreationTime")], request)
+    sort_by = _SORT_BY[request.get("SortBy", "CreationTime")]
+    page, token = list_records(jobs, request, name=_NAME, status="TrainingJobStatus", sort_by=sort_by)
     summaries = [{member: job[member] for member in _MEMBERS if member in job} for job in page]
     return {"TrainingJobSummaries": summaries, **token}
 
 
-def cut_page(
-    jobs: list[Mapping[str, Any]], member: str, request: Mapping[str, Any]
+def list_records(
+    records: Iterable[Mapping[str, Any]], request: Mapping[str, Any], *, name: str, status: str, sort_by: str
 ) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
-    """Return the jobs of one page in the order of ``member``, and the token of the next, if there is one.
+    """Return the descriptions that a request's filters let pass: those of one page, and the token of the next.
 
-    A token holds the last job's place in the order, so pages stay right while jobs come and go.
+    Args:
+        records: The descriptions of all.
+        request: The request, already checked.
+        name: Their member that holds the name.
+        status: Their member that holds the status.
+        sort_by: Their member that decides the order.
+
+    Raises:
+        ApiError: ValidationException, for a NextToken that is none.
+    """
+    wanted = [
+        record
+        for record in records
+        if request.get("NameContains", "").lower() in record[name].lower()
+        and request.get("StatusEquals", record[status]) == record[status]
+        and _is_in_time(record, request)
+    ]
+    return cut_page(wanted, sort_by, request, name=name)
+
+
+def cut_page(
+    records: Iterable[Mapping[str, Any]], member: str, request: Mapping[str, Any], *, name: str = _NAME
+) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
+    """Return the records of one page in the order of ``member``, and the token of the next, if there is one.
+
+    A token holds the last record's place in the order, so pages stay right while records come and go.
     """
     descending = request.get("SortOrder") == "Descending"
-    ordered = sorted(jobs, key=lambda job: _place(job, member), reverse=descending)
+    placed = sorted(
+        ((_place(record, member, name), record) for record in records), key=itemgetter(0), reverse=descending
+    )
     if "NextToken" in request:
         last = _read_token(request["NextToken"])
-        ordered = [job for job in ordered if (_place(job, member) < last if descending else _place(job, member) > last)]
-    count = request.get("MaxResults", DEFAULT_PAGE)
-    page = ordered[:count]
-    return page, {"NextToken": _token(_place(page[-1], member))} if len(ordered) > count else {}
+        placed = [(place, record) for place, record in placed if (place < last if descending else place > last)]
+    page = placed[: request.get("MaxResults", DEFAULT_PAGE)]
+    return [record for _, record in page], {"NextToken": _token(page[-1][0])} if len(placed) > len(page) else {}
 
 
-def _matches(job: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    if request.get("NameContains", "").lower() not in job["TrainingJobName"].lower():
-        return False
-    if request.get("StatusEquals", job["TrainingJobStatus"]) != job["TrainingJobStatus"]:
-        return False
+def _is_in_time(job: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
     for member in ("CreationTime", "LastModifiedTime"):
         after, before = request.get(f"{member}After"), request.get(f"{member}Before")
         if after is not None and job[member] <= parse_to_aware_datetime(after):
@@ -74,15 +98,14 @@ def _matches(job: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
     return True
 
 
-def _place(job: Mapping[str, Any], member: str) -> tuple[str, float, str]:
-    """Return where a job comes in the order: by text, then by number (one of them is empty), then by its name."""
-    value = job.get(member)
-    name = job["TrainingJobName"]
+def _place(record: Mapping[str, Any], member: str, name: str) -> tuple[str, float, str]:
+    """Return where a record comes in the order: by text, then by number (one of them is empty), then by its name."""
+    value = record.get(member)
     if isinstance(value, datetime):
-        return ("", value.timestamp(), name)
+        return ("", value.timestamp(), record[name])
     if isinstance(value, int | float):
-        return ("", float(value), name)
-    return ("" if value is None else str(value), 0.0, name)
+        return ("", float(value), record[name])
+    return ("" if value is None else str(value), 0.0, record[name])
 
 
 def _token(place: tuple[str, float, str]) -> str:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 MAX_LINE = 1000
 """Characters of a line that are searched."""
+MOST_VALUES = 10_000
+"""Values of a metric that are kept, beside the last one."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -54,6 +56,7 @@ class Metrics:
     def __init__(self, definitions: Iterable[MetricDefinition]) -> None:
         self._definitions = tuple(definitions)
         self._last: dict[str, tuple[float, datetime]] = {}
+        self._history: dict[str, list[float]] = {definition.name: [] for definition in self._definitions}
         # Held from the look at `_matching` to its use: `settle` must end no process that `read` is about to send to.
         self._lock = threading.Lock()
         self._matching: Matching | None = None
@@ -95,6 +98,15 @@ class Metrics:
             if value is not None
         ]
 
+    def last(self, name: str) -> float | None:
+        """Return the last value of a metric; None if there is none."""
+        value, _time = self._last.get(name, (None, None))
+        return value
+
+    def history(self, name: str) -> tuple[float, ...]:
+        """Return the first `MOST_VALUES` values of a metric, in the order in which they came."""
+        return tuple(self._history[name])
+
     def _found(self, number: int, text: str | None) -> None:
         """Take what the first group of a definition's regex has matched; None if the regex was given up."""
         name = self._definitions[number].name
@@ -105,6 +117,8 @@ class Metrics:
             )
         elif (value := _number(text)) is not None:
             self._last[name] = (value, datetime.now(timezone.utc))
+            if len(self._history[name]) < MOST_VALUES:
+                self._history[name].append(value)
 
 
 def _number(text: str) -> float | None:

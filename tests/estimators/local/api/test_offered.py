@@ -47,7 +47,7 @@ def test_no_operation_of_sagemaker_is_misspelt() -> None:
     ("service", "operation", "said"),
     [
         ("sagemaker", "CreateProcessingJob", "run the script as a training job"),
-        ("sagemaker", "CreateHyperParameterTuningJob", "start a training job for each set"),
+        ("sagemaker", "CreateAutoMLJob", "start a training job for each candidate"),
         ("sagemaker", "DescribeEndpoint", r"load model\.tar\.gz"),
         ("sagemaker", "StartPipelineExecution", "one after the other"),
         ("sagemaker", "CreateDomain", "use AWS for it"),

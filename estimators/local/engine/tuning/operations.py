@@ -1,0 +1,159 @@
+"""The operations on tuning jobs, and the tuning jobs there are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from estimators.local.engine.errors import ApiError, invalid
+from estimators.local.engine.job import JobRecord
+from estimators.local.engine.listing import cut_page, list_records
+from estimators.local.engine.tuning.request import TuningRequest
+from estimators.local.engine.tuning.runner import TuningRunner
+from estimators.local.engine.tuning.search import Search
+from estimators.local.engine.tuning.tuning_job import TuningRecord
+
+_NAME = "HyperParameterTuningJobName"
+_SUMMARY = (
+    _NAME,
+    "HyperParameterTuningJobArn",
+    "HyperParameterTuningJobStatus",
+    "CreationTime",
+    "HyperParameterTuningEndTime",
+    "LastModifiedTime",
+    "TrainingJobStatusCounters",
+    "ObjectiveStatusCounters",
+)
+_SORT_BY = {"Name": _NAME, "CreationTime": "CreationTime", "Status": "HyperParameterTuningJobStatus"}
+_SORT_JOBS_BY = {
+    "Name": "TrainingJobName",
+    "CreationTime": "CreationTime",
+    "Status": "TrainingJobStatus",
+    "FinalObjectiveMetricValue": "Value",
+}
+
+
+class TuningJobs:
+    """Searches hyperparameters by training jobs.
+
+    Args:
+        start_job: Starts a training job of a CreateTrainingJob request.
+        arn: Makes the ARN of a tuning job of its name.
+    """
+
+    def __init__(self, start_job: Callable[[Mapping[str, Any]], JobRecord], arn: Callable[[str], str]) -> None:
+        self._start_job = start_job
+        self._arn = arn
+        # Guards the three below. Order: a tuning job is created under it, and none once `_closed` is set.
+        self._lock = threading.Lock()
+        self._records: dict[str, TuningRecord] = {}
+        self._runners: dict[str, TuningRunner] = {}
+        self._closed = False
+        self.operations: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "CreateHyperParameterTuningJob": self._create,
+            "DescribeHyperParameterTuningJob": self._describe,
+            "ListHyperParameterTuningJobs": self._list,
+            "ListTrainingJobsForHyperParameterTuningJob": self._list_training_jobs,
+            "StopHyperParameterTuningJob": self._stop,
+            "DeleteHyperParameterTuningJob": self._delete,
+        }
+
+    def of_arn(self, arn: str) -> TuningRecord | None:
+        """Return the tuning job of an ARN, or None."""
+        record = self._records.get(arn.rpartition("/")[2])
+        return record if record is not None and record.arn == arn else None
+
+    def close(self) -> None:
+        """Start no other training job. Those that run are the engine's to end."""
+        with self._lock:
+            self._closed = True
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.close()
+
+    def _create(self, request: dict[str, Any]) -> dict[str, Any]:
+        parsed = TuningRequest.parse(request)
+        search = Search(parsed)
+        for parent in parsed.parents:
+            self._learn(search, self._record(parent))
+        record = TuningRecord(parsed, self._arn(parsed.name))
+        with self._lock:
+            if self._closed:
+                raise ApiError("ServiceUnavailable", "The platform is being closed.", 503)
+            if parsed.name in self._records:
+                raise ApiError(
+                    "ResourceInUse",
+                    "Tuning job names must be unique within an AWS account and region; there is one named "
+                    f"{parsed.name} already.",
+                )
+            runner = TuningRunner(record, search, self._start_job)
+            self._records[parsed.name], self._runners[parsed.name] = record, runner
+            runner.start()
+        return {"HyperParameterTuningJobArn": record.arn}
+
+    def _learn(self, search: Search, parent: TuningRecord) -> None:
+        if not parent.ended:
+            raise invalid(f"WarmStartConfig: the parent {parent.name} has not ended; wait for it, or stop it.")
+        learnt = [
+            search.learn(tried.hyperparameters, value)
+            for tried in parent.tried
+            if (value := tried.job.metrics.last(parent.request.metric)) is not None
+        ]
+        if not any(learnt):
+            raise invalid(
+                f"WarmStartConfig: no training job of the parent {parent.name} has values of the objective and of all "
+                "ParameterRanges; leave it out, or give its ranges."
+            )
+
+    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._record(request[_NAME]).describe()
+
+    def _list(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            records = [record.describe() for record in self._records.values()]
+        page, token = list_records(
+            records,
+            request,
+            name=_NAME,
+            status="HyperParameterTuningJobStatus",
+            sort_by=_SORT_BY[request.get("SortBy", "Name")],
+        )
+        summaries = []
+        for record in page:
+            config = record["HyperParameterTuningJobConfig"]
+            shown = {member: record[member] for member in _SUMMARY if member in record}
+            summaries.append({**shown, "Strategy": config["Strategy"], "ResourceLimits": config["ResourceLimits"]})
+        return {"HyperParameterTuningJobSummaries": summaries, **token}
+
+    def _list_training_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+        objective = "FinalHyperParameterTuningJobObjectiveMetric"
+        jobs = [
+            {**summary, "Value": summary.get(objective, {}).get("Value")}
+            for summary in self._record(request[_NAME]).summaries()
+            if request.get("StatusEquals", summary["TrainingJobStatus"]) == summary["TrainingJobStatus"]
+        ]
+        page, token = cut_page(jobs, _SORT_JOBS_BY[request.get("SortBy", "Name")], request)
+        return {
+            "TrainingJobSummaries": [{name: value for name, value in job.items() if name != "Value"} for job in page],
+            **token,
+        }
+
+    def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._record(request[_NAME]).stop()
+        return {}
+
+    def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
+        record = self._record(request[_NAME])
+        if not record.ended:
+            raise ApiError("ResourceInUse", f"{record.name} has not ended; stop it before it is deleted.")
+        with self._lock:
+            self._records.pop(record.name, None)
+            self._runners.pop(record.name, None)
+        return {}
+
+    def _record(self, name: str) -> TuningRecord:
+        record = self._records.get(name)
+        if record is None:
+            raise ApiError("ResourceNotFound", f"There is no tuning job {name}.")
+        return record

@@ -1,0 +1,209 @@
+"""A CreateHyperParameterTuningJob request, read once into a frozen value; what is not offered here is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from estimators.local.engine.errors import invalid
+from estimators.local.engine.request import TrainingRequest, read_tags
+from estimators.local.engine.tuning.ranges import Choice, NumberRange, Range, read_ranges
+from estimators.local.engine.validation import check_request
+
+Strategy = Literal["Bayesian", "Random", "Hyperband", "Grid"]
+
+OBJECTIVE_HYPERPARAMETER = "_tuning_objective_metric"
+"""By which AWS tells a training job what it is judged by."""
+
+_TUNING_RESOURCES = "HyperParameterTuningResourceConfig"
+_CAPACITY = frozenset({"AllocationStrategy", "InstanceConfigs"})
+_NOT_OF_TRAINING = frozenset(
+    {"DefinitionName", "TuningObjective", "HyperParameterRanges", "StaticHyperParameters", _TUNING_RESOURCES}
+)
+"""The members of a definition that a training job's request does not have."""
+
+_INSTEAD = {
+    "TrainingJobDefinitions": "start a tuning job for each definition, with TrainingJobDefinition",
+    "Autotune": "give ranges, a strategy and limits",
+}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Hyperband:
+    """Between how many values of the objective a training job may be stopped."""
+
+    least: int
+    most: int
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TuningRequest:
+    """All of a request that shapes the search."""
+
+    name: str
+    members: Mapping[str, Any]
+    """The request itself, for those who asked for it."""
+    strategy: Strategy
+    metric: str
+    """What training jobs are judged by: one of their metric definitions."""
+    maximize: bool
+    ranges: tuple[Range, ...]
+    most_jobs: int | None
+    """How many training jobs are started at most; None: until another limit."""
+    parallel: int
+    """How many of them train at a time."""
+    max_runtime: int | None
+    """Seconds of the whole search; None: no limit."""
+    stops_early: bool
+    """Whether a training job that is worse than the median of the others is stopped."""
+    hyperband: Hyperband | None
+    target: float | None
+    """The value of the metric with which the search is over."""
+    most_without_progress: int | None
+    """How many training jobs in a row may be no better than the best before them."""
+    seed: int | None
+    parents: tuple[str, ...]
+    """Earlier tuning jobs, whose results the search begins with."""
+    tags: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, request: Mapping[str, Any]) -> TuningRequest:
+        """Check and read a request, and one training job's of it.
+
+        Raises:
+            ApiError: ValidationException, if AWS or the local platform would not take it.
+        """
+        members = copy.deepcopy(check_request("CreateHyperParameterTuningJob", request))
+        for member, instead in _INSTEAD.items():
+            if member in members:
+                raise invalid(f"{member} is not offered by the local platform; {instead}.")
+        config, definition = members["HyperParameterTuningJobConfig"], _definition(members)
+        strategy, limits = config["Strategy"], config["ResourceLimits"]
+        objective = config.get("HyperParameterTuningJobObjective") or definition.get("TuningObjective")
+        if objective is None:
+            raise invalid("HyperParameterTuningJobConfig.HyperParameterTuningJobObjective is missing; give the metric.")
+        _require_defined(objective["MetricName"], definition)
+        ranges = read_ranges(
+            config.get("ParameterRanges") or definition.get("HyperParameterRanges") or {},
+            definition.get("StaticHyperParameters", {}),
+        )
+        criteria = config.get("TuningJobCompletionCriteria", {})
+        stops_early = config.get("TrainingJobEarlyStoppingType", "Off") == "Auto"
+        most_jobs = _most_jobs(strategy, ranges, limits, criteria)
+        if strategy == "Hyperband" and stops_early:
+            raise invalid(
+                "The strategy Hyperband stops training jobs by itself; leave TrainingJobEarlyStoppingType out."
+            )
+        parsed = cls(
+            name=members["HyperParameterTuningJobName"],
+            members=members,
+            strategy=strategy,
+            metric=objective["MetricName"],
+            maximize=objective["Type"] == "Maximize",
+            ranges=ranges,
+            most_jobs=most_jobs,
+            parallel=limits["MaxParallelTrainingJobs"],
+            max_runtime=limits.get("MaxRuntimeInSeconds"),
+            stops_early=stops_early,
+            hyperband=_hyperband(config) if strategy == "Hyperband" else None,
+            target=criteria.get("TargetObjectiveMetricValue"),
+            most_without_progress=criteria.get("BestObjectiveNotImproving", {}).get(
+                "MaxNumberOfTrainingJobsNotImproving"
+            ),
+            seed=config.get("RandomSeed"),
+            parents=tuple(
+                parent["HyperParameterTuningJobName"]
+                for parent in members.get("WarmStartConfig", {}).get("ParentHyperParameterTuningJobs", ())
+            ),
+            tags=read_tags(members.get("Tags", ())),
+        )
+        TrainingRequest.parse(parsed.training_job(f"{parsed.name}-001-00000000", parsed.some_hyperparameters()))
+        return parsed
+
+    def training_job(self, name: str, tuned: Mapping[str, str]) -> dict[str, Any]:
+        """Return the CreateTrainingJob of one training job."""
+        definition = copy.deepcopy(_definition(self.members))
+        static = definition.get("StaticHyperParameters", {})
+        tags = [{"Key": key, "Value": value} for key, value in self.tags.items()]
+        return {
+            **{member: value for member, value in definition.items() if member not in _NOT_OF_TRAINING},
+            "TrainingJobName": name,
+            "ResourceConfig": _resources(definition),
+            "HyperParameters": {**static, OBJECTIVE_HYPERPARAMETER: self.metric, **tuned},
+            **({"Tags": tags} if tags else {}),
+        }
+
+    def some_hyperparameters(self) -> dict[str, str]:
+        """Return hyperparameters that the search might choose."""
+        return {
+            each.name: each.values[0] if isinstance(each, Choice) else each.text(each.least) for each in self.ranges
+        }
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Return whether one value of the objective is better than another; any is better than none."""
+        return than is None or (value > than if self.maximize else value < than)
+
+
+def _definition(members: Mapping[str, Any]) -> dict[str, Any]:
+    definition: dict[str, Any] | None = members.get("TrainingJobDefinition")
+    if definition is None:
+        raise invalid("TrainingJobDefinition is missing; give the training job that is to be tuned.")
+    if ("ResourceConfig" in definition) == (_TUNING_RESOURCES in definition):
+        raise invalid(f"TrainingJobDefinition must have either ResourceConfig or {_TUNING_RESOURCES}.")
+    return definition
+
+
+def _resources(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ResourceConfig of a training job."""
+    if "ResourceConfig" in definition:
+        return dict(definition["ResourceConfig"])
+    given = definition[_TUNING_RESOURCES]
+    # In the order of priority, for when AWS has no capacity: here there always is.
+    first = given.get("InstanceConfigs", [{}])[0]
+    return {name: value for name, value in {**given, **first}.items() if name not in _CAPACITY}
+
+
+def _require_defined(metric: str, definition: Mapping[str, Any]) -> None:
+    defined = [each["Name"] for each in definition["AlgorithmSpecification"].get("MetricDefinitions", ())]
+    if metric not in defined:
+        raise invalid(
+            f"The objective metric {metric} is none of the MetricDefinitions of AlgorithmSpecification, which are "
+            f"{', '.join(defined) or 'none'}; give its name and the regex that finds it in the log."
+        )
+
+
+def _most_jobs(
+    strategy: Strategy, ranges: tuple[Range, ...], limits: Mapping[str, Any], criteria: Mapping[str, Any]
+) -> int | None:
+    if criteria.get("ConvergenceDetected", {}).get("CompleteOnConvergence") == "Enabled":
+        raise invalid(
+            "TuningJobCompletionCriteria.ConvergenceDetected is not offered by the local platform; use "
+            "BestObjectiveNotImproving."
+        )
+    most: int | None = limits.get("MaxNumberOfTrainingJobs")
+    if strategy == "Grid":
+        if numbers := [each.name for each in ranges if isinstance(each, NumberRange)]:
+            raise invalid(f"The strategy Grid takes categorical ranges alone; {', '.join(numbers)} has numbers.")
+        points = math.prod(len(each.values) for each in ranges if isinstance(each, Choice))
+        if most not in (None, points):
+            raise invalid(
+                f"MaxNumberOfTrainingJobs is {most}; the grid has {points} points: give that, or leave it out."
+            )
+        return points
+    if most is None and "MaxRuntimeInSeconds" not in limits and not criteria:
+        raise invalid(f"The strategy {strategy} never ends by itself; give ResourceLimits.MaxNumberOfTrainingJobs.")
+    return most
+
+
+def _hyperband(config: Mapping[str, Any]) -> Hyperband:
+    given = config.get("StrategyConfig", {}).get("HyperbandStrategyConfig", {})
+    least, most = given.get("MinResource", 1), given.get("MaxResource")
+    if most is None or most <= least:
+        raise invalid(
+            f"HyperbandStrategyConfig has MinResource {least} and MaxResource {most}; give how many values of the "
+            "objective a whole training job reports as MaxResource, and fewer as MinResource."
+        )
+    return Hyperband(least=least, most=most)

@@ -1,0 +1,175 @@
+"""What to try next: the strategies of a tuning job, by Optuna, which is loaded with the first search.
+
+Random draws, Grid goes through all points, Bayesian models the objective by a Gaussian process after a few draws, and
+Hyperband stops what falls behind. One thread uses a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from estimators.local.engine.errors import invalid
+from estimators.local.engine.tuning.ranges import Choice, NumberRange, Range
+from estimators.local.engine.tuning.request import TuningRequest
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import Trial
+
+_DRAWN_FIRST = 3
+"""Training jobs of a Bayesian search that are drawn at random; from few points a model tells nothing."""
+_COMPARED = 3
+"""Training jobs that must have ended before another one is stopped early."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Candidate:
+    """Hyperparameters to be tried."""
+
+    number: int
+    """Its place in the search, from 0."""
+    hyperparameters: Mapping[str, str]
+
+
+class Search:
+    """The search of one tuning job."""
+
+    def __init__(self, request: TuningRequest) -> None:
+        """Begin.
+
+        Raises:
+            ApiError: ValidationException: Optuna is not installed.
+        """
+        try:
+            import optuna
+        except ModuleNotFoundError as error:
+            raise invalid(
+                f"Tuning jobs need {error.name}, which is not installed: pip install 'smddp[local]'."
+            ) from None
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._optuna = optuna
+        self._ranges = request.ranges
+        self._distributions = {each.name: _distribution(each) for each in request.ranges}
+        self._study = optuna.create_study(
+            direction="maximize" if request.maximize else "minimize",
+            sampler=_sampler(request),
+            pruner=_pruner(request),
+        )
+        self._trials: dict[int, Trial] = {}
+        self._reported: dict[int, int] = {}
+        self._learnt = 0
+        self._stops = request.stops_early or request.hyperband is not None
+
+    def learn(self, hyperparameters: Mapping[str, str], value: float) -> bool:
+        """Take a result of an earlier search; return whether it lies in this one's ranges."""
+        values = {each.name: _inner(each, hyperparameters.get(each.name, "")) for each in self._ranges}
+        if None in values.values():
+            return False
+        trial = self._optuna.trial.create_trial(params=values, distributions=self._distributions, value=value)
+        self._study.add_trial(trial)
+        self._learnt += 1
+        return True
+
+    def propose(self) -> Candidate:
+        """Return what to try next."""
+        trial = self._study.ask(self._distributions)
+        number = trial.number - self._learnt
+        self._trials[number] = trial
+        return Candidate(
+            number=number, hyperparameters={each.name: _text(each, trial.params[each.name]) for each in self._ranges}
+        )
+
+    def should_stop(self, number: int, values: Sequence[float]) -> bool:
+        """Return whether a training job is not worth going on.
+
+        Args:
+            number: The candidate's.
+            values: Of the objective so far, from the job's first on.
+        """
+        if not self._stops:
+            return False
+        trial, stop = self._trials[number], False
+        for step in range(self._reported.get(number, 0), len(values)):
+            trial.report(values[step], step + 1)
+            stop = trial.should_prune()
+        self._reported[number] = len(values)
+        return stop
+
+    def finish(self, number: int, value: float | None, *, stopped: bool) -> None:
+        """Take a result.
+
+        Args:
+            number: The candidate's.
+            value: Of the objective; None if the training job has none.
+            stopped: Whether `should_stop` ended it before its time.
+        """
+        states = self._optuna.trial.TrialState
+        trial = self._trials[number]
+        if value is None:
+            self._study.tell(trial, state=states.FAIL)
+        elif stopped:
+            self._study.tell(trial, state=states.PRUNED)
+        else:
+            self._study.tell(trial, value)
+
+
+def _distribution(each: Range) -> BaseDistribution:
+    from optuna import distributions
+
+    if isinstance(each, Choice):
+        return distributions.CategoricalDistribution(each.values)
+    if each.whole:
+        return distributions.IntDistribution(int(each.least), int(each.most), log=each.scaling == "Logarithmic")
+    least, most = each.least, each.most
+    if each.scaling == "ReverseLogarithmic":
+        least, most = 1 - most, 1 - least
+    return distributions.FloatDistribution(least, most, log=each.scaling != "Linear")
+
+
+def _text(each: Range, inner: Any) -> str:
+    """Return a value of Optuna's as a training job gets it."""
+    if isinstance(each, Choice):
+        return str(inner)
+    return each.text(min(max(_reversed(each, inner), each.least), each.most))
+
+
+def _inner(each: Range, text: str) -> Any:
+    """Return a training job's text as Optuna's value; None if it is not in the range."""
+    value = each.value(text)
+    if value is None or isinstance(each, Choice):
+        return value
+    return int(value) if each.whole else _reversed(each, float(value))
+
+
+def _reversed(each: NumberRange, value: float) -> float:
+    return 1 - value if each.scaling == "ReverseLogarithmic" else value
+
+
+def _sampler(request: TuningRequest) -> BaseSampler:
+    from optuna import samplers
+
+    match request.strategy:
+        case "Random":
+            return samplers.RandomSampler(seed=request.seed)
+        case "Grid":
+            grid = {each.name: each.values for each in request.ranges if isinstance(each, Choice)}
+            return samplers.GridSampler(grid, seed=request.seed)
+        case "Bayesian":
+            return samplers.GPSampler(seed=request.seed, n_startup_trials=_DRAWN_FIRST)
+        case "Hyperband":
+            return samplers.TPESampler(seed=request.seed)
+
+
+def _pruner(request: TuningRequest) -> BasePruner:
+    from optuna import pruners
+
+    if request.hyperband:
+        return pruners.HyperbandPruner(min_resource=request.hyperband.least, max_resource=request.hyperband.most)
+    if request.stops_early:
+        return pruners.MedianPruner(n_startup_trials=_COMPARED)
+    return pruners.NopPruner()

@@ -1,0 +1,180 @@
+"""One tuning job: which training jobs it has started, what they came to, and whether another one follows.
+
+Requests come from any thread, while the tuning job's own thread (`TuningRunner`) goes its way.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from estimators.local.engine.job import JobRecord
+from estimators.local.engine.tuning.request import TuningRequest
+
+IN_PROGRESS, STOPPING = "InProgress", "Stopping"
+COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"
+
+_SHOWN = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingStartTime", "TrainingEndTime", "FailureReason")
+
+
+@dataclass(kw_only=True, slots=True)
+class TriedJob:
+    """A training job of the search."""
+
+    number: int
+    """Its place in the search, from 0."""
+    job: JobRecord
+    hyperparameters: Mapping[str, str]
+    """The tuned ones."""
+    stopped_early: bool = False
+
+
+class TuningRecord:
+    """A tuning job from its creation on."""
+
+    def __init__(self, request: TuningRequest, arn: str) -> None:
+        self.request = request
+        self.arn = arn
+        self.tags = dict(request.tags)
+        self.created = _now()
+        self._since = time.monotonic()
+        # Guards all below. Order: the first end stays; no training job is added after it.
+        self._lock = threading.Lock()
+        self._status = IN_PROGRESS
+        self._modified = self.created
+        self._ended_at: datetime | None = None
+        self._failure_reason: str | None = None
+        self._tried: list[TriedJob] = []
+
+    @property
+    def name(self) -> str:
+        """HyperParameterTuningJobName."""
+        return self.request.name
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self._ended_at is not None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no other training job is to start."""
+        return self._status == STOPPING
+
+    @property
+    def tried(self) -> tuple[TriedJob, ...]:
+        """The training jobs so far, in their order."""
+        with self._lock:
+            return tuple(self._tried)
+
+    def add(self, tried: TriedJob) -> None:
+        """Note a training job that was started."""
+        with self._lock:
+            self._tried.append(tried)
+            self._modified = _now()
+
+    def stop(self) -> None:
+        """Let no other training job start; nothing if the search has ended."""
+        with self._lock:
+            if self._status == IN_PROGRESS:
+                self._status, self._modified = STOPPING, _now()
+
+    def finish(self, status: str, failure_reason: str | None = None) -> None:
+        """Come to the end."""
+        with self._lock:
+            self._status, self._failure_reason = status, failure_reason
+            self._modified = self._ended_at = _now()
+
+    def is_complete(self) -> bool:
+        """Return whether the search has what it was to find, or all the training jobs that it may have."""
+        request, values = self.request, self._values()
+        if request.most_jobs is not None and len(self.tried) >= request.most_jobs:
+            return True
+        best, since = None, 0
+        for value in values:
+            best, since = (value, 0) if request.is_better(value, best) else (best, since + 1)
+        if request.target is not None and best is not None and not request.is_better(request.target, best):
+            return True
+        return request.most_without_progress is not None and since >= request.most_without_progress
+
+    def has_time(self) -> bool:
+        """Return whether its MaxRuntimeInSeconds are not over."""
+        return self.request.max_runtime is None or time.monotonic() - self._since < self.request.max_runtime
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description as DescribeHyperParameterTuningJob shows it."""
+        summaries = self.summaries()
+        with self._lock:
+            progress = {
+                "HyperParameterTuningJobStatus": self._status,
+                "LastModifiedTime": self._modified,
+                **({"HyperParameterTuningEndTime": self._ended_at} if self._ended_at else {}),
+                **({"FailureReason": self._failure_reason} if self._failure_reason else {}),
+            }
+        states = Counter(summary["TrainingJobStatus"] for summary in summaries)
+        objectives = Counter(summary["ObjectiveStatus"] for summary in summaries)
+        best = self._best(summaries)
+        seconds = sum(each.job.describe().get("TrainingTimeInSeconds", 0) for each in self.tried)
+        return {
+            **{name: value for name, value in copy.deepcopy(dict(self.request.members)).items() if name != "Tags"},
+            "HyperParameterTuningJobArn": self.arn,
+            "CreationTime": self.created,
+            **progress,
+            "TrainingJobStatusCounters": {
+                "Completed": states["Completed"],
+                "InProgress": states["InProgress"] + states["Stopping"],
+                "RetryableError": 0,
+                "NonRetryableError": states["Failed"],
+                "Stopped": states["Stopped"],
+            },
+            "ObjectiveStatusCounters": {name: objectives[name] for name in ("Succeeded", "Pending", "Failed")},
+            **({"BestTrainingJob": best} if best else {}),
+            "ConsumedResources": {"RuntimeInSeconds": seconds},
+        }
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return the training jobs as ListTrainingJobsForHyperParameterTuningJob shows them."""
+        return [self._summary(each) for each in self.tried]
+
+    def _summary(self, tried: TriedJob) -> dict[str, Any]:
+        job = tried.job.describe()
+        value = tried.job.metrics.last(self.request.metric)
+        summary = {
+            **{member: job[member] for member in _SHOWN if member in job},
+            "TrainingJobStatus": job["TrainingJobStatus"],
+            "TunedHyperParameters": dict(tried.hyperparameters),
+            "TuningJobName": self.name,
+        }
+        if not tried.job.ended:
+            return {**summary, "ObjectiveStatus": "Pending"}
+        if value is None or job["TrainingJobStatus"] == "Failed":
+            return {**summary, "ObjectiveStatus": "Failed"}
+        return {
+            **summary,
+            "ObjectiveStatus": "Succeeded",
+            "FinalHyperParameterTuningJobObjectiveMetric": {"MetricName": self.request.metric, "Value": value},
+        }
+
+    def _best(self, summaries: list[dict[str, Any]]) -> dict[str, Any] | None:
+        done = [summary for summary in summaries if summary["ObjectiveStatus"] == "Succeeded"]
+        choose = max if self.request.maximize else min
+        member = "FinalHyperParameterTuningJobObjectiveMetric"
+        best = choose(done, key=lambda summary: summary[member]["Value"], default=None)
+        kind = "Maximize" if self.request.maximize else "Minimize"
+        return best and {**best, member: {"Type": kind, **best[member]}}
+
+    def _values(self) -> list[float]:
+        """Return what the training jobs that have ended came to, in the order of their ends."""
+        done = [summary for summary in self.summaries() if summary["ObjectiveStatus"] == "Succeeded"]
+        done.sort(key=lambda summary: summary.get("TrainingEndTime", self.created))
+        return [summary["FinalHyperParameterTuningJobObjectiveMetric"]["Value"] for summary in done]
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
