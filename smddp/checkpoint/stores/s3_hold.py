@@ -102,7 +102,7 @@ class _Object:
             StoreError: S3 does not do it.
         """
         begun = time.monotonic()
-        first_seen, age = None, 0.0
+        first_seen, age, told = None, 0.0, False
         while True:
             owner, etag = self._read()
             watched = time.monotonic() - begun
@@ -119,7 +119,8 @@ class _Object:
                 return
             if state == "alive" and watched >= owners.PATIENCE_SECONDS:
                 raise PlaceTakenError(str(self._location), owner)
-            if state == "unknown" and watched < _PAUSE:
+            if state == "unknown" and not told:
+                told = True
                 seconds = STALE_SECONDS - age
                 logger.warning("waiting up to %.0f s to see whether the run %s still saves in %s", seconds, owner, self)
             time.sleep(_PAUSE)

@@ -127,7 +127,7 @@ def test_the_loss_of_the_first_node_is_said_in_bounded_time(agents, script, runn
     _, log = second.communicate(timeout=30)
     assert "127.0.0.1:" in log
     assert "was lost: its agent or its host has ended" in log
-    assert second.returncode == (1 if running else 137)
+    assert second.returncode == (1 if running else 137), log
 
 
 def test_the_report_of_an_earlier_round_is_not_the_reason_of_the_last_one_s_end(start, script, tmp_path):

@@ -82,7 +82,7 @@ def test_a_stop_saves_on_all_ranks_and_the_next_attempt_goes_on(tmp_path):
     process.send_signal(signal.SIGTERM)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 75, error
-    stopped_at = max(int(step) for step in re.findall(r"step (\d+)", out)) + 1
+    stopped_at = max([20, *map(int, re.findall(r"step (\d+)", out))]) + 1
     assert "Received SIGTERM" not in error, "Lightning's handler broadcasts within it"
 
     out, error = start(tmp_path, steps=stopped_at + 5, ranks=1).communicate(timeout=60)

@@ -78,9 +78,24 @@ def test_as_long_as_it_is_renewed_another_is_refused_and_told_who_has_it(
     take(HERE).release()
 
 
+class Clock:
+    """Time passes only while somebody sleeps, however long this machine takes to look."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def test_one_that_is_not_renewed_is_taken_over(
-    s3: Any, take: Callable[[Owner], S3Hold], caplog: pytest.LogCaptureFixture
+    s3: Any, take: Callable[[Owner], S3Hold], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(s3_hold, "time", Clock())
+
     def tell_the_time_of_writing(parsed: dict[str, Any], **_: Any) -> None:
         written = parsed["LastModified"].strftime("%a, %d %b %Y %H:%M:%S GMT")
         parsed["ResponseMetadata"]["HTTPHeaders"]["date"] = written  # however long this machine took to look
@@ -119,6 +134,7 @@ def test_after_a_kill_the_next_on_the_same_machine_waits_for_nothing(s3: Any, ta
     with pytest.raises(PlaceTakenError, match=f"process {process} on "):
         take(HERE)
     os.kill(process, signal.SIGKILL)
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
     assert seconds(lambda: take(HERE).release()) < 0.4, "it is a zombie as yet"
     os.waitpid(process, 0)
     leave(s3, replace(HERE, run=OTHER, pid=os.getpid(), start=1))
