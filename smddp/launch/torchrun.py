@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from smddp.errors import DistributedError
 from smddp.launch.reports import host_name, tell_failure
@@ -32,6 +33,8 @@ from smddp.process.program import forward_signals
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+
+_AGENT = "agent"
 
 _LAST_SECONDS = FAILURE_GRACE + 2.0
 """How long the first node, with the store that others learn a failure's reason in, stays until they have ended."""
@@ -90,7 +93,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
     forward_signals(stop, ranks.pass_on)
     # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
-    threading.Thread(target=run_agent, daemon=True).start()
+    threading.Thread(target=run_agent, name=_AGENT, daemon=True).start()
     ended: BaseException | int | None = None
     while ended is None:
         with suppress(queue.Empty):
@@ -219,5 +222,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _end(code: int) -> NoReturn:
+    """End the process, also while the agent's thread asks a store that was lost.
+
+    A thread that comes back from C++ into a Python that ends aborts the process (pytorch#190489): its exit code would
+    be 134 in place of the rank's.
+    """
+    agents = [thread for thread in threading.enumerate() if thread.name == _AGENT]
+    for agent in agents:
+        agent.join(SIGNAL_SECONDS)
+    if any(agent.is_alive() for agent in agents):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())
