@@ -114,6 +114,11 @@ def _limits(shape: Any, value: Any, path: tuple[str | int, ...]) -> Iterator[Vio
         yield Violation(rule="pattern", path=path, value=value, limit=pattern)
 
 
+def dotted(path: tuple[str | int, ...]) -> str:
+    """Return a path as AWS writes it: ``InputDataConfig[0].ChannelName``."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
 def size(value: Any) -> float:
     """Return what ``least`` and ``most`` measure: a number itself, a text's length, or how many entries there are."""
     return value if isinstance(value, (int, float)) else len(value)

@@ -6,8 +6,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, DEFAULT_MAX_RUNTIME
+from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH
 from estimators.local.engine.states import JobProgress
+from estimators.request_rules import DEFAULT_MAX_RUNTIME
 from estimators.service_model import service_model
 
 

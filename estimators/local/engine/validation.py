@@ -13,11 +13,11 @@ from botocore.validate import ParamValidator
 
 from estimators.local.engine.errors import invalid
 from estimators.problem import nearest
-from estimators.service_model import Violation, service_model, size, violations
+from estimators.service_model import Violation, dotted, service_model, size, violations
 
 
 def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a request's form; the rules between its members are `TrainingRequest`'s.
+    """Check a request's form; the rules between its members are `request_rules`'.
 
     Returns:
         The request itself.
@@ -43,7 +43,7 @@ def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
 def _tell(violation: Violation) -> str:
     """Return what `ParamValidator` leaves unchecked, in the words that AWS uses."""
     value = violation.value
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in violation.path).lstrip(".")
+    path = dotted(violation.path)
     place = f"{path} (key)" if violation.is_name else path
     shown = value if isinstance(value, int | float) else f"'{str(value)[:100]}'"
     return f"Value {shown} at '{place}' failed to satisfy constraint: Member must {_constraint(violation)}"

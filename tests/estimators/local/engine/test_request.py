@@ -28,6 +28,8 @@ FILE_SYSTEM = {
     "DirectoryPath": "/data",
 }
 SOURCE = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"}
+AUGMENTED = SOURCE | {"S3DataType": "AugmentedManifestFile", "AttributeNames": ["image"]}
+VPC = {"VpcConfig": {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}}
 
 
 def channel(name: str = "training", *, source: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "TrainingImage is missing"),
+        ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "neither TrainingImage nor AlgorithmName"),
         (
             {"AlgorithmSpecification": {"TrainingInputMode": "File", "AlgorithmName": "a"}},
             "AlgorithmName is not offered",
@@ -113,7 +115,10 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ),
         ({"ResourceConfig": {"InstanceGroups": groups(1, 0)}}, "InstanceCount must be at least 1"),
         ({"ResourceConfig": {"InstanceGroups": groups(200, 55)}}, "asks for 255 instances"),
-        ({"ResourceConfig": {"InstanceGroups": groups(1), "KeepAlivePeriodInSeconds": 60}}, "warm pools"),
+        (
+            {"ResourceConfig": {"InstanceGroups": groups(1), "KeepAlivePeriodInSeconds": 60}},
+            "instance groups can't be kept in a warm pool",
+        ),
         ({"ResourceConfig": {"InstanceGroups": groups(1) * 2}}, "group-0 comes more than once"),
         ({"StoppingCondition": {"MaxRuntimeInSeconds": 2419201}}, "28 days"),
         ({"EnableManagedSpotTraining": True}, "MaxWaitTimeInSeconds None. It must be present"),
@@ -130,10 +135,13 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ),
         ({"InputDataConfig": [channel(), channel()]}, "training comes more than once"),
         ({"InputDataConfig": [channel("..")]}, "can't be a channel's name"),
-        ({"InputDataConfig": [channel(RecordWrapperType="RecordIO")]}, "RecordIO is only for Pipe mode, not File"),
+        (
+            {"InputDataConfig": [channel(RecordWrapperType="RecordIO")]},
+            "the channel training has RecordWrapperType RecordIO in File mode. RecordIO is only",
+        ),
         (
             {"InputDataConfig": [channel(source=SOURCE | {"S3DataType": "ManifestFile"}, InputMode="FastFile")]},
-            "FastFile mode must use a S3DataType of S3Prefix, not ManifestFile",
+            "the channel training is a ManifestFile. FastFile mode must use a S3DataType of S3Prefix",
         ),
         ({"InputDataConfig": [channel(InputMode="FastFile", CompressionType="Gzip")]}, "Gzip is only for Pipe mode"),
         (
@@ -144,18 +152,26 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
             {"InputDataConfig": [channel("a", InputMode="Pipe"), channel("a_12")]},
             "Channel a_12: Pipe mode gives this name to a pipe of the channel a",
         ),
-        ({"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]}, "must be an S3DataSource"),
+        ({"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]}, "the channel a has nothing for a DataSource"),
+        (
+            {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"FileSystemDataSource": FILE_SYSTEM}}]},
+            "the channel a is in a file system, and the job is in no VPC",
+        ),
+        (
+            {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"FileSystemDataSource": FILE_SYSTEM}}], **VPC},
+            "must be an S3DataSource",
+        ),
         (
             {
                 "InputDataConfig": [
                     {"ChannelName": "a", "DataSource": {"S3DataSource": SOURCE, "FileSystemDataSource": FILE_SYSTEM}}
                 ]
             },
-            "DataSource has FileSystemDataSource and S3DataSource; it must have exactly one",
+            "has FileSystemDataSource and S3DataSource for a DataSource. It must have exactly one",
         ),
         (
             {"InputDataConfig": [channel(source=SOURCE | {"AttributeNames": ["a"]})]},
-            "only for the S3DataType Augmented",
+            "only for AugmentedManifestFile",
         ),
         (
             {"DebugRuleConfigurations": [{"RuleConfigurationName": "a", "RuleEvaluatorImage": "image"}] * 2},
@@ -163,8 +179,12 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ),
         ({"HyperParameters": {"a": "b\0c"}}, "must not have the character U+0000"),
         ({"Environment": {"A": "b\0c"}}, "must not have the character U+0000"),
-        ({"InputDataConfig": [channel(source=SOURCE | {"S3DataType": "AugmentedManifestFile"})]}, "use S3Prefix"),
-        ({"InputDataConfig": [channel(source=SOURCE | {"InstanceGroupNames": ["gpu"]})]}, "homogeneousCluster"),
+        ({"InputDataConfig": [channel(source=AUGMENTED)]}, "can only be used in Pipe mode"),
+        ({"InputDataConfig": [channel(source=AUGMENTED, InputMode="Pipe")]}, "not offered by the local platform"),
+        (
+            {"InputDataConfig": [channel(source=SOURCE | {"InstanceGroupNames": ["gpu"]})]},
+            "the instance groups gpu. The job's instance groups have no names",
+        ),
         ({"InputDataConfig": [channel(source=SOURCE | {"S3Uri": "https://bucket/x"})]}, "s3://bucket/prefix"),
         ({"OutputDataConfig": {"S3OutputPath": "https://s3/x"}}, "OutputDataConfig.S3OutputPath"),
         ({"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/tmp/c"}}, "must be a directory below /opt/ml"),
