@@ -69,19 +69,19 @@ _INSTANCE_GROUPS = "instance_groups"
 """Beside a kind in the dict: the groups of hosts that it starts ranks on."""
 
 
-def from_name(distribution: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the SDK's dict for a name; a dict, or None, as it is.
+def from_name(distribution: Any) -> Any:
+    """Return the SDK's dict for a name; whatever is no name, as it is, for `check`.
 
     Raises:
-        EstimatorError: It is neither a known name nor a dict.
+        EstimatorError: The name is unknown.
     """
-    if distribution is None:
-        return None
     if isinstance(distribution, Mapping):
         return dict(distribution)
+    if not isinstance(distribution, str):
+        return distribution
     if distribution not in NAMES:
         raise EstimatorError(
-            f"distribution={distribution!r} is not known. {nearest(str(distribution), NAMES)} "
+            f"distribution={distribution!r} is not known. {nearest(distribution, NAMES)} "
             f"Or give the SDK's dict, such as {NAMES['torchrun']}."
         )
     return dict(NAMES[distribution])
@@ -89,12 +89,12 @@ def from_name(distribution: str | Mapping[str, Any] | None) -> dict[str, Any] | 
 
 def enabled_kinds(distribution: Mapping[str, Any] | None) -> tuple[Kind, ...]:
     """Return the kinds that the distribution turns on."""
-    return tuple(kind for key, kind in KINDS.items() if _is_enabled(key, (distribution or {}).get(key)))
+    return tuple(kind for key, kind in KINDS.items() if _is_enabled(key, _mapping(distribution).get(key)))
 
 
 def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
     """Return whether ranks are to be started for SMDDP (``smdistributed.dataparallel``)."""
-    given = distribution or {}
+    given = _mapping(distribution)
     return _is_on(given.get("pytorchddp")) or _is_on(_mapping(given.get("smdistributed")).get("dataparallel"))
 
 
@@ -106,13 +106,16 @@ def launcher(distribution: Mapping[str, Any] | None) -> str:
 
 def processes_per_host(distribution: Mapping[str, Any] | None) -> int | None:
     """Return how many ranks a host gets, if the distribution says so; by default it is one a GPU, or one."""
-    count = _mapping((distribution or {}).get("mpi")).get("processes_per_host")
+    count = _mapping(_mapping(distribution).get("mpi")).get("processes_per_host")
     return count if isinstance(count, int) else None
 
 
 def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
     """Yield what the SDK would drop or ignore in silence."""
-    given = {key: value for key, value in (distribution or {}).items() if key != _INSTANCE_GROUPS}
+    if distribution is not None and not isinstance(distribution, Mapping):
+        found = f"is {distribution!r:.100}, of type {type(distribution).__name__}"
+        yield error("distribution", found, f"Give a name ({', '.join(sorted(NAMES))}), or the SDK's dict.")
+    given = {key: value for key, value in _mapping(distribution).items() if key != _INSTANCE_GROUPS}
     for key, options in given.items():
         yield from _check_key(key, options)
     enabled = enabled_kinds(distribution)

@@ -22,7 +22,7 @@ from estimators.checks import aws_limits, parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
-from estimators.plan import Plan, chooses_image_by_version, make_local_plan, make_plan
+from estimators.plan import Call, Plan, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import nearest
 from estimators.training_job import TrainingJob
 
@@ -154,7 +154,7 @@ class Estimator:
             TrainingJobFailed: The job failed; its reason says why.
             TrainingJobStopped: The job was stopped, by somebody or by a limit.
         """
-        plan = self.plan(inputs, job_name=job_name)
+        plan = self.plan(inputs, job_name=job_name, experiment_config=experiment_config)
         plan.require()
         for problem in plan.warnings:
             logger.warning("%s", problem)
@@ -191,14 +191,22 @@ class Estimator:
         pytorch.fit(inputs, wait=False, logs=logs, job_name=job_name)
         return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
 
-    def plan(self, inputs: Any = None, *, job_name: str | None = None) -> Plan:
+    def plan(
+        self,
+        inputs: Any = None,
+        *,
+        job_name: str | None = None,
+        experiment_config: Mapping[str, str] | None = None,
+    ) -> Plan:
         """Return what the job would run on, and what is wrong with it. Nothing is sent or uploaded.
 
         Args:
             inputs: The channels, as for `fit`.
             job_name: The job's name, as for `fit`.
+            experiment_config: The experiment that the job belongs to, as for `fit`.
         """
-        return make_plan(self.arguments, inputs=inputs, job_name=job_name, session=self._session)
+        call = Call(inputs=inputs, job_name=job_name, experiment_config=experiment_config)
+        return make_plan(self.arguments, call, session=self._session)
 
     def to_sagemaker(self) -> PyTorch:
         """Return the ``sagemaker.pytorch.PyTorch`` of `fit`: for pipelines, tuners, or a ``fit`` without our checks.

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def instance_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the job's instance groups; none of what is no ``sagemaker.instance_group.InstanceGroup``."""
+    given = arguments.get("instance_groups")
+    known = ("instance_group_name", "instance_type", "instance_count")
+    groups = given if isinstance(given, (list, tuple)) else ()
+    return tuple(group for group in groups if all(hasattr(group, name) for name in known))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """All that decides an image, and whether a distribution is supported on it."""
@@ -33,11 +41,12 @@ class Framework:
     @classmethod
     def of(cls, arguments: Mapping[str, Any], region: str) -> Framework:
         """Return what parameters of ``PyTorch`` say about it."""
+        distribution = arguments.get("distribution")
         return cls(
             region=region,
             instance_type=arguments.get("instance_type"),
-            instance_groups=arguments.get("instance_groups"),
-            distribution=arguments.get("distribution"),
+            instance_groups=list(instance_groups(arguments)) or None,
+            distribution=distribution if isinstance(distribution, Mapping) else None,
             entry_point=arguments.get("entry_point"),
             version=arguments.get("framework_version"),
             py_version=arguments.get("py_version"),

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
-from estimators.checks import aws_limits, channels, local_jobs, parameters
+from estimators.checks import channels, finished_request, local_jobs, parameters
 from estimators.errors import EstimatorError
-from estimators.image import Framework
+from estimators.image import Framework, instance_groups
 from estimators.problem import Problem, error
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Topology:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Topology:
         """Return what parameters of ``PyTorch`` describe."""
-        groups = arguments.get("instance_groups") or ()
+        groups = instance_groups(arguments)
         hosts: list[tuple[int | None, str]] = [(group.instance_count, group.instance_type) for group in groups]
         if "instance_type" in arguments:
             hosts.append((arguments.get("instance_count"), arguments["instance_type"]))
@@ -89,18 +89,29 @@ class Plan:
         return "\n".join([str(self.topology), *(f"{problem.severity}: {problem}" for problem in self.problems)])
 
 
-def make_plan(arguments: Mapping[str, Any], *, inputs: Any, job_name: str | None, session: Session | None) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What ``fit`` is given, beside the parameters of the job."""
+
+    inputs: Any = None
+    """The channels."""
+    job_name: str | None = None
+    """The job's name, if it is given one."""
+    experiment_config: Any = None
+    """The experiment that the job belongs to."""
+
+
+def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | None) -> Plan:
     """Look at a job from all sides.
 
     Args:
         arguments: The parameters for ``PyTorch``.
-        inputs: The channels, as for ``PyTorch.fit``.
-        job_name: The job's name, if it is given one.
+        call: What it would be started with.
         session: Where the job would be sent.
     """
-    problems = list(_problems(arguments, inputs, job_name, session))
+    problems = list(_problems(arguments, call, session))
     if not any(problem.severity == "error" for problem in problems):
-        problems += _refused_at_last(arguments, inputs, job_name, session)
+        problems += _refused_at_last(arguments, call, session)
     return Plan(topology=Topology.of(arguments), problems=tuple(problems))
 
 
@@ -128,18 +139,17 @@ def _local_problems(
     )
 
 
-def _problems(
-    arguments: Mapping[str, Any], inputs: Any, job_name: str | None, session: Session | None
-) -> Iterator[Problem]:
+def _problems(arguments: Mapping[str, Any], call: Call, session: Session | None) -> Iterator[Problem]:
     from estimators.sdk import v2
 
-    data = channels.by_name(inputs)
+    data = channels.by_name(call.inputs)
     local_mode = parameters.is_local_mode(arguments)
     by_sdk = local_mode and v2.is_local(session)
     code = source_code.SourceCode.of(arguments)
     if code.entry_point is None and "training_recipe" not in arguments:
         yield error("entry_point", "missing", "Give the path of the training script.")
     yield from parameters.check_role(arguments, v2.configured_role(session))
+    yield from parameters.check_switches(arguments, v2.switches())
     yield from parameters.check_instances(arguments)
     if not by_sdk:
         yield from parameters.check_time(arguments)
@@ -167,11 +177,13 @@ def _problems(
     if local_mode:
         yield from _local_problems(arguments, data, session)
     yield from channels.check(data, local_mode=local_mode)
+    yield from channels.check_code_location(arguments)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
     yield from parameters.check_hyperparameters(arguments, v2.hyperparameter_text)
     requested = {
         **arguments,
-        "job_name": job_name,
+        "job_name": call.job_name,
+        "experiment_config": call.experiment_config,
         "tags": v2.request_tags(arguments.get("tags")),
         # Of a local job's channels the names are checked: its data may lie where the API has no words for it.
         "inputs": channels.requested(dict.fromkeys(data, "s3://bucket/data") if local_mode else data) or None,
@@ -184,10 +196,8 @@ def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
     return "image_uri" not in arguments and "training_recipe" not in arguments
 
 
-def _refused_at_last(
-    arguments: Mapping[str, Any], inputs: Any, job_name: str | None, session: Session | None
-) -> Iterator[Problem]:
-    """Yield what the SDK, or the API's model, refuses in the finished request, where no check of ours has said it."""
+def _refused_at_last(arguments: Mapping[str, Any], call: Call, session: Session | None) -> Iterator[Problem]:
+    """Yield what the SDK or AWS refuses in the finished request, where no check of a parameter has said it."""
     if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # recipes come over the network
         return
     from estimators.sdk import dry_run, v2
@@ -195,12 +205,13 @@ def _refused_at_last(
     if chooses_image_by_version(arguments):
         chosen, _ = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
         arguments = {**arguments, **chosen.arguments}
-    request, refusal = dry_run.build(arguments, inputs, job_name=job_name, session=session)
-    if refusal:
-        yield error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")
-        return
-    for member, value in request.items():
-        yield from (each for each in aws_limits.check(member, value) if each.severity == "error")
+    request, refusal = dry_run.build(
+        arguments, call.inputs, job_name=call.job_name, experiment_config=call.experiment_config, session=session
+    )
+    problems = list(finished_request.check_form(request, arguments)) if request else []
+    if refusal and not problems:
+        problems = [error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")]
+    yield from problems or finished_request.check_rules(request, arguments)
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:

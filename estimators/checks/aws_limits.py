@@ -40,6 +40,7 @@ FIELDS: Mapping[str, str] = {
     "checkpoint_local_path": "CheckpointConfig.LocalPath",
     "subnets": "VpcConfig.Subnets",
     "security_group_ids": "VpcConfig.SecurityGroupIds",
+    "experiment_config": "ExperimentConfig",
 }
 """Which field of CreateTrainingJob a parameter ends in."""
 
@@ -50,6 +51,7 @@ _IN_WORDS = {
     "list": "a list",
     "map": "a dict",
     "structure": "a dict",
+    "boolean": "True or False",
 }
 _SHOWN = 60
 
@@ -58,15 +60,26 @@ def check(parameter: str, value: Any) -> Iterator[Problem]:
     """Yield what the API would refuse of a value, given as the request would hold it.
 
     Args:
-        parameter: One of the Estimator's, or a member of CreateTrainingJob, such as ``TrainingJobName``.
+        parameter: One of `FIELDS`.
         value: Its value. What the SDK resolves later (pipeline variables) is passed over.
     """
-    for violation in violations(_field(FIELDS.get(parameter, parameter)), value):
-        place = "".join(f"[{_shown(step)}]" for step in violation.path)
-        if violation.is_name:
-            place = f"{place} the name {_shown(violation.value)}"
-        found, remedy = _words(violation)
-        yield (warning if violation.rule == "enum" else error)(parameter, f"{place} {found}".strip(), remedy)
+    for violation in violations(_field(FIELDS[parameter]), value):
+        yield told(violation, parameter, violation.path)
+
+
+def told(violation: Violation, parameter: str, path: tuple[str | int, ...]) -> Problem:
+    """Return what the API would refuse as a problem of a parameter.
+
+    Args:
+        violation: What was found.
+        parameter: The parameter that it comes from.
+        path: Where it lies in the parameter.
+    """
+    place = "".join(f"[{_shown(step)}]" for step in path)
+    if violation.is_name:
+        place = f"{place} the name {_shown(violation.value)}"
+    found, remedy = _words(violation)
+    return (warning if violation.rule == "enum" else error)(parameter, f"{place} {found}".strip(), remedy)
 
 
 def most(parameter: str) -> int:

@@ -72,6 +72,13 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
             yield error(parameter, f"{place!r} is not an S3 URI", remedy)
 
 
+def check_code_location(arguments: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield where the code would be uploaded to; the SDK looks at it only then."""
+    location = arguments.get("code_location")
+    if isinstance(location, str) and not location.startswith("s3://"):
+        yield error("code_location", f"{location!r} is not an S3 URI", "Give s3://bucket/prefix.")
+
+
 def check_checkpoints(
     arguments: Mapping[str, Any], channels: Mapping[str, Any], *, local_mode: bool, copied: bool
 ) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
 """What is wrong with a job, parameter by parameter: the rules that no single other file owns.
 
 Each function looks at one matter and yields what it found. The API's own limits are in ``aws_limits``, the rules of the
-distribution in ``distribution``, of the code in ``source``, of places on S3 in ``channels``.
+distribution in ``distribution``, of the code in ``source``, of places on S3 in ``channels``; what parameters may not
+stand beside each other is looked for in the ``finished_request``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from typing import Any
 
 from estimators.checks import aws_limits
 from estimators.distribution import uses_data_parallel_library
+from estimators.image import instance_groups
 from estimators.problem import Problem, error, warning
+from estimators.request_rules import LONGEST_RUNTIME
 
 Arguments = Mapping[str, Any]
-
-LONGEST_RUN = 28 * 24 * 60 * 60
-"""Seconds. https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html; not in the model."""
 
 
 def is_local_mode(arguments: Arguments) -> bool:
@@ -39,6 +39,19 @@ def check_limits(arguments: Arguments) -> Iterator[Problem]:
             yield from aws_limits.check(parameter, arguments[parameter])
 
 
+def check_switches(arguments: Arguments, names: frozenset[str]) -> Iterator[Problem]:
+    """Yield what is neither on nor off.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+        names: Those that are True or False; any other object than a plain value is the SDK's to know.
+    """
+    for name in sorted(names & arguments.keys()):
+        value = arguments[name]
+        if isinstance(value, (str, int, float, list, tuple, Mapping)) and not isinstance(value, bool):
+            yield error(name, f"is {value!r}, of type {type(value).__name__}", "Give True or False.")
+
+
 def check_instances(arguments: Arguments) -> Iterator[Problem]:
     """Yield how many hosts of which type."""
     groups, instance_type = arguments.get("instance_groups"), arguments.get("instance_type")
@@ -48,30 +61,20 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
         yield error("instance_type", "missing", "Give one, such as 'ml.g5.xlarge', or instance_groups.")
     if isinstance(instance_type, str) and not instance_type.startswith(("ml.", "local")):
         yield error("instance_type", f"{instance_type!r} is no type of SageMaker's", f"Try 'ml.{instance_type}'.")
+    if groups and (not isinstance(groups, (list, tuple)) or len(instance_groups(arguments)) != len(groups)):
+        remedy = "Give a list of sagemaker.instance_group.InstanceGroup."
+        yield error("instance_groups", f"it is {groups!r:.100}", remedy)
     count = arguments.get("instance_count")
     if isinstance(count, int) and count < 1:
         yield error("instance_count", f"it is {count}", "Give at least 1.")
-    if arguments.get("keep_alive_period_in_seconds") and not is_local_mode(arguments):
-        if arguments.get("use_spot_instances") is True:
-            yield error(
-                "keep_alive_period_in_seconds",
-                "spot instances can't be kept in a warm pool",
-                "Leave out this one or use_spot_instances.",
-            )
-        if groups:
-            yield error(
-                "keep_alive_period_in_seconds",
-                "instance groups can't be kept in a warm pool",
-                "Leave it out, or use one instance_type.",
-            )
 
 
 def check_time(arguments: Arguments) -> Iterator[Problem]:
     """Yield how long the job may run, and wait for spot instances."""
     max_run, max_wait = arguments.get("max_run"), arguments.get("max_wait")
     spot = arguments.get("use_spot_instances")
-    if isinstance(max_run, int) and max_run > LONGEST_RUN:
-        yield error("max_run", f"it is {max_run} s", f"SageMaker runs a job for at most {LONGEST_RUN} s (28 days).")
+    if isinstance(max_run, int) and max_run > LONGEST_RUNTIME:
+        yield error("max_run", f"it is {max_run} s", f"SageMaker runs a job for at most {LONGEST_RUNTIME} s (28 days).")
     if spot is True and max_wait is None:
         yield error(
             "max_wait",
@@ -113,8 +116,7 @@ def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Pr
 
 def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]) -> Iterator[Problem]:
     """Yield what is wrong with SMDDP on this type of instance."""
-    distribution: Mapping[str, Any] = arguments.get("distribution") or {}
-    if not uses_data_parallel_library(distribution):
+    if not uses_data_parallel_library(arguments.get("distribution")):
         return
     if is_local_mode(arguments):
         yield warning(
@@ -123,7 +125,7 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
             "With any other the ranks say that it is missing, and reduce over NCCL (GPUs) or gloo (CPUs).",
         )
         return
-    groups = distribution.get("instance_groups") or arguments.get("instance_groups") or ()
+    groups = arguments["distribution"].get("instance_groups") or instance_groups(arguments)
     types = {arguments.get("instance_type"), *(getattr(group, "instance_type", None) for group in groups)}
     for instance_type in sorted(name for name in types if isinstance(name, str) and name not in supported):
         yield error(

@@ -40,6 +40,7 @@ def build(
     *,
     job_name: str | None,
     session: Session | None,
+    experiment_config: Any = None,
     code: tuple[str, str] | None = None,
 ) -> tuple[dict[str, Any], str | None]:
     """Return the CreateTrainingJob that the SDK would send, with buckets and roles of no account.
@@ -49,10 +50,11 @@ def build(
         inputs: The channels, as for ``PyTorch.fit``.
         job_name: The job's name, if it is given one.
         session: Where the job would be sent; None for AWS, as boto3 is configured.
+        experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
         code: Where the containers are told that the code is, and its script there; None: in a bucket of no account.
 
     Returns:
-        The request, and why the SDK, or botocore, would not send it: None, if they would.
+        The request, empty if the SDK makes none; and why the SDK, or botocore, would not send it: None, if they would.
     """
     skipped = _IN_GIT if "git_config" in arguments else frozenset()  # the SDK would clone the repository first
     requests: list[dict[str, Any]] = []
@@ -63,16 +65,18 @@ def build(
             pytorch = v2.pytorch(copied, _offline(session or v2.session(), requests), kind=_DryRun)
             if code is not None:
                 pytorch.code = UploadedCode(*code)
-            pytorch.fit(copy.deepcopy(inputs), wait=False, job_name=job_name)
+            pytorch.fit(copy.deepcopy(inputs), wait=False, job_name=job_name, experiment_config=experiment_config)
         shape = service_model().operation_model("CreateTrainingJob").input_shape
         assert shape is not None
         validate_parameters(requests[0], shape)
     except ParamValidationError as fault:
-        return {}, _in_one_line(fault.kwargs["report"])
+        return requests[0], _in_one_line(fault.kwargs["report"])
     except EstimatorError as fault:
         return {}, _in_one_line(fault.__cause__ or fault)
-    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
+    except (ValueError, RuntimeError) as fault:
         return {}, _in_one_line(fault)
+    except (TypeError, AttributeError, LookupError) as fault:  # it stumbled, and says little
+        return {}, f"{type(fault).__name__}: {_in_one_line(fault)}"
     return requests[0], None
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import boto3
 from botocore.exceptions import (
@@ -47,6 +47,7 @@ try:
         from sagemaker.session import Session as Session
         from sagemaker.utils import format_tags, get_config_value
         from sagemaker.workflow import is_pipeline_variable
+        from sagemaker.workflow.entities import PipelineVariable
 except ModuleNotFoundError as fault:
     if (fault.name or "").partition(".")[0] != "sagemaker":
         raise
@@ -181,7 +182,7 @@ def pytorch(
     try:
         with without_maintenance_notice():
             return kind(**arguments, sagemaker_session=session)
-    except (ValueError, TypeError, RuntimeError) as fault:
+    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
 
 
@@ -204,13 +205,25 @@ def credentials_explained() -> Iterator[None]:
 @lru_cache(maxsize=1)
 def parameter_names() -> frozenset[str]:
     """Return the names of all parameters of ``PyTorch`` and its bases."""
-    return frozenset(
-        parameter.name
-        for base in inspect.getmro(PyTorch)
-        if "__init__" in vars(base) and base is not object
-        for parameter in inspect.signature(vars(base)["__init__"]).parameters.values()
-        if parameter.name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    )
+    return frozenset(parameter.name for parameter in _parameters())
+
+
+@lru_cache(maxsize=1)
+def switches() -> frozenset[str]:
+    """Return the names of the parameters that are True or False, and nothing else but a pipeline's variable."""
+    may_be = {bool, PipelineVariable, type(None)}
+    annotations = {parameter.name: parameter.annotation for parameter in _parameters()}
+    kinds = {name: set(get_args(annotation)) or {annotation} for name, annotation in annotations.items()}
+    return frozenset(name for name, allowed in kinds.items() if bool in allowed <= may_be)
+
+
+def _parameters() -> Iterator[inspect.Parameter]:
+    """Yield the parameters of ``PyTorch`` and its bases, from the last base on."""
+    for base in reversed(inspect.getmro(PyTorch)):
+        if "__init__" in vars(base) and base is not object:
+            for parameter in inspect.signature(vars(base)["__init__"]).parameters.values():
+                if parameter.name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                    yield parameter
 
 
 def refusal(framework: Framework) -> str | None:

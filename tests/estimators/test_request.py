@@ -93,8 +93,13 @@ CASES: dict[str, Callable[[], Arguments]] = {
         "container_log_level": 10,
     },
     "one channel": lambda: {"inputs": "s3://data/train", "input_mode": "FastFile"},
-    "several channels": lambda: {"inputs": {"train": training_input(), "fsx": file_system(), "test": "s3://data/test"}},
+    "several channels": lambda: {
+        "inputs": {"train": training_input(), "fsx": file_system(), "test": "s3://data/test"},
+        "subnets": ["subnet-1"],
+        "security_group_ids": ["sg-1"],
+    },
     "places": lambda: {
+        "instance_type": "ml.m5.xlarge",
         "output_path": "s3://jobs/models",
         "output_kms_key": "alias/models",
         "code_location": "s3://jobs/code",
@@ -109,6 +114,8 @@ CASES: dict[str, Callable[[], Arguments]] = {
         "container_entry_point": ["train"],
         "container_arguments": ["--fast"],
         "training_repository_access_mode": "Vpc",
+        "subnets": ["subnet-1"],
+        "security_group_ids": ["sg-1"],
         "distribution": {"torch_distributed": {"enabled": True}},
     },
     "infrastructure": lambda: {

@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[Callable[[], Call], str]] = {
     "a path": (lambda: ({}, Path("data")), r"inputs\['training'\]: data is a path.*upload_data"),
     "a number": (lambda: ({}, {"training": 3}), "Cannot format input 3"),
     "a list": (lambda: ({}, ["s3://jobs/data"]), "List compatible only"),
-    "no channel in a dict": (lambda: ({}, {}), "InputDataConfig"),
+    "no channel in a dict": (lambda: ({}, {}), "Leave it out if the job has no channels"),
     "a rule that is none": (lambda: ({"rules": ["LossNotDecreasing"]}, None), "Rules list"),
 }
 
@@ -79,7 +79,7 @@ def test_a_name_that_the_sdk_makes_is_looked_at_as_one_that_is_given(
         script, role=ROLE, instance_type="ml.g5.xlarge", base_job_name=base, sagemaker_session=sagemaker_session
     )
     (problem,) = estimator.plan().errors
-    assert problem.parameter == "TrainingJobName"
+    assert problem.parameter == "base_job_name"
     assert repr(base)[1:-1] in problem.found
 
 

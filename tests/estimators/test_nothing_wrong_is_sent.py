@@ -1,0 +1,312 @@
+"""What AWS would refuse after the upload is refused before it, by plan(); what AWS takes, or may take, goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimators import Estimator
+from estimators.errors import EstimatorError
+from estimators.plan import Plan
+
+ROLE = "arn:aws:iam::123456789012:role/SageMaker"
+REGISTRY = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+VPC = {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"]}
+MODEL = {"model_uri": "s3://jobs/run-6/output/model.tar.gz"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job, and what fit() is called with."""
+
+    parameters: dict[str, Any] = field(default_factory=dict)
+    call: dict[str, Any] = field(default_factory=dict)
+
+    def estimator(self, script: str, session: Any) -> Estimator:
+        common = {"entry_point": script, "role": ROLE, "instance_type": "ml.m5.xlarge", "sagemaker_session": session}
+        return Estimator(**{name: value for name, value in {**common, **self.parameters}.items() if value is not None})
+
+    def plan(self, script: str, session: Any) -> Plan:
+        call = dict(self.call)
+        return self.estimator(script, session).plan(call.pop("inputs", None), **call)
+
+
+Case = Callable[[], Job]
+
+
+def job(**parameters: Any) -> Case:
+    return lambda: Job(parameters=parameters)
+
+
+def called(**call: Any) -> Case:
+    return lambda: Job(call=call)
+
+
+def image(name: str, **parameters: Any) -> Case:
+    return job(image_uri=f"{REGISTRY}/{name}", **parameters)
+
+
+def channel(*, job: dict[str, Any] | None = None, **options: Any) -> Case:
+    def case() -> Job:
+        from sagemaker.inputs import TrainingInput
+
+        return Job(parameters=job or {}, call={"inputs": {"train": TrainingInput("s3://data/train", **options)}})
+
+    return case
+
+
+def file_system(**parameters: Any) -> Case:
+    def case() -> Job:
+        from sagemaker.inputs import FileSystemInput
+
+        place = FileSystemInput("fs-01234567", "FSxLustre", "/data", "ro")
+        return Job(parameters=parameters, call={"inputs": {"train": place}})
+
+    return case
+
+
+def groups(*members: tuple[str, str, int], channel_for: str | None = None, **parameters: Any) -> Case:
+    def case() -> Job:
+        from sagemaker.inputs import TrainingInput
+        from sagemaker.instance_group import InstanceGroup
+
+        given = {"instance_type": None, "instance_groups": [InstanceGroup(*member) for member in members]}
+        call = {"inputs": TrainingInput("s3://data", instance_groups=[channel_for])} if channel_for else {}
+        return Job(parameters={**given, **parameters}, call=call)
+
+    return case
+
+
+def debugger(parameter: str, kind: str, **options: Any) -> Case:
+    def case() -> Job:
+        import sagemaker.debugger
+
+        return Job(parameters={parameter: getattr(sagemaker.debugger, kind)(**options)})
+
+    return case
+
+
+def tensorboard(uri: str) -> Case:
+    return debugger("tensorboard_output_config", "TensorBoardOutputConfig", s3_output_path=uri)
+
+
+def hook(uri: str) -> Case:
+    return debugger("debugger_hook_config", "DebuggerHookConfig", s3_output_path=uri)
+
+
+def profiler(**options: Any) -> Case:
+    return debugger("profiler_config", "ProfilerConfig", **options)
+
+
+def hyperparameters(count: int) -> Case:
+    return job(hyperparameters={f"h{number}": number for number in range(count)})
+
+
+GPU, CPU = "ml.g5.xlarge", "ml.m5.xlarge"
+
+REFUSED: dict[str, tuple[Case, str, str]] = {
+    "a name of base_job_name with _": (job(base_job_name="a_b"), "base_job_name", "'a_b-"),
+    "a name of base_job_name with a space": (job(base_job_name="a b"), "base_job_name", "'a b-"),
+    "a name of an image with _": (image("my_image:1"), "base_job_name", "or of the image's name"),
+    "a name of a digest": (image(f"mine@sha256:{'0' * 64}"), "base_job_name", "'mine@sha256-"),
+    "98 hyperparameters": (hyperparameters(98), "hyperparameters", "The SDK adds some of its own"),
+    "a tag twice": (job(tags=[{"Key": "a", "Value": "1"}, {"Key": "a", "Value": "2"}]), "tags", "a comes more than"),
+    "a tag of AWS's": (job(tags={"aws:team": "1"}), "tags", "reserved for AWS"),
+    "a manifest in FastFile": (
+        channel(s3_data_type="ManifestFile", input_mode="FastFile"),
+        "inputs['train']",
+        "FastFile mode must use a S3DataType of S3Prefix",
+    ),
+    "a manifest in a job of FastFile": (
+        channel(s3_data_type="ManifestFile", job={"input_mode": "FastFile"}),
+        "inputs['train']",
+        "FastFile mode must use a S3DataType of S3Prefix",
+    ),
+    "an augmented manifest in File": (
+        channel(s3_data_type="AugmentedManifestFile", attribute_names=["image"]),
+        "inputs['train']",
+        "can only be used in Pipe mode",
+    ),
+    "an augmented manifest without names": (
+        channel(s3_data_type="AugmentedManifestFile", input_mode="Pipe"),
+        "inputs['train']",
+        "without AttributeNames",
+    ),
+    "names without an augmented manifest": (
+        channel(attribute_names=["image"]),
+        "inputs['train']",
+        "only for Augmented",
+    ),
+    "RecordIO in File": (channel(record_wrapping="RecordIO"), "inputs['train']", "RecordIO is only for Pipe mode"),
+    "Gzip in File": (channel(compression="Gzip"), "inputs['train']", "Gzip is only for Pipe mode"),
+    "Gzip in FastFile": (
+        channel(compression="Gzip", input_mode="FastFile"),
+        "inputs['train']",
+        "Gzip is only for Pipe mode",
+    ),
+    "a channel of no group": (groups(("a", GPU, 1), channel_for="b"), "inputs['training']", "groups are a."),
+    "a channel of a group where there is none": (
+        channel(instance_groups=["b"]),
+        "inputs['train']",
+        "leave InstanceGroupNames out",
+    ),
+    "six groups": (groups(*((f"g{number}", GPU, 1) for number in range(6))), "instance_groups", "has 6 entries"),
+    "two groups of one name": (groups(("a", GPU, 1), ("a", CPU, 1)), "instance_groups", "a comes more than once"),
+    "a group of no instances": (groups(("a", GPU, 1), ("b", GPU, 0)), "instance_groups", "of the group b is 0"),
+    "groups in a warm pool": (
+        groups(("a", GPU, 1), keep_alive_period_in_seconds=60),
+        "keep_alive_period_in_seconds",
+        "instance groups can't be kept",
+    ),
+    "groups that are dicts": (
+        job(instance_type=None, instance_groups=[{"InstanceGroupName": "a", "InstanceCount": 1}]),
+        "instance_groups",
+        "sagemaker.instance_group.InstanceGroup",
+    ),
+    "a file system without a VPC": (file_system(), "inputs['train']", "the job is in no VPC"),
+    "a bad name of the model's channel": (
+        job(**MODEL, model_channel_name="a b"),
+        "model_channel_name",
+        "'a b' is not of the form",
+    ),
+    "the model's channel twice": (
+        lambda: Job(parameters={**MODEL, "model_channel_name": "a"}, call={"inputs": {"a": "s3://data"}}),
+        "sagemaker",
+        "Duplicate channel a",
+    ),
+    "the model's default channel twice": (
+        lambda: Job(parameters=MODEL, call={"inputs": {"model": "s3://data"}}),
+        "sagemaker",
+        "Duplicate channel model",
+    ),
+    "an unknown key of an experiment": (
+        called(experiment_config={"Experiment": "a"}),
+        "experiment_config",
+        "Did you mean 'ExperimentName'",
+    ),
+    "a long name of an experiment": (
+        called(experiment_config={"ExperimentName": "a" * 121}),
+        "experiment_config",
+        "has 121 characters",
+    ),
+    "an experiment that is a text": (called(experiment_config="digits"), "experiment_config", "Give a dict"),
+    "TensorBoard on this machine": (tensorboard("/tensorboard"), "tensorboard_output_config", "'/tensorboard'"),
+    "TensorBoard by https": (tensorboard("https://s3/board"), "tensorboard_output_config", "no place on S3"),
+    "a hook's output on this machine": (hook("/tensors"), "debugger_hook_config", "'/tensors'"),
+    "a hook's output by https": (hook("https://s3/tensors"), "debugger_hook_config", "no place on S3"),
+    "a hook that is a text": (job(debugger_hook_config="s3://jobs/tensors"), "sagemaker", "AttributeError"),
+    "an image by way of no VPC": (
+        image("mine:1", training_repository_access_mode="Vpc"),
+        "training_repository_access_mode",
+        "the job is in no VPC",
+    ),
+    "a profiler's interval": (profiler(system_monitor_interval_millis=300), "profiler_config", "100, 200, 500, 1000"),
+    "a key for a local disk": (
+        job(instance_type=GPU, volume_kms_key="alias/key"),
+        "volume_kms_key",
+        "ml.g5.xlarge is local NVMe",
+    ),
+    "a key for the local disk of a group": (
+        groups(("a", CPU, 1), ("b", "ml.trn1.2xlarge", 1), volume_kms_key="alias/key", image_uri="mine"),
+        "volume_kms_key",
+        "ml.trn1.2xlarge is local NVMe",
+    ),
+    "no channel": (called(inputs={}), "inputs", "Leave it out if the job has no channels"),
+    "a path": (called(inputs=Path("data")), "inputs['training']", "is a path on this machine"),
+    "a list of channels": (called(inputs=["s3://data"]), "sagemaker", "List compatible only"),
+    "a distribution that is a list": (job(distribution=["torchrun"]), "distribution", "is ['torchrun'], of type list"),
+    "a place for the code without a scheme": (job(code_location="jobs/code"), "code_location", "Give s3://"),
+    **{
+        f"text for {name}": (job(**{name: "false"}), name, "is 'false', of type str. Give True or False")
+        for name in (
+            "use_spot_instances",
+            "disable_output_compression",
+            "disable_profiler",
+            "enable_infra_check",
+            "enable_network_isolation",
+            "enable_remote_debug",
+            "enable_sagemaker_metrics",
+            "enable_session_tag_chaining",
+            "encrypt_inter_container_traffic",
+        )
+    },
+}
+
+TAKEN: dict[str, Case] = {
+    "a name of base_job_name": job(base_job_name="a-B-7"),
+    "a name for a digest": image(f"mine@sha256:{'0' * 64}", base_job_name="mine"),
+    "a name of the caller's": lambda: Job(
+        parameters={"image_uri": f"{REGISTRY}/my_image"}, call={"job_name": "mine-1"}
+    ),
+    "95 hyperparameters": hyperparameters(95),
+    "two tags": job(tags={"aws": "1", "a": "1"}),
+    "FastFile": channel(input_mode="FastFile"),
+    "a manifest": channel(s3_data_type="ManifestFile"),
+    "an augmented manifest": channel(
+        s3_data_type="AugmentedManifestFile", input_mode="Pipe", attribute_names=["image"], record_wrapping="RecordIO"
+    ),
+    "Gzip in Pipe": channel(compression="Gzip", job={"input_mode": "Pipe"}),
+    "File in a job of Pipe": channel(input_mode="File", job={"input_mode": "Pipe"}),
+    "a channel of a group": groups(("a", GPU, 1), ("b", CPU, 1), channel_for="b"),
+    "five groups": groups(*((f"g{number}", GPU, 1) for number in range(5))),
+    "a file system": file_system(**VPC),
+    "a model": job(**MODEL, model_channel_name="pre.trained-1"),
+    "an experiment": called(experiment_config={"ExperimentName": "a" * 120, "TrialName": "b", "RunName": "c"}),
+    "TensorBoard": tensorboard("s3://jobs/board"),
+    "a hook": hook("s3://jobs/tensors"),
+    "an image by way of a VPC": image("mine:1", training_repository_access_mode="Vpc", **VPC),
+    **{
+        f"a profiler's interval of {interval} ms": profiler(system_monitor_interval_millis=interval)
+        for interval in (100, 200, 500, 1000, 5000, 60000)
+    },
+    "a key": job(volume_kms_key="alias/key"),
+    "a place for the code": job(code_location="s3://jobs/code"),
+    "checkpoints from within another run": job(
+        output_path="s3://jobs", checkpoint_s3_uri="s3://jobs/run-6/output/checkpoints"
+    ),
+    "weights from within another run": lambda: Job(
+        parameters={"checkpoint_s3_uri": "s3://jobs/run-7/checkpoints"},
+        call={"inputs": {"weights": "s3://jobs/run-6/checkpoints/step-100"}},
+    ),
+    "a model from within another run": lambda: Job(
+        parameters={"model_uri": "s3://jobs/run-6/output/model.tar.gz", "checkpoint_s3_uri": "s3://jobs/run-7/state"}
+    ),
+}
+
+
+def uploaded(session: Any) -> list[str]:
+    objects = session.boto_session.client("s3").list_objects_v2(Bucket=session.default_bucket()).get("Contents", [])
+    return [each["Key"] for each in objects]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_aws_would_refuse_is_refused_before_the_upload(
+    name: str, script: str, sagemaker_session: Any, requests: list[dict[str, Any]]
+) -> None:
+    case, parameter, said = REFUSED[name]
+    before = uploaded(sagemaker_session)
+    with pytest.raises(EstimatorError, match="The job was not sent") as refused:
+        case().estimator(script, sagemaker_session).fit(**case().call, wait=False)
+    (problem,) = refused.value.problems
+    assert problem.parameter == parameter
+    assert said in str(problem)
+    assert uploaded(sagemaker_session) == before
+    assert not requests
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_aws_takes_is_sent(
+    name: str,
+    script: str,
+    sagemaker_session: Any,
+    requests: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    case = TAKEN[name]
+    case().estimator(script, sagemaker_session).fit(**case().call, wait=False)
+    assert len(requests) == 1
+    assert not caplog.records
