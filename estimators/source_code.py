@@ -105,7 +105,7 @@ def check(
 
     Args:
         source: The code.
-        py_version: The container's Python as the SDK writes it, such as ``py312``, if known.
+        py_version: The container's Python as the SDK writes it, such as ``py312``; None if it may be any.
         isolated: The container has no network.
         launcher: What starts the script's ranks; None if the script is started alone.
     """
@@ -154,7 +154,7 @@ def _check_script(source: SourceCode, py_version: str | None) -> Iterator[Proble
         except (SyntaxError, ValueError) as fault:
             line = getattr(fault, "lineno", None)
             place = f"{script}, line {line}" if line else str(script)
-            is_newer = py_version is not None and _version(py_version) > sys.version_info[:2]
+            is_newer = py_version is None or _version(py_version) > sys.version_info[:2]
             yield (warning if is_newer else error)(
                 "entry_point",
                 f"{place}: {getattr(fault, 'msg', fault)}",

@@ -19,6 +19,9 @@ from estimators.request_rules import LONGEST_RUNTIME
 
 Arguments = Mapping[str, Any]
 
+_WRONG_IN_JAVA_TOO = ("missing )", "unbalanced parenthesis", "unterminated character set", "nothing to repeat")
+"""How `re` begins to say what is wrong in Java, too, whose expressions AWS takes."""
+
 
 def is_local_mode(arguments: Arguments) -> bool:
     """Return whether the job runs in Docker containers on this machine."""
@@ -172,10 +175,14 @@ def check_metrics(arguments: Arguments) -> Iterator[Problem]:
 
 def _check_metric(name: Any, regex: str) -> Iterator[Problem]:
     try:
-        compiled = None if "\\p{" in regex else re.compile(regex)  # AWS's are Java's, which has more classes
+        compiled = re.compile(regex)
     except re.error as fault:
-        yield error("metric_definitions", f"{name}: {regex!r} is no regular expression: {fault}", "Correct it.")
+        if fault.msg.startswith(_WRONG_IN_JAVA_TOO):
+            yield error("metric_definitions", f"{name}: {regex!r} is no regular expression: {fault}", "Correct it.")
+        else:
+            found = f"{name}: Python can't compile {regex!r}: {fault}"
+            yield warning("metric_definitions", found, "AWS reads it as Java does: look there whether it is right.")
         return
-    if compiled is not None and compiled.groups == 0:
+    if compiled.groups == 0:
         remedy = "Put parentheses around the number, as in 'loss=([0-9.]+)'."
         yield warning("metric_definitions", f"{name}: {regex!r} captures nothing", remedy)

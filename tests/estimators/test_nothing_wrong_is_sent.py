@@ -310,3 +310,25 @@ def test_what_aws_takes_is_sent(
     case().estimator(script, sagemaker_session).fit(**case().call, wait=False)
     assert len(requests) == 1
     assert not caplog.records
+
+
+@pytest.mark.parametrize("regex", ["(?<loss>[0-9.]+)", r"loss=(\p{Digit}+)", r"\Qloss[\E([0-9]+)"])
+def test_an_expression_that_only_java_knows_is_a_warning(regex: str, script: str, sagemaker_session: Any) -> None:
+    plan = job(metric_definitions=[{"Name": "loss", "Regex": regex}])().plan(script, sagemaker_session)
+    assert plan.errors == ()
+    assert [problem.parameter for problem in plan.warnings] == ["metric_definitions"]
+
+
+@pytest.mark.parametrize("regex", ["loss=(", "loss)", "loss=[0-9", "*loss"])
+def test_an_expression_of_no_language_is_an_error(regex: str, script: str, sagemaker_session: Any) -> None:
+    plan = job(metric_definitions=[{"Name": "loss", "Regex": regex}])().plan(script, sagemaker_session)
+    assert [problem.parameter for problem in plan.errors] == ["metric_definitions"]
+
+
+def test_syntax_of_another_python_is_a_warning_for_an_image_of_ones_own(script: str, sagemaker_session: Any) -> None:
+    Path(script).write_text("type Pair = tuple[int\n")
+    own = image("mine:1")().plan(script, sagemaker_session)
+    assert own.errors == ()
+    assert [problem.parameter for problem in own.warnings] == ["entry_point"]
+    old = job(framework_version="2.2.0", py_version="py310")().plan(script, sagemaker_session)
+    assert [problem.parameter for problem in old.errors] == ["entry_point"]

@@ -149,7 +149,7 @@ def test_an_absolute_path_inside_source_dir_becomes_relative(code: Path) -> None
 
 def test_a_syntax_error_is_found_with_its_line(code: Path) -> None:
     (code / "train.py").write_text("import os\n\nfor x in\n")
-    (problem,) = problems(local("train.py", code))
+    (problem,) = problems(local("train.py", code), py_version="py310")
     assert problem.startswith("error")
     assert "line 3" in problem
 
@@ -159,6 +159,7 @@ def test_syntax_of_a_newer_python_in_the_container_is_only_warned_of(code: Path)
     newer = f"py{sys.version_info[0]}{sys.version_info[1] + 1}"
     assert problems(local("train.py", code), py_version=newer)[0].startswith("warning")
     assert problems(local("train.py", code), py_version="py310")[0].startswith("error")
+    assert problems(local("train.py", code), py_version=None)[0].startswith("warning")
 
 
 def test_a_shell_script_is_not_compiled(tmp_path: Path) -> None:
