@@ -34,7 +34,7 @@ _PARAMETERS: Mapping[Path, str] = {
 _NOTES: Mapping[str, str] = {
     "base_job_name": "The SDK makes the job's name of it, or of the image's name: give letters, digits and hyphens.",
     "hyperparameters": "The SDK adds some of its own (sagemaker_…), which count, too.",
-    "inputs": "Leave it out if the job has no channels.",
+    "inputs": "A job without channels takes none; the model's channel counts, too.",
 }
 """What to know of a parameter that was right, and of which the SDK made something that is not."""
 _SDKS_MODEL_CHANNEL = "model"

@@ -94,7 +94,7 @@ def _profiler(request: Request) -> Iterator[BrokenRule]:
     interval = request.get("ProfilerConfig", {}).get(member)
     if interval is not None and interval not in PROFILING_INTERVALS:
         remedy = f"Give one of {', '.join(map(str, PROFILING_INTERVALS))}."
-        yield BrokenRule(path=("ProfilerConfig", member), found=f"it is {interval} ms", remedy=remedy)
+        yield BrokenRule(path=("ProfilerConfig", member), found=f"the interval is {interval} ms", remedy=remedy)
 
 
 _RULES: tuple[Callable[[Request], Iterator[BrokenRule]], ...] = (

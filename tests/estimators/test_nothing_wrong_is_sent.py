@@ -204,7 +204,11 @@ REFUSED: dict[str, tuple[Case, str, str]] = {
         "training_repository_access_mode",
         "the job is in no VPC",
     ),
-    "a profiler's interval": (profiler(system_monitor_interval_millis=300), "profiler_config", "100, 200, 500, 1000"),
+    "a profiler's interval": (
+        profiler(system_monitor_interval_millis=300),
+        "profiler_config",
+        "the interval is 300 ms. Give one of 100, 200, 500, 1000, 5000, 60000.",
+    ),
     "a key for a local disk": (
         job(instance_type=GPU, volume_kms_key="alias/key"),
         "volume_kms_key",
@@ -215,7 +219,12 @@ REFUSED: dict[str, tuple[Case, str, str]] = {
         "volume_kms_key",
         "ml.trn1.2xlarge is local NVMe",
     ),
-    "no channel": (called(inputs={}), "inputs", "Leave it out if the job has no channels"),
+    "21 channels, with the model's": (
+        lambda: Job(parameters=MODEL, call={"inputs": {f"c{number}": "s3://data" for number in range(20)}}),
+        "inputs",
+        "the model's channel counts, too. The most is 20",
+    ),
+    "no channel": (called(inputs={}), "inputs", "A job without channels takes none"),
     "a path": (called(inputs=Path("data")), "inputs['training']", "is a path on this machine"),
     "a list of channels": (called(inputs=["s3://data"]), "sagemaker", "List compatible only"),
     "a distribution that is a list": (job(distribution=["torchrun"]), "distribution", "is ['torchrun'], of type list"),
