@@ -21,8 +21,9 @@ class ForkPython:
     """Starts the server with the first program that is asked for, and ends it with `close`.
 
     What differs from a Python that is started: the processes are the server's children and not their client's (so a
-    program that looks at the tree of processes, or dies with its parent, wants the real one), and all have one hash
-    seed. ``SMDDP_REAL_PYTHON=1`` lets every test start the real Python: to measure coverage, or to look for a
+    program that looks at the tree of processes, or dies with its parent, wants the real one), all have one hash seed,
+    and none frees its modules at its end, but one with ``FORK_PYTHON_FINALIZES`` in its environment, where a test is
+    about that. ``SMDDP_REAL_PYTHON=1`` lets every test start the real Python: to measure coverage, or to look for a
     difference.
     """
 

@@ -1,12 +1,14 @@
 """The fork server: a process that has imported torch once, and forks each program that a client asks for.
 
 It is a program of its own: ``python -I server.py SOCKET MODULE...``. A forked child leaves `serve` with the request,
-becomes the program, runs it as ``__main__``, and ends as every Python does: by finalising the interpreter.
+becomes the program, runs it as ``__main__``, and ends as every Python does, except that it leaves what was imported to
+the kernel.
 """
 
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -16,6 +18,8 @@ import selectors
 import signal
 import socket
 import sys
+import threading
+import weakref
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -228,23 +232,47 @@ def run(content: dict[str, Any]) -> None:
     exec(compile(source, content["program"] if content["kind"] == "script" else "<string>", "exec"), vars(main))
 
 
-def run_and_report(content: dict[str, Any]) -> None:
-    """Run the program; an exception that nobody caught is shown as Python shows it, without this file's frames."""
+def run_and_report(content: dict[str, Any]) -> int:
+    """Run the program and return its exit code; show what nobody caught as Python does, without this file's frames."""
     try:
         run(content)
-    except SystemExit:
-        raise
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
     except BaseException as error:
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             traceback = traceback.tb_next
         sys.last_value = error  # as Python keeps it
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def end(code: int) -> None:
+    """Wait for threads, call what is to be called at the exit, drop the program's own objects, and end.
+
+    The modules stay as they are: to free half a gigabyte that the server shares is to copy it, a second a process. A
+    program with the variable ``FORK_PYTHON_FINALIZES`` takes that second, and Python's own end.
+    """
+    if "FORK_PYTHON_FINALIZES" in os.environ:
+        sys.exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = 120  # as Python says that its output was lost
+    os._exit(code & 0xFF)
 
 
 def main(path: str, modules: list[str]) -> None:
-    """Import, listen, serve; return in each child once its program has run."""
+    """Import, listen, serve; run the program in each child."""
     sys.modules["triton"] = None  # type: ignore[assignment]  # which complains of what a frozen heap leaves at the end
     for module in modules:
         import_module(module)
@@ -253,11 +281,13 @@ def main(path: str, modules: list[str]) -> None:
     listener.bind(f"{path}.new")
     listener.listen(64)
     os.rename(f"{path}.new", path)
-    # No garbage is looked for in what was imported, while a child runs or when it ends: to look at it is to copy it.
+    # What was imported is left alone, while a child runs and when it ends: to look at it for garbage is to copy it.
     gc.freeze()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
     request = Server(listener).serve()
     become(request)
-    run_and_report(request.content)
+    end(run_and_report(request.content))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ if way in ("leave", "subgroup"):
 
 @pytest.mark.parametrize("way", ["run", "leave", "subgroup", "no leave", "own group", "failure"])
 def test_ranks_end_well_whatever_gloos_workers_hold(way: str, run_ranks: Callable[..., list[Any]]) -> None:
-    ranks = run_ranks(PROGRAM, [{"WAY": way}] * 2)
+    ranks = run_ranks(PROGRAM, [{"WAY": way, "FORK_PYTHON_FINALIZES": "1"}] * 2)
 
     assert [rank.code for rank in ranks] == ([1, 1] if way == "failure" else [0, 0]), ranks
     assert "a worker drops" in ranks[0].printed
