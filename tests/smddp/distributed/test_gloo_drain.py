@@ -21,7 +21,7 @@ def slowly(_):
     # Who drops a tensor comes here; a worker that comes back after Python has begun to end aborts the process.
     if threading.current_thread() is not threading.main_thread():
         print("a worker drops", flush=True)
-        time.sleep(1.0 if way == "failure" else 0.1)  # longer than a failed rank takes to tell the others
+        time.sleep(0.3 if way == "failure" else 0.1)  # longer than a failed rank takes to tell the others
 
 def begin(group):
     def tensor():
@@ -70,24 +70,29 @@ def test_ranks_end_well_whatever_gloos_workers_hold(way: str, run_ranks: Callabl
 
 UNFINISHED = """
 import os, signal, sys, time
+from pathlib import Path
 import torch
 import torch.distributed as dist
 import smddp
 from smddp.distributed import gloo_drain
 
+first_has_ended = Path(__file__).with_name("first-has-ended")
 gloo_drain._SECONDS = float(os.environ["SECONDS"])
 smddp.join()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
 dist.barrier()
 if dist.get_rank() == 1:
-    time.sleep(8 if os.environ["PEER"] == "is late" else 0.5)
     if os.environ["PEER"] == "dies":
+        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
+    while not first_has_ended.exists():
+        time.sleep(0.01)
     sys.exit()
 dist.all_reduce(torch.ones(3), async_op=True)  # rank 1 never joins it
 began = time.monotonic()
 gloo_drain.drain_gloo()
 print(time.monotonic() - began, flush=True)
+first_has_ended.touch()
 os._exit(0)
 """
 

@@ -103,7 +103,8 @@ def test_who_outlives_the_grace_is_killed(group, tmp_path, monkeypatch):
     assert time.monotonic() - began < 5
 
 
-def test_one_that_starts_after_the_stop_is_told_as_well(group):
+def test_one_that_starts_after_the_stop_is_told_as_well(group, monkeypatch):
+    monkeypatch.setattr(module, "START_SECONDS", 0.5)
     assert not group.forward(signal.SIGTERM)
     start(group, "import time; time.sleep(60)")
     await_end(group)

@@ -49,7 +49,7 @@ def train(job, *, epochs=1, steps=40, seconds=0.02, **policy):
 SLOW = """
 def slow(self, step, directory, name, content):
     say(f"rank {rank} writes step {step}")
-    time.sleep(0.4)
+    time.sleep(0.1)
     write(self, step, directory, name, content)
 
 DirectoryStore.write = slow
@@ -162,7 +162,7 @@ def test_a_stop_while_a_save_is_under_way_is_saved_too_and_resumed(start: Start)
     assert Path(stopped[2], "manifest.json").exists()
     assert "CRITICAL" not in job.log
 
-    again = start(body)
+    again = start(body.replace("steps=100, every=10", "steps=100, seconds=0"))
     assert again.end() == 0, again.log
     assert f"resumed at step {stopped[1]}, in epoch 0" in again.log
 
@@ -257,14 +257,16 @@ def test_a_stop_whose_checkpoint_fails_is_no_resumable_end(start: Start) -> None
 
 
 def test_a_stop_whose_checkpoint_takes_too_long_is_no_resumable_end(start: Start) -> None:
-    hanging = SLOW.replace("time.sleep(0.4)", "time.sleep(0.4 if step < 10 else 600)")
+    hanging = SLOW.replace("time.sleep(0.1)", "time.sleep(600)")
     body = """
-smddp.training.run_checkpoints.STOP_SECONDS, smddp.training.run_checkpoints.LEAST_SECONDS = 3, 1
+from smddp.checkpoint.save import background_task
+from smddp.training import run_checkpoints
+run_checkpoints.STOP_SECONDS, run_checkpoints.LEAST_SECONDS, background_task.GRACE_SECONDS = 3, 1, 1
 def main(job: smddp.Job):
-    for _ in train(job, steps=500, every=100, seconds=0.05): pass
+    for _ in train(job, steps=500, every=10): pass
 """
-    job = start("import smddp.training.run_checkpoints\n" + hanging + body)
-    job.wait_for("rank 1 writes step 100")
+    job = start(hanging + body)
+    job.wait_for("rank 1 writes step 10")
     asked = time.monotonic()
     job.stop()
     assert job.end() == 1, job.log
@@ -314,7 +316,7 @@ def test_where_checkpoints_go_to_s3_a_stop_ends_there_and_a_resume_begins_there(
     written = server.client().list_objects_v2(Bucket="runs", Prefix=f"7/step-{stopped[2]}")["Contents"]
     assert any("model-00002-of-00002" in item["Key"] for item in written)  # every rank writes to S3
 
-    again = start(body, SMDDP_CHECKPOINT_S3_URI="s3://runs/7")
+    again = start(body.replace("steps=100, every=10", "steps=100, seconds=0"), SMDDP_CHECKPOINT_S3_URI="s3://runs/7")
     assert again.end() == 0, again.log
     assert f"resumed at step {stopped[1]}, in epoch 0" in again.log
     assert again.steps_in("s3://runs/7")[-1] == 100
