@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -92,6 +93,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
     if absent := sorted(REQUIRED & set(missing)):
         raise pytest.UsageError("; ".join(f"{name} is required: {missing[name]}" for name in absent))
+
+
+@pytest.fixture(scope="session")
+def _frozen_modules() -> Iterator[set[str]]:
+    """The modules that no look for garbage goes through any more, until Python ends."""
+    yield set()
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _garbage_is_the_tests_own(_frozen_modules: set[str]) -> None:
+    """Leave what is imported out of each look for garbage: torch and SageMaker's SDK take half a second a time."""
+    if len(_frozen_modules) < len(sys.modules):
+        gc.collect()
+        gc.freeze()
+        _frozen_modules.update(sys.modules)
 
 
 @pytest.fixture(autouse=True)
