@@ -235,7 +235,8 @@ def _wait(program: int, woken: int, delivered: list[int], *, is_init: bool) -> i
         program: Its process ID.
         woken: The pipe that has the numbers of signals that came to this process.
         delivered: Those of them that are the program's.
-        is_init: Whether it is PID 1 of a namespace, which hears no signal that it has no handler for.
+        is_init: Whether it is PID 1 of a namespace, which ignores a signal until it has a handler for it, or waits for
+            it. What came too early comes again once there is a handler.
 
     Its exit code, or, if a signal ended it, the signal's negative number.
     """
@@ -254,14 +255,16 @@ def _wait(program: int, woken: int, delivered: list[int], *, is_init: bool) -> i
             ordered = os.read(0, 64)
             signals += ordered or [signal.SIGKILL]
             control = control if ordered else []
-        signals, early = early + signals, []
         for number in signals:
-            # It still starts, and would not hear a stop: until it has a handler, or could have had one for long.
-            waits = is_init and number != signal.SIGKILL and time.monotonic() < until
-            if waits and not _catches(program, number):
+            if is_init and not _catches(program, number):
                 early.append(number)
-            else:
-                os.kill(program, number)
+            os.kill(program, number)
+        # It ignored them if it still started, and not if it waits for them without a handler: then it gets none.
+        for number in [number for number in early if _catches(program, number)]:
+            early.remove(number)
+            os.kill(program, number)
+        if time.monotonic() > until:
+            early.clear()
 
 
 def _catches(program: int, number: int) -> bool:
@@ -271,11 +274,9 @@ def _catches(program: int, number: int) -> bool:
     try:
         status = Path(f"/proc/{seen}/status").read_text()
     except OSError:  # it has just ended
-        return True
-    for line in status.splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+        return False
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _kill_children() -> None:

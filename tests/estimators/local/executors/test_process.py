@@ -164,6 +164,22 @@ def test_a_stop_waits_for_a_program_that_still_starts(start: Start, isolated: bo
     assert exit_code(host) == (7 if isolated else 128 + signal.SIGTERM)
 
 
+@BOTH_WAYS
+def test_a_signal_reaches_a_program_that_waits_for_it(start: Start, isolated: bool) -> None:
+    waiting = """
+    import signal, time
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    print("ready")
+    started = time.monotonic()
+    signal.sigwait([signal.SIGTERM])
+    print(time.monotonic() - started < 5)
+    """
+    host = start(*python(waiting))
+    await_line(host)
+    host.signal(signal.SIGTERM)
+    assert said(host) == "True\n"
+
+
 KILLED_EARLY = """if True:
     import os, signal, sys, time
     sys.path.insert(0, sys.argv[1])
