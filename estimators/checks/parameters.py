@@ -51,7 +51,8 @@ def check_switches(arguments: Arguments, names: frozenset[str]) -> Iterator[Prob
     """
     for name in sorted(names & arguments.keys()):
         value = arguments[name]
-        if isinstance(value, (str, int, float, list, tuple, Mapping)) and not isinstance(value, bool):
+        # 0 and 1 mean what they do in Python, and the request's own check refuses them where they would be sent.
+        if isinstance(value, (str, float, list, tuple, Mapping)) or (type(value) is int and value not in (0, 1)):
             yield error(name, f"is {value!r}, of type {type(value).__name__}", "Give True or False.")
 
 

@@ -33,6 +33,7 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
         KeyboardInterrupt: Ctrl-C, while jobs are stopped.
     """
     try:
+        _stop_tuning_jobs(access)  # first: one would start another training job in place of one that is stopped
         names = _running(access)
     except (BotoCoreError, ClientError, ValueError) as error:
         logger.debug("the local platform does not answer: %s", error)
@@ -53,7 +54,6 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
         grace_seconds,
     )
     try:
-        _stop_searches(access)  # first: a search would start another training job in place of one that is stopped
         _stop(access, names)
         deadline = time.monotonic() + grace_seconds + _UPLOAD_SECONDS
         while (left := _running(access)) and time.monotonic() < deadline:
@@ -85,8 +85,9 @@ def _listed(access: Access, operation: str, member: str, status: str) -> Iterato
         request["NextToken"] = token
 
 
-def _stop_searches(access: Access) -> None:
+def _stop_tuning_jobs(access: Access) -> None:
     for job in _listed(access, "ListHyperParameterTuningJobs", "HyperParameterTuningJobSummaries", "InProgress"):
+        logger.warning("the local platform ends: the tuning job %s is stopped", job[_TUNING_NAME])
         ask(access, "StopHyperParameterTuningJob", {_TUNING_NAME: job[_TUNING_NAME]})
 
 

@@ -233,8 +233,9 @@ def _end(code: int) -> NoReturn:
         agent.join(SIGNAL_SECONDS)
     if any(agent.is_alive() for agent in agents):
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
         os._exit(code)
     sys.exit(code)
 

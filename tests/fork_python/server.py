@@ -264,6 +264,8 @@ def end(code: int) -> None:
     vars(sys.modules["__main__"]).clear()
     gc.collect()
     for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:
+            continue
         try:
             stream.flush()
         except (OSError, ValueError):

@@ -133,6 +133,7 @@ class Engine:
 
     def fail(self, reason: str) -> None:
         """End all jobs that run as Failed: what they need of the platform is gone."""
+        self._tuning.close()
         for job in self._all():
             job.platform_failed(f"InternalServerError: {reason}")
 

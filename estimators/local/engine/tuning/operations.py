@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from estimators.local.engine.tuning.request import TuningRequest
 from estimators.local.engine.tuning.runner import TuningRunner
 from estimators.local.engine.tuning.search import Search
 from estimators.local.engine.tuning.tuning_job import TuningRecord
+
+logger = logging.getLogger(__name__)
 
 _NAME = "HyperParameterTuningJobName"
 _SUMMARY = (
@@ -76,7 +79,7 @@ class TuningJobs:
         parsed = TuningRequest.parse(request)
         search = Search(parsed)
         for parent in parsed.parents:
-            self._learn(search, self._record(parent))
+            self._learn(parsed, search, self._record(parent))
         record = TuningRecord(parsed, self._arn(parsed.name))
         with self._lock:
             if self._closed:
@@ -92,19 +95,16 @@ class TuningJobs:
             runner.start()
         return {"HyperParameterTuningJobArn": record.arn}
 
-    def _learn(self, search: Search, parent: TuningRecord) -> None:
+    def _learn(self, request: TuningRequest, search: Search, parent: TuningRecord) -> None:
         if not parent.ended:
             raise invalid(f"WarmStartConfig: the parent {parent.name} has not ended; wait for it, or stop it.")
-        learnt = [
-            search.learn(tried.hyperparameters, value)
-            for tried in parent.tried
-            if (value := tried.job.metrics.last(parent.request.metric)) is not None
-        ]
-        if not any(learnt):
+        if parent.request.objective != request.objective:
             raise invalid(
-                f"WarmStartConfig: no training job of the parent {parent.name} has values of the objective and of all "
-                "ParameterRanges; leave it out, or give its ranges."
+                f"WarmStartConfig: the parent {parent.name} has the objective {parent.request.objective}, and this "
+                f"tuning job {request.objective}; both must have the same."
             )
+        learnt = [search.learn({**parent.request.static, **tuned}, value) for tuned, value in parent.results()]
+        logger.info("%s begins with %d of %d results of %s", request.name, sum(learnt), len(learnt), parent.name)
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._record(request[_NAME]).describe()
@@ -133,7 +133,10 @@ class TuningJobs:
             for summary in self._record(request[_NAME]).summaries()
             if request.get("StatusEquals", summary["TrainingJobStatus"]) == summary["TrainingJobStatus"]
         ]
-        page, token = cut_page(jobs, _SORT_JOBS_BY[request.get("SortBy", "Name")], request)
+        sort_by = _SORT_JOBS_BY[request.get("SortBy", "Name")]
+        if sort_by == "Value":  # as on AWS, those without one are not listed then
+            jobs = [job for job in jobs if job["Value"] is not None]
+        page, token = cut_page(jobs, sort_by, request)
         return {
             "TrainingJobSummaries": [{name: value for name, value in job.items() if name != "Value"} for job in page],
             **token,

@@ -25,6 +25,8 @@ _NOT_OF_TRAINING = frozenset(
 )
 """The members of a definition that a training job's request does not have."""
 
+_EPOCHS = ("epochs", "numepochs", "n-epochs", "n_epochs", "num_epochs")
+"""The hyperparameters that AWS takes Hyperband's MaxResource from if it is not given (botocore's model)."""
 _INSTEAD = {
     "TrainingJobDefinitions": "start a tuning job for each definition, with TrainingJobDefinition",
     "Autotune": "give ranges, a strategy and limits",
@@ -108,7 +110,9 @@ class TuningRequest:
             parallel=limits["MaxParallelTrainingJobs"],
             max_runtime=limits.get("MaxRuntimeInSeconds"),
             stops_early=stops_early,
-            hyperband=_hyperband(config) if strategy == "Hyperband" else None,
+            hyperband=_hyperband(config, definition.get("StaticHyperParameters", {}))
+            if strategy == "Hyperband"
+            else None,
             target=criteria.get("TargetObjectiveMetricValue"),
             most_without_progress=criteria.get("BestObjectiveNotImproving", {}).get(
                 "MaxNumberOfTrainingJobsNotImproving"
@@ -132,6 +136,7 @@ class TuningRequest:
             **{member: value for member, value in definition.items() if member not in _NOT_OF_TRAINING},
             "TrainingJobName": name,
             "ResourceConfig": _resources(definition),
+            **_checkpoints(definition, name),
             "HyperParameters": {**static, OBJECTIVE_HYPERPARAMETER: self.metric, **tuned},
             **({"Tags": tags} if tags else {}),
         }
@@ -142,9 +147,23 @@ class TuningRequest:
             each.name: each.values[0] if isinstance(each, Choice) else each.text(each.least) for each in self.ranges
         }
 
-    def is_better(self, value: float, than: float | None) -> bool:
-        """Return whether one value of the objective is better than another; any is better than none."""
-        return than is None or (value > than if self.maximize else value < than)
+    @property
+    def objective(self) -> str:
+        """What the search is for, as a message says it."""
+        return f"{'Maximize' if self.maximize else 'Minimize'} {self.metric}"
+
+    @property
+    def static(self) -> Mapping[str, str]:
+        """The hyperparameters that all training jobs have."""
+        static: Mapping[str, str] = self.members["TrainingJobDefinition"].get("StaticHyperParameters", {})
+        return static
+
+    def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
+        """Return whether a value of the objective is better than another one, by a part of that, or than none."""
+        if than is None:
+            return True
+        gain = value - than if self.maximize else than - value
+        return gain > 0 and gain >= by * abs(than)
 
 
 def _definition(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,6 +173,14 @@ def _definition(members: Mapping[str, Any]) -> dict[str, Any]:
     if ("ResourceConfig" in definition) == (_TUNING_RESOURCES in definition):
         raise invalid(f"TrainingJobDefinition must have either ResourceConfig or {_TUNING_RESOURCES}.")
     return definition
+
+
+def _checkpoints(definition: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the CheckpointConfig of a training job: a place of its own, or it would resume another one's training."""
+    if "CheckpointConfig" not in definition:
+        return {}
+    config = definition["CheckpointConfig"]
+    return {"CheckpointConfig": {**config, "S3Uri": f"{config['S3Uri'].rstrip('/')}/{name}"}}
 
 
 def _resources(definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,9 +225,10 @@ def _most_jobs(
     return most
 
 
-def _hyperband(config: Mapping[str, Any]) -> Hyperband:
+def _hyperband(config: Mapping[str, Any], static: Mapping[str, str]) -> Hyperband:
     given = config.get("StrategyConfig", {}).get("HyperbandStrategyConfig", {})
-    least, most = given.get("MinResource", 1), given.get("MaxResource")
+    epochs = next((static[name].strip('"') for name in _EPOCHS if name in static), "")
+    least, most = given.get("MinResource", 1), given.get("MaxResource", int(epochs) if epochs.isdecimal() else None)
     if most is None or most <= least:
         raise invalid(
             f"HyperbandStrategyConfig has MinResource {least} and MaxResource {most}; give how many values of the "

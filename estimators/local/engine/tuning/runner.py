@@ -75,6 +75,8 @@ class TuningRunner:
             if not self._closed.is_set():
                 logger.exception("the tuning job %s can't go on", self._record.name)
             self._stop_all(running)
+            while any(not tried.job.ended for tried in running) and not self._closed.wait(_LOOK_SECONDS):
+                pass
             self._record.finish(FAILED, f"InternalServerError: {error}"[:_LONGEST_REASON])
 
     def _try_next(self) -> TriedJob:
@@ -97,6 +99,8 @@ class TuningRunner:
             status = tried.job.describe()["TrainingJobStatus"]
             value = None if status == "Failed" else tried.job.metrics.last(self._record.request.metric)
             self._search.finish(tried.number, value, stopped=tried.stopped_early and status == "Stopped")
+            if value is not None:
+                self._record.add_result(tried, value)
         return left
 
     def _stop_early(self, running: Iterable[TriedJob]) -> None:

@@ -6,6 +6,8 @@ Hyperband stops what falls behind. One thread uses a search.
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _DRAWN_FIRST = 3
 """Training jobs of a Bayesian search that are drawn at random; from few points a model tells nothing."""
+_STUDY = "tuning"
+"""Always the same: Hyperband draws from the name, too."""
 _COMPARED = 3
 """Training jobs that must have ended before another one is stopped early."""
 
@@ -59,11 +63,15 @@ class Search:
             direction="maximize" if request.maximize else "minimize",
             sampler=_sampler(request),
             pruner=_pruner(request),
+            study_name=_STUDY,
         )
+        if request.strategy == "Grid":  # Optuna's own grid ends a study, which has nobody here to end
+            for point in _grid(request):
+                self._study.enqueue_trial(point)
         self._trials: dict[int, Trial] = {}
         self._reported: dict[int, int] = {}
-        self._learnt = 0
         self._stops = request.stops_early or request.hyperband is not None
+        self._longest = None if request.hyperband is None else request.hyperband.most
 
     def learn(self, hyperparameters: Mapping[str, str], value: float) -> bool:
         """Take a result of an earlier search; return whether it lies in this one's ranges."""
@@ -72,13 +80,12 @@ class Search:
             return False
         trial = self._optuna.trial.create_trial(params=values, distributions=self._distributions, value=value)
         self._study.add_trial(trial)
-        self._learnt += 1
         return True
 
     def propose(self) -> Candidate:
         """Return what to try next."""
         trial = self._study.ask(self._distributions)
-        number = trial.number - self._learnt
+        number = len(self._trials)
         self._trials[number] = trial
         return Candidate(
             number=number, hyperparameters={each.name: _text(each, trial.params[each.name]) for each in self._ranges}
@@ -94,11 +101,12 @@ class Search:
         if not self._stops:
             return False
         trial, stop = self._trials[number], False
+        # After each value: Optuna's Hyperband says it once, and goes on to the next rung.
         for step in range(self._reported.get(number, 0), len(values)):
             trial.report(values[step], step + 1)
-            stop = trial.should_prune()
+            stop = stop or trial.should_prune()
         self._reported[number] = len(values)
-        return stop
+        return stop or (self._longest is not None and len(values) >= self._longest)
 
     def finish(self, number: int, value: float | None, *, stopped: bool) -> None:
         """Take a result.
@@ -154,15 +162,20 @@ def _sampler(request: TuningRequest) -> BaseSampler:
     from optuna import samplers
 
     match request.strategy:
-        case "Random":
+        case "Random" | "Grid":
             return samplers.RandomSampler(seed=request.seed)
-        case "Grid":
-            grid = {each.name: each.values for each in request.ranges if isinstance(each, Choice)}
-            return samplers.GridSampler(grid, seed=request.seed)
         case "Bayesian":
             return samplers.GPSampler(seed=request.seed, n_startup_trials=_DRAWN_FIRST)
         case "Hyperband":
             return samplers.TPESampler(seed=request.seed)
+
+
+def _grid(request: TuningRequest) -> list[dict[str, str]]:
+    """Return all points of a grid, in an order that the seed decides."""
+    choices = [each for each in request.ranges if isinstance(each, Choice)]
+    points = list(itertools.product(*(each.values for each in choices)))
+    random.Random(request.seed).shuffle(points)  # noqa: S311 - an order, and no secret
+    return [{each.name: value for each, value in zip(choices, point, strict=True)} for point in points]
 
 
 def _pruner(request: TuningRequest) -> BasePruner:

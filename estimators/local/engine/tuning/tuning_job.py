@@ -20,6 +20,8 @@ from estimators.local.engine.tuning.request import TuningRequest
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
 COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"
 
+_PROGRESS = 0.01
+"""By which part a training job must be better than the best before it, to count as progress (botocore's model)."""
 _SHOWN = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingStartTime", "TrainingEndTime", "FailureReason")
 
 
@@ -51,6 +53,8 @@ class TuningRecord:
         self._ended_at: datetime | None = None
         self._failure_reason: str | None = None
         self._tried: list[TriedJob] = []
+        self._results: list[tuple[Mapping[str, str], float]] = []  # in the order of the ends
+        self._found = False
 
     @property
     def name(self) -> str:
@@ -79,6 +83,24 @@ class TuningRecord:
             self._tried.append(tried)
             self._modified = _now()
 
+    def add_result(self, tried: TriedJob, value: float) -> None:
+        """Note what a training job came to, and whether that is all that the search is for."""
+        request = self.request
+        with self._lock:
+            self._results.append((tried.hyperparameters, value))
+            best, since = None, 0
+            for _, each in self._results:
+                since = 0 if request.is_better(each, best, by=_PROGRESS) else since + 1
+                best = each if request.is_better(each, best) else best
+            reached = request.target is not None and best is not None and not request.is_better(request.target, best)
+            stands = request.most_without_progress is not None and since >= request.most_without_progress
+            self._found = self._found or reached or stands
+
+    def results(self) -> list[tuple[Mapping[str, str], float]]:
+        """Return the tuned hyperparameters of the training jobs that came to a value, with it."""
+        with self._lock:
+            return list(self._results)
+
     def stop(self) -> None:
         """Let no other training job start; nothing if the search has ended."""
         with self._lock:
@@ -93,15 +115,9 @@ class TuningRecord:
 
     def is_complete(self) -> bool:
         """Return whether the search has what it was to find, or all the training jobs that it may have."""
-        request, values = self.request, self._values()
-        if request.most_jobs is not None and len(self.tried) >= request.most_jobs:
-            return True
-        best, since = None, 0
-        for value in values:
-            best, since = (value, 0) if request.is_better(value, best) else (best, since + 1)
-        if request.target is not None and best is not None and not request.is_better(request.target, best):
-            return True
-        return request.most_without_progress is not None and since >= request.most_without_progress
+        most = self.request.most_jobs
+        with self._lock:
+            return self._found or (most is not None and len(self._tried) >= most)
 
     def has_time(self) -> bool:
         """Return whether its MaxRuntimeInSeconds are not over."""
@@ -168,12 +184,6 @@ class TuningRecord:
         best = choose(done, key=lambda summary: summary[member]["Value"], default=None)
         kind = "Maximize" if self.request.maximize else "Minimize"
         return best and {**best, member: {"Type": kind, **best[member]}}
-
-    def _values(self) -> list[float]:
-        """Return what the training jobs that have ended came to, in the order of their ends."""
-        done = [summary for summary in self.summaries() if summary["ObjectiveStatus"] == "Succeeded"]
-        done.sort(key=lambda summary: summary.get("TrainingEndTime", self.created))
-        return [summary["FinalHyperParameterTuningJobObjectiveMetric"]["Value"] for summary in done]
 
 
 def _now() -> datetime:

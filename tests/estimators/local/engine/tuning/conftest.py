@@ -48,25 +48,29 @@ def make_request() -> Callable[..., dict[str, Any]]:
 class Job:
     """A training job whose values of ``loss`` come one by one, each time that the tuning job looks at them."""
 
-    def __init__(self, request: Mapping[str, Any], values: list[float], *, fails: bool = False) -> None:
+    def __init__(self, request: Mapping[str, Any], values: list[float], *, fails: bool, values_a_look: int) -> None:
         self.request = request
         self.name = request["TrainingJobName"]
         self.arn = f"arn:{self.name}"
         self.metrics = self
-        self._values, self._shown = values, 0
+        self._values, self._shown, self._step = values, 0, values_a_look
         self._status = "Failed" if fails else "Completed"
         self.stopped = False
+
+    @property
+    def shown(self) -> tuple[float, ...]:
+        return tuple(self._values[: self._shown])
 
     @property
     def ended(self) -> bool:
         return self.stopped or self._shown >= len(self._values)
 
     def history(self, _name: str) -> tuple[float, ...]:
-        self._shown += 0 if self.ended else 1
-        return tuple(self._values[: self._shown])
+        self._shown += 0 if self.ended else self._step
+        return self.shown
 
     def last(self, _name: str) -> float | None:
-        return self._values[self._shown - 1] if self._shown else None
+        return self.shown[-1] if self.shown else None
 
     def stop(self) -> None:
         if self.ended:
@@ -91,15 +95,17 @@ class Job:
 class Jobs:
     """Starts them, and keeps count of how many run at a time."""
 
-    def __init__(self, values: Callable[[dict[str, str]], list[float]]) -> None:
-        self._values = values
+    def __init__(self, values: Callable[[dict[str, str]], list[float]], *, values_a_look: int = 1) -> None:
+        self._values, self._step = values, values_a_look
         self.started: list[Job] = []
         self.most_at_a_time = 0
         self.failing: set[int] = set()
 
     def __call__(self, request: Mapping[str, Any]) -> Any:
         fails = len(self.started) in self.failing
-        self.started.append(Job(request, self._values(request["HyperParameters"]), fails=fails))
+        self.started.append(
+            Job(request, self._values(request["HyperParameters"]), fails=fails, values_a_look=self._step)
+        )
         self.most_at_a_time = max(self.most_at_a_time, sum(not job.ended for job in self.started))
         return self.started[-1]
 

@@ -85,7 +85,8 @@ def test_a_grid_tries_every_point_once(make_jobs: Any, make_request: Request) ->
     client = Client(make_jobs(lambda hyperparameters: [float(hyperparameters["a"])]))
     values = [{"Name": "a", "Values": ["1", "2", "3"]}, {"Name": "b", "Values": ["x", "y"]}]
     ranges = {"ParameterRanges": {"CategoricalParameterRanges": values}}
-    client.run(make_request(config=limited(None, Strategy="Grid", **ranges)))
+    found = client.run(make_request(config=limited(None, Strategy="Grid", **ranges)))
+    assert found["HyperParameterTuningJobStatus"] == "Completed"
     tried = [tuple(job["TunedHyperParameters"].values()) for job in client.jobs()]
     assert sorted(tried) == [(a, b) for a in "123" for b in "xy"]
 
@@ -130,14 +131,24 @@ def test_a_job_that_falls_behind_is_stopped_early(make_jobs: Any, make_request: 
     assert best not in {job.name for job in stopped}
 
 
-def test_hyperband_stops_most_before_their_time(make_jobs: Any, make_request: Request) -> None:
+@pytest.mark.parametrize("values_a_look", [1, 4])
+def test_hyperband_stops_most_before_their_time_and_all_at_the_end(
+    make_jobs: Any, make_request: Request, values_a_look: int
+) -> None:
     def values(hyperparameters: dict[str, str]) -> list[float]:
-        return [abs(float(hyperparameters["x"]) - 3)] * 9
+        return [abs(float(hyperparameters["x"]) - 3)] * 30
 
-    jobs = make_jobs(values)
+    jobs = make_jobs(values, values_a_look=values_a_look)
     bounds = {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": 9}}
-    Client(jobs).run(make_request(config=limited(12, 1, Strategy="Hyperband", StrategyConfig=bounds)))
-    assert 3 < sum(job.stopped for job in jobs.started) < 12
+    Client(jobs).run(make_request(config=limited(30, 1, Strategy="Hyperband", StrategyConfig=bounds)))
+    assert all(job.stopped for job in jobs.started)
+    assert 5 < sum(len(job.shown) < 9 for job in jobs.started) < 30
+
+
+def test_hyperband_takes_its_most_from_the_epochs(make_request: Request) -> None:
+    from estimators.local.engine.tuning.request import Hyperband, TuningRequest
+
+    assert TuningRequest.parse(make_request(config={"Strategy": "Hyperband"})).hyperband == Hyperband(least=1, most=3)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +191,7 @@ def test_failed_jobs_do_not_count_and_a_search_of_nothing_else_fails(
     jobs.failing = {0, 2}
     found = client.run(make_request())
     assert (found["HyperParameterTuningJobStatus"], found["ObjectiveStatusCounters"]["Failed"]) == ("Completed", 2)
+    assert len(client.jobs(SortBy="FinalObjectiveMetricValue")) == 2  # those with a value
     jobs.failing = set(range(100))
     found = client.run(make_request(HyperParameterTuningJobName="worse"))
     assert found["HyperParameterTuningJobStatus"] == "Failed"
@@ -195,8 +207,17 @@ def test_a_warm_start_knows_what_its_parents_found(client: Client, make_request:
     }
     child = client.run(make_request(config=limited(1, 1, Strategy="Bayesian"), WarmStartConfig=warm))
     assert child["BestTrainingJob"][OBJECTIVE]["Value"] < 1  # a first draw of its own would be anywhere
-    other = {"ParameterRanges": {"ContinuousParameterRanges": [{"Name": "y", "MinValue": "0", "MaxValue": "1"}]}}
-    with pytest.raises(ApiError, match="no training job of the parent parent has values"):
+    epochs = [{"Name": "epochs", "MinValue": "1", "MaxValue": "9"}]
+    ranges = make_request()["HyperParameterTuningJobConfig"]["ParameterRanges"]
+    tunable = make_request(
+        HyperParameterTuningJobName="tunable",
+        config=limited(1, 1, ParameterRanges={**ranges, "IntegerParameterRanges": epochs}, Strategy="Bayesian"),
+        definition={"StaticHyperParameters": {}},
+        WarmStartConfig=warm,
+    )
+    assert client.run(tunable)["BestTrainingJob"][OBJECTIVE]["Value"] < 1
+    other = {"HyperParameterTuningJobObjective": {"Type": "Maximize", "MetricName": "loss"}}
+    with pytest.raises(ApiError, match="has the objective Minimize loss, and this tuning job Maximize loss"):
         client.call(
             "CreateHyperParameterTuningJob",
             **make_request(HyperParameterTuningJobName="other", config=other, WarmStartConfig=warm),

@@ -29,6 +29,11 @@ def test_a_training_job_has_its_own_and_the_common_hyperparameters(make_request:
     assert "StaticHyperParameters" not in job
 
 
+def test_each_training_job_has_its_own_checkpoints(make_request: Callable[..., dict[str, Any]]) -> None:
+    request = TuningRequest.parse(make_request(definition={"CheckpointConfig": {"S3Uri": "s3://bucket/saved/"}}))
+    assert request.training_job("search-001-a", {})["CheckpointConfig"] == {"S3Uri": "s3://bucket/saved/search-001-a"}
+
+
 def test_of_several_instance_types_the_first_is_taken(make_request: Callable[..., dict[str, Any]]) -> None:
     given = make_request()
     del given["TrainingJobDefinition"]["ResourceConfig"]
@@ -70,7 +75,7 @@ def test_auto_is_logarithmic_where_the_range_is_wide(
             {"config": {"HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": "accuracy"}}},
             "accuracy is none of the MetricDefinitions of AlgorithmSpecification, which are loss",
         ),
-        ({"config": {"Strategy": "Hyperband"}}, "MaxResource None"),
+        ({"config": {"Strategy": "Hyperband"}, "definition": {"StaticHyperParameters": {}}}, "MaxResource None"),
         (
             {
                 "config": {
