@@ -80,7 +80,7 @@ def main() -> None:
         on_platform = {**job, "instance_type": "ml.m5.large", "role": platform.role}
         on_platform["sagemaker_session"] = platform.session
         fits: dict[str, Callable[[], object]] = {
-            "PyTorch, Local Mode": lambda: v2.pytorch(of_the_sdk, v2.local_session()).fit(),
+            "PyTorch, Local Mode": lambda: v2.trainer(of_the_sdk, v2.local_session()).fit(),
             "Estimator, Local Mode": lambda: Estimator(**in_local_mode).fit(),
             "Estimator, Docker executor": lambda: Estimator(**on_platform).fit(),
         }

@@ -27,7 +27,7 @@ from estimators.problem import nearest
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
-    from estimators.sdk.v2 import PyTorch, Session
+    from estimators.sdk.library import Session
 
 logger = logging.getLogger(__name__)
 
@@ -163,16 +163,20 @@ class Estimator:
             if not wait:
                 logger.warning("wait=False: a local job runs to its end before fit() returns")
             return self._fit_here(inputs, logs=shows_log, job_name=job_name)
-        from estimators.sdk import v2
+        from estimators.sdk import sessions
+        from estimators.sdk.adapter import adapter
 
+        session = self._session or sessions.session()
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
         try:
-            with v2.credentials_explained():
-                pytorch = self._build({**self.arguments, **bundle.source.arguments}, self._session or v2.session())
-                pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
+            with sessions.credentials_explained():
+                arguments = self._completed({**self.arguments, **bundle.source.arguments}, session)
+                name = adapter().send(
+                    arguments, inputs, session=session, job_name=job_name, experiment_config=experiment_config
+                )
         finally:
             bundle.remove()
-        job = TrainingJob(pytorch.latest_training_job.name, pytorch.sagemaker_session)
+        job = TrainingJob(name, session)
         logger.info("started training job %s: %s", job.name, plan.topology)
         if wait:
             job.wait(logs=shows_log)
@@ -182,12 +186,16 @@ class Estimator:
         """Run a job of ``instance_type="local"``; in the SDK's own Local Mode, if the session is one of that."""
         from estimators.local_mode.fit import fit
         from estimators.local_mode.job import LocalModeJob
-        from estimators.sdk import v2
+        from estimators.sdk import sessions, training_images
+        from estimators.sdk.adapter import adapter
 
-        if not v2.is_local(self._session):
+        if not adapter().is_local(self._session):
+            session = sessions.session_here(self._session)
             arguments = {**self._metric_definitions(), **self.arguments}
-            return fit(arguments, self._build, inputs=inputs, session=self._session, logs=logs, job_name=job_name)
-        pytorch = self._pytorch()
+            framework = Framework.of(self._completed(arguments, session), session.boto_region_name)
+            image = training_images.image_uri(framework)
+            return fit(arguments, image=image, inputs=inputs, session=session, logs=logs, job_name=job_name)
+        pytorch = self._trainer()
         pytorch.fit(inputs, wait=False, logs=logs, job_name=job_name)
         return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
 
@@ -208,7 +216,7 @@ class Estimator:
         call = Call(inputs=inputs, job_name=job_name, experiment_config=experiment_config)
         return make_plan(self.arguments, call, session=self._session)
 
-    def to_sagemaker(self) -> PyTorch:
+    def to_sagemaker(self) -> Any:
         """Return the ``sagemaker.pytorch.PyTorch`` of `fit`: for pipelines, tuners, or a ``fit`` without our checks.
 
         If the code imports smddp, or for Local Mode, its bundle lies in a temporary directory for as long as the object
@@ -217,44 +225,46 @@ class Estimator:
         Raises:
             EstimatorError: The SDK refuses the parameters, or its Local Mode can't do what they ask for.
         """
-        if parameters.is_local_mode(self.arguments):
-            from estimators.sdk import v2
+        from estimators.sdk.adapter import adapter
 
-            plan = make_local_plan(self.arguments, session=v2.local_session(self._session))
+        if parameters.is_local_mode(self.arguments):
+            plan = make_local_plan(self.arguments, session=adapter().local_session(self._session))
             plan.require()
             for problem in plan.warnings:
                 logger.warning("%s", problem)
-        return self._pytorch()
+        return self._trainer()
 
-    def _pytorch(self) -> PyTorch:
+    def _trainer(self) -> Any:
         from estimators.local_mode import given
-        from estimators.sdk import v2
+        from estimators.sdk import sessions
+        from estimators.sdk.adapter import adapter
 
         local_mode = parameters.is_local_mode(self.arguments)
         # The SDK's Local Mode shows the hosts the code itself, which they may write to, and forgets the dependencies.
         into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into)
         try:
-            session = v2.local_session(self._session) if local_mode else self._session or v2.session()
+            session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
             arguments = given.for_sdk(self.arguments) if local_mode else self.arguments
-            pytorch = self._build({**arguments, **bundle.source.arguments}, session)
+            trainer = adapter().trainer(self._completed({**arguments, **bundle.source.arguments}, session), session)
         except BaseException:
             bundle.remove()
             raise
-        weakref.finalize(pytorch, bundle.remove)
-        return pytorch
+        weakref.finalize(trainer, bundle.remove)
+        return trainer
 
-    def _build(self, arguments: Mapping[str, Any], session: Session) -> PyTorch:
-        from estimators.sdk import v2
+    def _completed(self, arguments: Mapping[str, Any], session: Session) -> Mapping[str, Any]:
+        """Return parameters with the defaults that the code and the SDK decide."""
+        from estimators.sdk import training_images
 
         if "metric_definitions" not in arguments and not parameters.is_local_mode(arguments):
             arguments = {**arguments, **self._metric_definitions()}
         if chooses_image_by_version(arguments):
-            framework, _refusal = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
+            framework, _ = training_images.choose_versions(Framework.of(arguments, session.boto_region_name))
             arguments = {**arguments, **framework.arguments}
             if not {"framework_version", "py_version"} <= self.arguments.keys():
                 logger.info("using PyTorch %s on %s, the newest that fits", framework.version, framework.py_version)
-        return v2.pytorch(arguments, session)
+        return arguments
 
     def _metric_definitions(self) -> dict[str, Any]:
         """Return the definitions for smddp's metric lines, if the script uses smddp."""
@@ -268,9 +278,9 @@ class Estimator:
 def _check_names(names: Mapping[str, Any]) -> None:
     if not names:
         return
-    from estimators.sdk import v2
+    from estimators.sdk.adapter import adapter
 
-    known = v2.parameter_names()
+    known = adapter().parameter_names()
     if unknown := sorted(set(names) - known):
         raise EstimatorError(" ".join(f"{name!r} is no parameter. {nearest(name, known)}" for name in unknown))
 

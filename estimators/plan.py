@@ -13,7 +13,7 @@ from estimators.image import Framework, instance_groups
 from estimators.problem import Problem, error
 
 if TYPE_CHECKING:
-    from estimators.sdk.v2 import Session
+    from estimators.sdk.library import Session
 
 _PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
 """The hyperparameter that AWS's training toolkit reads the number of processes from, for torchrun too."""
@@ -128,37 +128,39 @@ def make_local_plan(arguments: Mapping[str, Any], *, session: Session) -> Plan:
 def _local_problems(
     arguments: Mapping[str, Any], data: Mapping[str, Any], session: Session | None
 ) -> Iterator[Problem]:
-    from estimators.sdk import v2
+    from estimators.sdk import sessions
+    from estimators.sdk.adapter import adapter
 
     yield from local_jobs.check(
         arguments,
         data,
-        by_sdk=v2.is_local(session),
-        in_studio=v2.is_in_studio(),
-        s3_endpoint=lambda: v2.s3_client(session).meta.endpoint_url,
+        by_sdk=adapter().is_local(session),
+        in_studio=sessions.is_in_studio(),
+        s3_endpoint=lambda: sessions.s3_client(session).meta.endpoint_url,
     )
 
 
 def _problems(arguments: Mapping[str, Any], call: Call, session: Session | None) -> Iterator[Problem]:
-    from estimators.sdk import v2
+    from estimators.sdk import request_values, sessions, training_images
+    from estimators.sdk.adapter import adapter
 
     data = channels.by_name(call.inputs)
     local_mode = parameters.is_local_mode(arguments)
-    by_sdk = local_mode and v2.is_local(session)
+    by_sdk = local_mode and adapter().is_local(session)
     code = source_code.SourceCode.of(arguments)
     if code.entry_point is None and "training_recipe" not in arguments:
         yield error("entry_point", "missing", "Give the path of the training script.")
-    yield from parameters.check_role(arguments, v2.configured_role(session))
-    yield from parameters.check_switches(arguments, v2.switches())
+    yield from parameters.check_role(arguments, sessions.configured_role(session))
+    yield from parameters.check_switches(arguments, adapter().switches())
     yield from parameters.check_instances(arguments)
     if not by_sdk:
         yield from parameters.check_time(arguments)
     yield from distribution.check(arguments.get("distribution"))
-    yield from parameters.check_data_parallel_library(arguments, v2.data_parallel_instance_types())
+    yield from parameters.check_data_parallel_library(arguments, training_images.data_parallel_instance_types())
     py_version = arguments.get("py_version")
-    if region := v2.region(session):
+    if region := sessions.region(session):
         if chooses_image_by_version(arguments) and Framework.of(arguments, region).image_instance_type:
-            chosen, refusal = v2.choose_versions(Framework.of(arguments, region))
+            chosen, refusal = training_images.choose_versions(Framework.of(arguments, region))
             py_version = chosen.py_version
             if refusal:
                 yield _refused(arguments, chosen, refusal)
@@ -179,12 +181,12 @@ def _problems(arguments: Mapping[str, Any], call: Call, session: Session | None)
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_code_location(arguments)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
-    yield from parameters.check_hyperparameters(arguments, v2.hyperparameter_text)
+    yield from parameters.check_hyperparameters(arguments, request_values.hyperparameter_text)
     requested = {
         **arguments,
         "job_name": call.job_name,
         "experiment_config": call.experiment_config,
-        "tags": v2.request_tags(arguments.get("tags")),
+        "tags": request_values.request_tags(arguments.get("tags")),
         # Of a local job's channels the names are checked: its data may lie where the API has no words for it.
         "inputs": channels.requested(dict.fromkeys(data, "s3://bucket/data") if local_mode else data) or None,
     }
@@ -200,10 +202,10 @@ def _refused_at_last(arguments: Mapping[str, Any], call: Call, session: Session 
     """Yield what the SDK or AWS refuses in the finished request, where no check of a parameter has said it."""
     if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # recipes come over the network
         return
-    from estimators.sdk import dry_run, v2
+    from estimators.sdk import dry_run, sessions, training_images
 
     if chooses_image_by_version(arguments):
-        chosen, _ = v2.choose_versions(Framework.of(arguments, v2.region(session) or ""))
+        chosen, _ = training_images.choose_versions(Framework.of(arguments, sessions.region(session) or ""))
         arguments = {**arguments, **chosen.arguments}
     request, refusal = dry_run.build(
         arguments, call.inputs, job_name=call.job_name, experiment_config=call.experiment_config, session=session
@@ -216,10 +218,10 @@ def _refused_at_last(arguments: Mapping[str, Any], call: Call, session: Session 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
     """Return the SDK's refusal, with what it would accept instead."""
-    from estimators.sdk import v2
+    from estimators.sdk import training_images
 
     if "framework_version" in arguments or "py_version" in arguments:
-        other, still_refused = v2.choose_versions(replace(chosen, version=None, py_version=None))
+        other, still_refused = training_images.choose_versions(replace(chosen, version=None, py_version=None))
         if not still_refused:
             remedy = f"Use framework_version={other.version!r}, py_version={other.py_version!r}, or leave both out."
             return error("framework_version", f"the SDK refuses it: {refusal}", remedy)

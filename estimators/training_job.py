@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import boto3
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef, SecondaryStatusTransitionTypeDef
 
-    from estimators.sdk.v2 import Session
+    from estimators.sdk.library import Session
 
 logger = logging.getLogger(__name__)
 

@@ -167,9 +167,9 @@ class LocalSageMaker:
 
     @property
     def session(self) -> Any:
-        """A ``sagemaker.Session`` of the SDK V2: ``PyTorch(..., sagemaker_session=platform.session)``."""
+        """A ``Session`` of the installed SageMaker SDK: ``PyTorch(..., sagemaker_session=platform.session)``."""
         if self._session is None:
-            from estimators.sdk.v2 import session
+            from estimators.sdk.sessions import session
 
             self._session = session(self.boto_session, default_bucket=self.default_bucket)
         return self._session

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
 from estimators.checks.channels import local_path
 from estimators.local.directory_reaper_process import reaped_directory
-from estimators.local_mode import given
 from estimators.local_mode.job import LocalModeJob
 from estimators.local_mode.request import RUNS, training_request
 from estimators.local_mode.run import run
 
 if TYPE_CHECKING:
-    from estimators.sdk.v2 import PyTorch, Session
+    from estimators.sdk.library import Session
 
 logger = logging.getLogger(__name__)
 
 
 def fit(
     arguments: Mapping[str, Any],
-    build: Callable[[Mapping[str, Any], Session], PyTorch],
     *,
+    image: str,
     inputs: Any,
-    session: Session | None,
+    session: Session,
     logs: bool,
     job_name: str | None,
 ) -> LocalModeJob:
@@ -33,9 +32,9 @@ def fit(
 
     Args:
         arguments: The parameters for ``PyTorch``, which a plan has found nothing wrong with.
-        build: Makes the SDK's ``PyTorch``.
+        image: The image of its hosts.
         inputs: The channels.
-        session: The user's own, whose S3 the job has; None makes one.
+        session: Whose S3 the job has.
         logs: Whether to show the hosts' lines.
         job_name: The job's name; None makes one.
 
@@ -45,19 +44,15 @@ def fit(
         TrainingJobStopped: It was stopped, not by Ctrl-C.
         KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
     """
-    from estimators.sdk import v2
+    from estimators.sdk import request_values
 
-    image = (
-        arguments.get("image_uri") or build(given.for_sdk(arguments), v2.local_session(session)).training_image_uri()
-    )
-    at_hand = v2.session_here(session)
     with reaped_directory("smddp-local-mode") as (directory, lifeline):
         no_code = [*RUNS.glob("*/*.tar.gz"), *filter(None, [local_path(arguments.get("checkpoint_s3_uri"))])]
-        source = source_code.SourceCode.of(v2.cloned(arguments))
+        source = source_code.SourceCode.of(request_values.cloned(arguments))
         code = source_code.stage(source, into=directory / "code", without=no_code).source
-        request = training_request(arguments, inputs, image=image, code=code, job_name=job_name, session=at_hand)
+        request = training_request(arguments, inputs, image=image, code=code, job_name=job_name, session=session)
         logger.info("running training job %s in containers, its output goes to %s", request.name, request.output)
         gpus = arguments["instance_type"] == "local_gpu"
-        job = run(request, session=at_hand, gpus=gpus, logs=logs, directory=directory, lifeline=lifeline)
+        job = run(request, session=session, gpus=gpus, logs=logs, directory=directory, lifeline=lifeline)
     job.require_completed(job.describe())
     return job

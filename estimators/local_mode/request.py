@@ -18,7 +18,7 @@ from estimators.local_mode.given import UNUSED_ROLE
 from estimators.source_code import SourceCode
 
 if TYPE_CHECKING:
-    from estimators.sdk.v2 import Session
+    from estimators.sdk.library import Session
 
 RUNS = Path("runs")
 """Where the model comes, in a directory of the job's name, if the job names no place."""

@@ -27,7 +27,7 @@ from estimators.local_mode.job import LocalModeJob
 from estimators.log_view import LogView
 
 if TYPE_CHECKING:
-    from estimators.sdk.v2 import Session
+    from estimators.sdk.library import Session
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def run(
         EstimatorError: No Docker engine answers, or the image can't be had.
         KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
     """
-    from estimators.sdk import v2
+    from estimators.sdk import sessions
 
     executor = DockerExecutor(Docker(gpus=gpus), lifeline=lifeline, orphan_seconds=STOP_SECONDS)
     try:
@@ -65,7 +65,7 @@ def run(
             f"instance_type: a local job runs in Docker containers. {fault} "
             "Without Docker, estimators.local.LocalSageMaker runs jobs as processes."
         ) from fault
-    s3 = v2.s3_client(session)
+    s3 = sessions.s3_client(session)
     log: Any = _ShownLog(LogView() if logs else None)
     platform = Platform(
         directory=directory / "jobs",

@@ -14,7 +14,7 @@ import boto3
 
 if TYPE_CHECKING:
     from estimators.local.access import Access
-    from estimators.sdk.v2 import Session
+    from estimators.sdk.library import Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +48,12 @@ class Place:
         Raises:
             LocalPlatformError: No local platform runs on the directory.
         """
-        from estimators.sdk import v2
+        from estimators.sdk import sessions
 
         if self.directory is None:
-            return v2.session()
+            return sessions.session()
         access = self._access(self.directory)
-        return v2.session(access.boto_session(), default_bucket=access.default_bucket)
+        return sessions.session(access.boto_session(), default_bucket=access.default_bucket)
 
     @property
     def default_role(self) -> str | None:

@@ -93,7 +93,7 @@ def test_studio_is_refused_before_a_job_runs_in_vain(plan: Any, monkeypatch: pyt
             raise answer
         return bool(answer)
 
-    monkeypatch.setattr("estimators.sdk.v2.check_for_studio", check_for_studio)
+    monkeypatch.setattr("estimators.sdk.sessions.check_for_studio", check_for_studio)
     (problem,) = plan().errors
     assert problem.parameter == "instance_type"
     assert "estimators.local.LocalSageMaker" in problem.remedy

@@ -32,7 +32,7 @@ def arguments(script: str, **parameters: Any) -> dict[str, Any]:
 def test_the_sdk_takes_a_job_with_everything_that_it_would_refuse(script: str) -> None:
     spot = {"use_spot_instances": True, "max_run": 60, "max_wait": 90, "keep_alive_period_in_seconds": 60}
     sdks = arguments(script, checkpoint_s3_uri="s3://b/p", checkpoint_local_path="/c", instance_count=2, **spot)
-    pytorch = v2.pytorch(sdks, v2.local_session())
+    pytorch = v2.trainer(sdks, v2.local_session())
     assert not pytorch.use_spot_instances
     assert pytorch.checkpoint_s3_uri is None
     assert pytorch.instance_count == 2

@@ -17,13 +17,13 @@ from estimators.local.engine.objects import FileUri, S3Uri
 from estimators.local.engine.request import TrainingRequest
 from estimators.local_mode.request import training_request
 from estimators.local_mode.run import access
-from estimators.sdk import v2
+from estimators.sdk import request_values, sessions
 from estimators.source_code import SourceCode
 
 
 @pytest.fixture
 def session() -> Any:
-    return v2.session_here(Session(boto3.Session("KEY", "SECRET", region_name="eu-west-1")))
+    return sessions.session_here(Session(boto3.Session("KEY", "SECRET", region_name="eu-west-1")))
 
 
 @pytest.fixture
@@ -99,11 +99,11 @@ def test_a_repository_is_cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{origin}.insteadOf")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", repository["repo"])
     asked = {"git_config": repository, "entry_point": "train.py", "source_dir": "code", "role": "mine"}
-    found = v2.cloned(asked)
+    found = request_values.cloned(asked)
     assert Path(found["source_dir"], "train.py").is_file()
     assert found.keys() == {"entry_point", "source_dir", "role"}
     with pytest.raises(EstimatorError, match="git_config: "):
-        v2.cloned({**asked, "entry_point": "other.py"})
+        request_values.cloned({**asked, "entry_point": "other.py"})
 
 
 @pytest.mark.parametrize("token", ["", "TOKEN"])

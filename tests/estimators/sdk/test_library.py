@@ -17,7 +17,7 @@ import yaml
 from moto import mock_aws
 
 from estimators.image import Framework
-from estimators.sdk import quiet, v2
+from estimators.sdk import quiet, sessions, training_images
 
 PLAIN = Framework(
     region="us-east-1",
@@ -43,7 +43,7 @@ def opted_out(session: Any) -> Any:
 
 
 def test_a_session_of_ours_opts_out_of_telemetry_and_knows_its_bucket(boto_session: boto3.Session) -> None:
-    session = v2.session(boto_session, default_bucket="mine")
+    session = sessions.session(boto_session, default_bucket="mine")
     assert opted_out(session) is True
     assert session.default_bucket() == "mine"
 
@@ -58,7 +58,7 @@ def test_the_users_own_configuration_stays_as_it_is(
     text = yaml.safe_dump({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})
     (tmp_path / "config.yaml").write_text(text)
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "config.yaml"))
-    session = v2.session(boto_session)
+    session = sessions.session(boto_session)
     assert opted_out(session) is (True if choice is None else choice)
     assert session.default_bucket() == "configured"
     assert (tmp_path / "config.yaml").read_text() == text
@@ -67,13 +67,13 @@ def test_the_users_own_configuration_stays_as_it_is(
 def test_the_configured_role_is_found(
     boto_session: boto3.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert v2.configured_role(v2.session(boto_session)) is None
+    assert sessions.configured_role(sessions.session(boto_session)) is None
     role = "arn:aws:iam::123456789012:role/Configured"
     text = yaml.safe_dump({"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": {"RoleArn": role}}})
     (tmp_path / "config.yaml").write_text(text)
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "config.yaml"))
-    assert v2.configured_role(None) == role
-    assert v2.configured_role(v2.session(boto_session)) == role
+    assert sessions.configured_role(None) == role
+    assert sessions.configured_role(sessions.session(boto_session)) == role
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_configured_role_is_found(
     ],
 )
 def test_the_newest_version_that_the_sdk_accepts_is_chosen(changes: dict[str, Any], version: str) -> None:
-    chosen, refusal = v2.choose_versions(replace(PLAIN, **changes))
+    chosen, refusal = training_images.choose_versions(replace(PLAIN, **changes))
     assert refusal is None
     assert chosen.py_version is not None
     from packaging.version import Version
@@ -96,11 +96,11 @@ def test_the_newest_version_that_the_sdk_accepts_is_chosen(changes: dict[str, An
     # A newer SDK may know newer ones; the ones asked for stay.
     assert chosen.version is not None
     assert Version(chosen.version) >= Version(version)
-    assert v2.refusal(chosen) is None
+    assert training_images.refusal(chosen) is None
 
 
 def test_trainium_has_versions_of_its_own() -> None:
-    chosen, refusal = v2.choose_versions(replace(PLAIN, instance_type="ml.trn1.2xlarge"))
+    chosen, refusal = training_images.choose_versions(replace(PLAIN, instance_type="ml.trn1.2xlarge"))
     assert (chosen.py_version, refusal) == ("py38", None)
 
 
@@ -117,14 +117,16 @@ def test_trainium_has_versions_of_its_own() -> None:
     ],
 )
 def test_what_the_sdk_refuses_comes_with_its_reason(changes: dict[str, Any], said: str) -> None:
-    _chosen, refusal = v2.choose_versions(replace(PLAIN, **changes))
+    _chosen, refusal = training_images.choose_versions(replace(PLAIN, **changes))
     assert refusal is not None
     assert said in refusal
 
 
 def test_asking_writes_nothing_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    v2.refusal(replace(PLAIN, distribution={"parameter_server": {"enabled": True}}, instance_type="ml.p3.16xlarge"))
+    training_images.refusal(
+        replace(PLAIN, distribution={"parameter_server": {"enabled": True}}, instance_type="ml.p3.16xlarge")
+    )
     assert not [record for record in caplog.records if record.name.startswith("sagemaker")]
 
 

@@ -1,0 +1,92 @@
+"""What the other rooms ask of the SageMaker SDK that V2 and V3 do in different ways: one adapter for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from estimators.errors import EstimatorError
+from estimators.sdk.installed import installed
+
+if TYPE_CHECKING:
+    from estimators.sdk.library import Session
+
+
+class Adapter(Protocol):
+    """The module of one SDK."""
+
+    def parameter_names(self) -> frozenset[str]:
+        """Return the names of all parameters of ``PyTorch`` and its bases."""
+
+    def switches(self) -> frozenset[str]:
+        """Return the names of the parameters that are True or False, and nothing else but a pipeline's variable."""
+
+    def request(
+        self,
+        arguments: Mapping[str, Any],
+        inputs: Any,
+        *,
+        session: Session,
+        job_name: str | None,
+        experiment_config: Mapping[str, str] | None,
+        code: tuple[str, str],
+    ) -> dict[str, Any]:
+        """Return the CreateTrainingJob of a job; nothing is uploaded or sent.
+
+        Args:
+            arguments: The parameters for ``PyTorch``, with versions or an image. The SDK may change their values.
+            inputs: The channels, as for ``PyTorch.fit``.
+            session: Whose region and defaults the job has.
+            job_name: The job's name; None makes one.
+            experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
+            code: Where the containers are told that the code is, and its script there.
+
+        Raises:
+            EstimatorError: The SDK refuses the parameters.
+            ValueError: It refuses the request; or TypeError, RuntimeError, AttributeError, LookupError.
+        """
+
+    def send(
+        self,
+        arguments: Mapping[str, Any],
+        inputs: Any,
+        *,
+        session: Session,
+        job_name: str | None,
+        experiment_config: Mapping[str, str] | None,
+    ) -> str:
+        """Upload a job's code, send its request, and return its name.
+
+        Raises:
+            EstimatorError: The SDK refuses the parameters.
+        """
+
+    def is_local(self, session: Session | None) -> bool:
+        """Return whether a session is one of the SDK's own Local Mode."""
+
+    def local_session(self, given: Session | None = None) -> Session:
+        """Return a session of the SDK's own Local Mode.
+
+        Raises:
+            EstimatorError: The SDK has none.
+        """
+
+    def trainer(self, arguments: Mapping[str, Any], session: Session) -> Any:
+        """Return the SDK's own object for a job.
+
+        Raises:
+            EstimatorError: The SDK refuses the parameters.
+        """
+
+
+def adapter() -> Adapter:
+    """Return the adapter of the installed SDK.
+
+    Raises:
+        EstimatorError: None is installed, or not as a whole.
+    """
+    if installed() == "V3":
+        raise EstimatorError("The SageMaker Python SDK V3 is installed. Do: pip install 'sagemaker>=2.257,<3'")
+    from estimators.sdk import v2
+
+    return v2

@@ -1,0 +1,52 @@
+"""What both SageMaker SDKs have under other names: imported here once, from the one that is installed.
+
+What is in one of them alone is imported where it is used, in ``v2`` and ``v3``.
+"""
+
+from __future__ import annotations
+
+from estimators.errors import EstimatorError
+from estimators.sdk.installed import installed
+from estimators.sdk.quiet import program_kept, quiet_configuration_logger, without_maintenance_notice
+
+quiet_configuration_logger()
+try:
+    with without_maintenance_notice(), program_kept():
+        if installed() == "V2":
+            import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it, and with it set up the root logger
+            from sagemaker import fw_utils, git_utils, image_uris
+            from sagemaker.config import load_sagemaker_config
+            from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
+            from sagemaker.local.utils import check_for_studio
+            from sagemaker.session import Session
+            from sagemaker.utils import format_tags, get_config_value
+            from sagemaker.workflow import is_pipeline_variable
+        else:
+            from sagemaker.core import fw_utils, git_utils, image_uris
+            from sagemaker.core.common_utils import format_tags, get_config_value
+            from sagemaker.core.config import load_sagemaker_config
+            from sagemaker.core.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
+            from sagemaker.core.helper.session_helper import Session
+            from sagemaker.core.local.utils import check_for_studio
+            from sagemaker.core.workflow import is_pipeline_variable
+except ImportError as fault:
+    if (fault.name or "").partition(".")[0] != "sagemaker":
+        raise
+    raise EstimatorError(
+        f"The installed SageMaker Python SDK {installed()} lacks what is needed ({fault}). Do: pip install --upgrade "
+        "'smddp[sagemaker]'"
+    ) from fault
+
+__all__ = [
+    "TELEMETRY_OPT_OUT_PATH",
+    "TRAINING_JOB_ROLE_ARN_PATH",
+    "Session",
+    "check_for_studio",
+    "format_tags",
+    "fw_utils",
+    "get_config_value",
+    "git_utils",
+    "image_uris",
+    "is_pipeline_variable",
+    "load_sagemaker_config",
+]

@@ -1,0 +1,44 @@
+"""What the SDK makes of single parameters: code in a Git repository, tags, hyperparameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from subprocess import CalledProcessError
+from typing import Any
+
+from estimators.errors import EstimatorError
+from estimators.sdk.library import format_tags, git_utils, is_pipeline_variable
+
+
+def cloned(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of ``PyTorch`` whose code is on this machine: a ``git_config`` is cloned, as the SDK does it.
+
+    Raises:
+        EstimatorError: The repository can't be had, or lacks what is asked for.
+    """
+    if "git_config" not in arguments:
+        return dict(arguments)
+    try:
+        paths = git_utils.git_clone_repo(
+            *(arguments[name] for name in ("git_config", "entry_point")),
+            *(arguments.get(name) for name in ("source_dir", "dependencies")),
+        )
+    except (ValueError, CalledProcessError) as fault:
+        raise EstimatorError(f"git_config: {fault}") from fault
+    return {name: value for name, value in {**arguments, **paths, "git_config": None}.items() if value}
+
+
+def request_tags(tags: Any) -> Any:
+    """Return tags in the form of the request: a list of ``{"Key": …, "Value": …}``."""
+    return format_tags(tags)
+
+
+def hyperparameter_text(value: Any) -> str | None:
+    """Return a hyperparameter as the request holds it: as JSON; None for a pipeline variable, which is not known yet.
+
+    Raises:
+        TypeError: JSON can't hold it.
+        ValueError: It contains itself.
+    """
+    return None if is_pipeline_variable(value) else json.dumps(value)

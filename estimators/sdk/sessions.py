@@ -1,0 +1,110 @@
+"""Sessions of the SageMaker SDK, V2's and V3's: where a job is sent, and what the user's SDK configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.exceptions import (
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    TokenRetrievalError,
+)
+
+from estimators.errors import EstimatorError
+from estimators.sdk.library import (
+    TELEMETRY_OPT_OUT_PATH,
+    TRAINING_JOB_ROLE_ARN_PATH,
+    Session,
+    check_for_studio,
+    get_config_value,
+    load_sagemaker_config,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+OPT_OUT = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+"""An SDK configuration that says one thing: no telemetry."""
+
+NO_REGION = "us-east-1"
+"""What boto3 wants to hear, where Local Mode runs without AWS and none is configured."""
+
+
+def session(boto_session: boto3.Session | None = None, *, default_bucket: str | None = None) -> Session:
+    """Return a session of the SDK whose users send no telemetry, unless the user's SDK configuration asks for it.
+
+    Args:
+        boto_session: Where its calls go; by default boto3's own choice.
+        default_bucket: For what has no place of its own: source bundles, models. By default the SDK's choice.
+    """
+    return opted_out(Session(boto_session=boto_session, default_bucket=default_bucket))
+
+
+def opted_out(session: Session) -> Session:
+    """Add to a session's configuration that no telemetry is sent, unless it says something about that."""
+    configuration: dict[str, Any] = session.sagemaker_config
+    if get_config_value(TELEMETRY_OPT_OUT_PATH, configuration) is None:
+        session.sagemaker_config = merged(configuration, OPT_OUT) if configuration else OPT_OUT
+    return session
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings as one; where both have a value, the first one's counts."""
+    both = dict(one)
+    for key, value in other.items():
+        both[key] = merged(both.get(key, {}), value) if isinstance(value, Mapping) else both.get(key, value)
+    return both
+
+
+@contextmanager
+def credentials_explained() -> Iterator[None]:
+    """Turn what boto3 says of missing or unreadable AWS credentials into an error that says what to do.
+
+    Raises:
+        EstimatorError: There are none, or they can't be read.
+    """
+    try:
+        yield
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError) as fault:
+        raise EstimatorError(
+            f"The job was not sent, AWS can't be asked: {str(fault).rstrip('.')}. Sign in (aws configure, or "
+            "aws sso login), or train on this machine: give the session of LocalSageMaker()."
+        ) from fault
+
+
+def session_here(given: Session | None) -> Session:
+    """Return the user's own session, or one with a region even where none is configured."""
+    return given or session(boto3.Session(region_name=region(None) or NO_REGION))
+
+
+def s3_client(session: Session | None) -> S3Client:
+    """Return a client that finds S3 where a session does; None stands for a new one."""
+    maker = boto3 if session is None else session.boto_session
+    client = getattr(session, "s3_client", None) or maker.client("s3", region_name=region(session) or NO_REGION)
+    found: S3Client = client
+    return found
+
+
+def region(session: Session | None) -> str | None:
+    """Return the region that a job would be sent to: the session's, or the one that boto3 is configured with."""
+    name: str | None = boto3.Session().region_name if session is None else session.boto_region_name
+    return name
+
+
+def configured_role(session: Session | None) -> str | None:
+    """Return the role that the user's SDK configuration gives to training jobs, if any."""
+    configuration = load_sagemaker_config() if session is None else session.sagemaker_config
+    role: str | None = get_config_value(TRAINING_JOB_ROLE_ARN_PATH, configuration)
+    return role
+
+
+def is_in_studio() -> bool:
+    """Return whether the SDK's Local Mode would run as in SageMaker Studio, with its own places for files."""
+    try:
+        return bool(check_for_studio())
+    except NotImplementedError:  # an application of Studio for which the SDK has no Local Mode
+        return True
