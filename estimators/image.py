@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_WITH_GPUS = ("ml.g", "ml.p")
+"""How the names of instance types begin that the SDK takes for those with GPUs."""
+
 
 def instance_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the job's instance groups; none of what is no ``sagemaker.instance_group.InstanceGroup``."""
@@ -56,11 +59,11 @@ class Framework:
 
     @property
     def image_instance_type(self) -> str | None:
-        """The type that decides the image: of the job, or of its first group."""
-        if self.instance_groups:
-            group_type: str = self.instance_groups[0].instance_type
-            return group_type
-        return self.instance_type
+        """The type that decides the image: of the job, or of its first group with GPUs, or of its first."""
+        if not self.instance_groups:
+            return self.instance_type
+        types = [str(group.instance_type) for group in self.instance_groups]
+        return next((name for name in types if name.startswith(_WITH_GPUS)), types[0])
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from estimators.errors import EstimatorError
 from estimators.sdk.installed import installed
 
 if TYPE_CHECKING:
@@ -85,8 +84,10 @@ def adapter() -> Adapter:
     Raises:
         EstimatorError: None is installed, or not as a whole.
     """
-    if installed() == "V3":
-        raise EstimatorError("The SageMaker Python SDK V3 is installed. Do: pip install 'sagemaker>=2.257,<3'")
-    from estimators.sdk import v2
+    if installed() == "V2":
+        from estimators.sdk import v2
 
-    return v2
+        return v2
+    from estimators.sdk import v3
+
+    return v3

@@ -74,13 +74,9 @@ def trainer(
     Raises:
         EstimatorError: The SDK refuses them.
     """
-    if session.sagemaker_config is OPT_OUT and not session.local_mode:
-        # The SDK checks a configuration against its schema at each look, 19 times a job, a second in all.
-        session = copy.copy(session)
-        session.sagemaker_config = {}
     try:
         with without_maintenance_notice():
-            return kind(**arguments, sagemaker_session=session)
+            return kind(**arguments, sagemaker_session=_unconfigured(session))
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
 
@@ -96,12 +92,24 @@ def request(
 ) -> dict[str, Any]:
     """Return the CreateTrainingJob of a job; nothing is uploaded or sent."""
     requests: list[dict[str, Any]] = []
-    recording = copy.copy(session)
+    recording = copy.copy(_unconfigured(session))
     recording.train = lambda **members: requests.append(recording.get_train_request(**members))
     pytorch = trainer(arguments, recording, kind=_Staged)
     pytorch.staged = UploadedCode(*code)
     pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
     return requests[0]
+
+
+def _unconfigured(session: Session) -> Session:
+    """Return a session without a configuration that only opts out of telemetry, which our own subclass does, too.
+
+    The SDK checks a configuration against its schema at each look, 19 times a job, a second in all.
+    """
+    if session.sagemaker_config is not OPT_OUT or session.local_mode:
+        return session
+    unconfigured = copy.copy(session)
+    unconfigured.sagemaker_config = {}
+    return unconfigured
 
 
 def send(

@@ -1,0 +1,99 @@
+"""What the other rooms ask of the SDK, answered by V3's parts. No call of it goes through the SDK's telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sagemaker.core.local.local_session import LocalSession
+
+from estimators.errors import EstimatorError
+from estimators.sdk.request_values import cloned
+from estimators.sdk.v3.parameters import Parameters, names, switch_names
+from estimators.sdk.v3.request import Job
+from estimators.sdk.v3.upload import upload_code, upload_rule
+
+if TYPE_CHECKING:
+    from estimators.sdk.library import Session
+
+parameter_names = names
+switches = switch_names
+
+
+def request(
+    arguments: Mapping[str, Any],
+    inputs: Any,
+    *,
+    session: Session,
+    job_name: str | None,
+    experiment_config: Mapping[str, str] | None,
+    code: tuple[str, str],
+) -> dict[str, Any]:
+    """Return the CreateTrainingJob of a job; nothing is uploaded or sent."""
+    job = _job(arguments, session, job_name)
+    return job.request(inputs, code=code, experiment_config=experiment_config, upload=lambda path, _rule: path)
+
+
+def send(
+    arguments: Mapping[str, Any],
+    inputs: Any,
+    *,
+    session: Session,
+    job_name: str | None,
+    experiment_config: Mapping[str, str] | None,
+) -> str:
+    """Upload a job's code, send its request, and return its name."""
+    try:
+        job = _job(cloned(arguments), session, job_name)
+    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
+        raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
+    members = job.request(
+        inputs,
+        code=upload_code(job),
+        experiment_config=experiment_config,
+        upload=lambda path, rule: upload_rule(path, rule, session),
+    )
+    session.sagemaker_client.create_training_job(**members)
+    return job.name
+
+
+def is_local(session: Session | None) -> bool:
+    """Return False: jobs of ``instance_type="local"`` run in smddp's own containers.
+
+    Raises:
+        EstimatorError: The session is one of V3's own Local Mode.
+    """
+    if isinstance(session, LocalSession):
+        raise EstimatorError(
+            "sagemaker_session is a LocalSession, and in the SageMaker Python SDK V3 only ModelTrainer has a Local "
+            "Mode. Leave sagemaker_session out: instance_type='local' runs in Docker containers without it."
+        )
+    return False
+
+
+def local_session(given: Session | None = None) -> Session:  # noqa: ARG001 - there is none to make of it
+    """Raise: there is no Local Mode of the SDK to make a session of.
+
+    Raises:
+        EstimatorError: Always.
+    """
+    raise EstimatorError(
+        "to_sagemaker() of a local job needs the Local Mode of the SageMaker Python SDK V2, and V3 is installed. fit() "
+        "runs the job."
+    )
+
+
+def trainer(arguments: Mapping[str, Any], session: Session) -> Any:  # noqa: ARG001 - nothing is made of it
+    """Raise: V3 has no ``PyTorch``.
+
+    Raises:
+        EstimatorError: Always.
+    """
+    raise EstimatorError(
+        "to_sagemaker() gives the PyTorch of the SageMaker Python SDK V2, and V3 is installed. fit() sends the same "
+        "request."
+    )
+
+
+def _job(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> Job:
+    return Job.of(Parameters.of(arguments, session), session, job_name)

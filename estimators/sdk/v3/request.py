@@ -1,0 +1,208 @@
+"""The CreateTrainingJob of a job, member by member as V2's ``PyTorch`` makes it. Nothing here touches the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sagemaker.core.common_utils import base_name_from_image, instance_supports_kms, name_from_base
+from sagemaker.core.config import config_schema
+from sagemaker.core.jumpstart.utils import add_jumpstart_uri_tags, get_jumpstart_base_name_if_jumpstart_model
+from sagemaker.core.s3 import s3_path_join
+
+from estimators.sdk import training_images
+from estimators.sdk.request_values import request_tags
+from estimators.sdk.sessions import merged
+from estimators.sdk.v3.channels import input_data_config, input_mode
+from estimators.sdk.v3.debugger import debugger_members
+from estimators.sdk.v3.hyperparameters import request_hyperparameters
+from estimators.sdk.v3.parameters import Parameters, configured
+
+if TYPE_CHECKING:
+    from estimators.sdk.library import Session
+
+_CODE_CHANNEL = "/opt/ml/input/data/code/sourcedir.tar.gz"
+"""Where the code is in a container without a network: it comes as a channel."""
+_TAGS = f"{config_schema.SAGEMAKER}.{config_schema.TRAINING_JOB}.{config_schema.TAGS}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job with all that its request needs and that its parameters leave open."""
+
+    parameters: Parameters
+    """With what the SDK's configuration says."""
+    session: Session
+    """Whose region, role and configuration the job has."""
+    name: str
+    """The training job's name."""
+    image: str
+    """The image of its hosts."""
+    output_path: str
+    """Where the model goes, and what has no place of its own."""
+
+    @classmethod
+    def of(cls, parameters: Parameters, session: Session, job_name: str | None) -> Job:
+        """Return a job; one that has no name gets one of the base name, or the image, and the time."""
+        image = training_images.image_uri(parameters.framework(session.boto_region_name))
+        base = (
+            parameters.base_job_name
+            or get_jumpstart_base_name_if_jumpstart_model(parameters.source_dir, parameters.model_uri)
+            or base_name_from_image(image)
+        )
+        bucket = None if parameters.output_path else session.default_bucket()
+        default = s3_path_join("s3://", bucket, session.default_bucket_prefix, with_end_slash=True)
+        return cls(
+            parameters=parameters,
+            session=session,
+            name=job_name or name_from_base(base),
+            image=image,
+            output_path=parameters.output_path or default,
+        )
+
+    def request(
+        self,
+        inputs: Any,
+        *,
+        code: tuple[str, str],
+        experiment_config: Mapping[str, str] | None,
+        upload: Callable[[str, str], str],
+    ) -> dict[str, Any]:
+        """Return the job's CreateTrainingJob.
+
+        Args:
+            inputs: The channels, as for ``PyTorch.fit``.
+            code: The S3 URI of the code, and its script there.
+            experiment_config: The experiment that the job belongs to.
+            upload: Uploads the source of a rule of the user's own, from a path, for a rule's name; returns its S3 URI.
+
+        Raises:
+            ValueError: ``PyTorch`` of V2 would refuse it, too; or RuntimeError.
+        """
+        given, region = self.parameters, self.session.boto_region_name
+        uri, script = code
+        is_isolated = bool(given.enable_network_isolation)
+        members = {
+            "TrainingJobName": self.name,
+            "RoleArn": self.session.expand_role(given.role),
+            "AlgorithmSpecification": self._algorithm(inputs),
+            "HyperParameters": request_hyperparameters(
+                given, job_name=self.name, region=region, code=(_CODE_CHANNEL if is_isolated else uri, script)
+            ),
+            "InputDataConfig": input_data_config(
+                inputs,
+                model_uri=given.model_uri,
+                model_channel=given.model_channel_name,
+                code_uri=uri if is_isolated else None,
+            ),
+            "OutputDataConfig": self._output(),
+            "ResourceConfig": self._resources(),
+            "StoppingCondition": _given(MaxRuntimeInSeconds=given.max_run, MaxWaitTimeInSeconds=given.max_wait or None),
+            "VpcConfig": self._with_configured(
+                _given(Subnets=given.subnets, SecurityGroupIds=given.security_group_ids),
+                config_schema.TRAINING_JOB_VPC_CONFIG_PATH,
+            )
+            or None,
+            "CheckpointConfig": self._checkpoints(),
+            "Environment": given.environment,
+            "Tags": self._tags(),
+            "ExperimentConfig": dict(experiment_config) if experiment_config else None,
+            "EnableNetworkIsolation": is_isolated or None,
+            "EnableInterContainerTrafficEncryption": given.encrypt_inter_container_traffic or None,
+            "EnableManagedSpotTraining": given.use_spot_instances or None,
+            "RetryStrategy": _given(MaximumRetryAttempts=given.max_retry_attempts) or None,
+            "InfraCheckConfig": _given(EnableInfraCheck=given.enable_infra_check) or None,
+            "RemoteDebugConfig": _given(EnableRemoteDebug=given.enable_remote_debug) or None,
+            "SessionChainingConfig": _given(EnableSessionTagChaining=given.enable_session_tag_chaining) or None,
+            **debugger_members(given, job_name=self.name, region=region, output_path=self.output_path, upload=upload),
+        }
+        path = config_schema.TRAINING_JOB_PROFILE_CONFIG_PATH
+        members["ProfilerConfig"] = self._with_configured(members["ProfilerConfig"], path)
+        return _given(**members)
+
+    def _algorithm(self, inputs: Any) -> dict[str, Any]:
+        given = self.parameters
+        credentials = _given(
+            TrainingRepositoryCredentialsProviderArn=given.training_repository_credentials_provider_arn
+        )
+        access = _given(
+            TrainingRepositoryAccessMode=given.training_repository_access_mode,
+            TrainingRepositoryAuthConfig=credentials or None,
+        )
+        return _given(
+            TrainingImage=self.image,
+            TrainingInputMode=input_mode(inputs, given.input_mode),
+            TrainingImageConfig=access if given.training_repository_access_mode is not None else None,
+            ContainerEntrypoint=given.container_entry_point,
+            ContainerArguments=given.container_arguments,
+            MetricDefinitions=given.metric_definitions,
+            EnableSageMakerMetricsTimeSeries=given.sends_metrics,
+        )
+
+    def _output(self) -> dict[str, Any]:
+        given = self.parameters
+        return self._with_configured(
+            _given(
+                S3OutputPath=self.output_path,
+                KmsKeyId=given.output_kms_key,
+                CompressionType="NONE" if given.disable_output_compression else None,
+            ),
+            config_schema.TRAINING_JOB_OUTPUT_DATA_CONFIG_PATH,
+        )
+
+    def _resources(self) -> dict[str, Any]:
+        given = self.parameters
+        hosts = _given(InstanceCount=given.instance_count, InstanceType=given.instance_type)
+        if given.instance_groups is not None:
+            if hosts:
+                raise ValueError("instance_count and instance_type cannot be set when instance_groups is set")
+            hosts["InstanceGroups"] = [
+                {
+                    "InstanceGroupName": group.instance_group_name,
+                    "InstanceType": group.instance_type,
+                    "InstanceCount": group.instance_count,
+                }
+                for group in given.instance_groups
+            ]
+        elif len(hosts) < 2:
+            raise ValueError("instance_count and instance_type must be set if instance_groups is not set")
+        stated = _given(
+            **hosts,
+            VolumeSizeInGB=given.volume_size,
+            VolumeKmsKeyId=given.volume_kms_key,
+            KeepAlivePeriodInSeconds=given.keep_alive_period_in_seconds,
+            TrainingPlanArn=given.training_plan,
+            InstancePlacementConfig=given.instance_placement_config,
+        )
+        resources = self._with_configured(stated, config_schema.TRAINING_JOB_RESOURCE_CONFIG_PATH)
+        takes_key = given.instance_type is None or instance_supports_kms(given.instance_type)
+        if given.volume_kms_key is None and not takes_key:
+            resources.pop("VolumeKmsKeyId", None)
+        return resources
+
+    def _checkpoints(self) -> dict[str, Any] | None:
+        given = self.parameters
+        if not given.checkpoint_s3_uri:
+            return None
+        return _given(S3Uri=given.checkpoint_s3_uri, LocalPath=given.checkpoint_local_path or None)
+
+    def _tags(self) -> list[dict[str, str]] | None:
+        given = self.parameters
+        tags = request_tags(given.tags)
+        if self.session.settings.include_jumpstart_tags:
+            tags = add_jumpstart_uri_tags(
+                tags=tags, training_model_uri=given.model_uri, training_script_uri=given.source_dir
+            )
+        stated = list(tags or ())
+        names = {tag["Key"] for tag in stated}
+        stated += [tag for tag in configured(self.session, _TAGS) or () if tag["Key"] not in names]
+        return stated if stated or tags is not None else None
+
+    def _with_configured(self, members: dict[str, Any], path: str) -> dict[str, Any]:
+        return merged(members, configured(self.session, path) or {})
+
+
+def _given(**members: Any) -> dict[str, Any]:
+    """Return the members that have a value."""
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,0 +1,167 @@
+"""SDK V3 alone: an Estimator plans and trains, and what only V2 has is refused in words."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sdk_v3 import python_with_sdk_v3
+
+pytestmark = pytest.mark.sdk_v3
+
+TRAIN = """
+from dataclasses import dataclass
+
+import torch
+
+import smddp
+
+
+@dataclass
+class Config:
+    lr: float = 0.1
+    sizes: tuple[int, ...] = ()
+
+
+def main(config: Config, job: smddp.Job) -> None:
+    print(f"rank {job.cluster.rank} of {job.cluster.world_size}: {config}, {sorted(job.channels)}", flush=True)
+    model = torch.nn.Linear(3, 1)
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=config.lr), log_every=1)
+    loader = trainer.loader(torch.utils.data.TensorDataset(torch.ones(8, 3)), batch_size=4)
+    for _ in trainer.epochs(1):
+        for (inputs,) in trainer.batches(loader):
+            trainer.step(trainer.model(inputs).square().mean())
+    trainer.save_model()
+
+
+smddp.run(main)
+"""
+
+FIT = """
+import logging, os, sys
+from pathlib import Path
+def settings():
+    return dict(os.environ), logging.getLogger().level, list(logging.getLogger().handlers), sys.excepthook
+before = settings()
+
+from estimators import Estimator
+from estimators.local import LocalSageMaker
+from sagemaker.core.helper.session_helper import Session
+
+with LocalSageMaker(grace_seconds=10) as platform:
+    assert type(platform.session) is Session
+    data = platform.session.upload_data("code", key_prefix="data")
+    estimator = Estimator(
+        "train.py",
+        source_dir="code",
+        role=platform.role,
+        instance_type="ml.g5.xlarge",
+        instance_count=2,
+        distribution="torchrun",
+        hyperparameters={"lr": 0.5, "sizes": [1, 2]},
+        sagemaker_session=platform.session,
+    )
+    assert str(estimator.plan({"training": data})) == "2 × ml.g5.xlarge, torchrun", estimator.plan()
+    job = estimator.fit({"training": data})
+    assert job.status == "Completed"
+    assert platform.boto_session.client("s3").head_object(
+        Bucket=platform.default_bucket, Key=job.model_data.split("/", 3)[3]
+    )["ContentLength"]
+    assert settings() == before
+"""
+
+REFUSED = """
+import boto3, json
+from sagemaker.core.local.local_session import LocalSession
+from sagemaker.core.training_compiler.config import TrainingCompilerConfig
+from estimators import Estimator
+from estimators.errors import EstimatorError
+
+common = dict(role="arn:aws:iam::123456789012:role/A", instance_type="ml.g5.xlarge")
+def refusal(**arguments):
+    call = arguments.pop("call", "fit")
+    try:
+        getattr(Estimator("train.py", **{**common, **arguments}), call)()
+    except EstimatorError as fault:
+        return str(fault)
+boto_session = boto3.Session("KEY", "SECRET", region_name="us-east-1")
+print(json.dumps({
+    "LocalSession": refusal(instance_type="local", sagemaker_session=LocalSession(boto_session)),
+    "to_sagemaker, local": refusal(instance_type="local", image_uri="mine", call="to_sagemaker"),
+    "training_recipe": refusal(training_recipe="training/llama/one"),
+    "compiler_config": refusal(compiler_config=TrainingCompilerConfig()),
+    "subnets": refusal(subnets=["subnet-1"]),
+    "inputs": refusal(model_uri="s3://jobs/model.tar.gz", model_channel_name=""),
+}))
+"""
+
+PARAMETERS = """
+import dataclasses, json
+from estimators.sdk.v3.parameters import SESSION, Parameters
+print(json.dumps({SESSION: None, **{field.name: field.default for field in dataclasses.fields(Parameters)}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return python_with_sdk_v3(tmp_path_factory.mktemp("environment") / "v3")
+
+
+def run(python: str, program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a directory with a script, without the AWS settings of this process."""
+    (directory / "code").mkdir()
+    (directory / "code" / "train.py").write_text(TRAIN)
+    (directory / "train.py").write_text("")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return subprocess.run(
+        [python, "-c", program],
+        cwd=directory,
+        env={**clean, "AWS_DEFAULT_REGION": "us-east-1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces
+@pytest.mark.timeout(300)
+def test_a_job_trains_on_the_embedded_platform(python: str, tmp_path: Path) -> None:
+    done = run(python, FIT, tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2: Config(lr=0.5, sizes=(1, 2)), ['training']" in done.stdout
+    assert "loss=" in done.stdout
+
+
+def test_what_only_v2_has_is_refused_in_words(python: str, tmp_path: Path) -> None:
+    done = run(python, REFUSED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    refusals = json.loads(done.stdout)
+    assert "Leave sagemaker_session out: instance_type='local' runs in Docker containers" in refusals["LocalSession"]
+    assert "needs the Local Mode of the SageMaker Python SDK V2" in refusals["to_sagemaker, local"]
+    for name in ("training_recipe", "compiler_config"):
+        assert f"{name} needs the SageMaker Python SDK V2, and V3 is installed" in refusals[name]
+    assert "both subnets and security_group_ids must be set" in refusals["subnets"]
+    assert "Expected a channel name if a channel URI s3://jobs/model.tar.gz" in refusals["inputs"]
+
+
+def test_the_parameters_are_those_of_v2_with_their_defaults(python: str, tmp_path: Path) -> None:
+    from sagemaker.pytorch import PyTorch
+
+    from estimators.sdk import v2
+
+    defaults: dict[str, Any] = {}
+    for base in reversed(inspect.getmro(PyTorch)):
+        if "__init__" in vars(base) and base is not object:
+            signature = inspect.signature(vars(base)["__init__"])
+            defaults |= {parameter.name: parameter.default for parameter in signature.parameters.values()}
+    done = run(python, PARAMETERS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {name: defaults[name] for name in v2.parameter_names()}
