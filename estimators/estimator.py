@@ -217,13 +217,14 @@ class Estimator:
         return make_plan(self.arguments, call, session=self._session)
 
     def to_sagemaker(self) -> Any:
-        """Return the ``sagemaker.pytorch.PyTorch`` of `fit`: for pipelines, tuners, or a ``fit`` without our checks.
+        """Return the SDK's own object of `fit`: for pipelines, tuners, or a ``fit`` without our checks.
 
-        If the code imports smddp, or for Local Mode, its bundle lies in a temporary directory for as long as the object
-        lives.
+        With SDK V2 it is the ``sagemaker.pytorch.PyTorch``. If the code imports smddp, or for Local Mode, its bundle
+        lies in a temporary directory for as long as the object lives. With SDK V3 it is a
+        ``sagemaker.train.ModelTrainer``, whose ``train`` sends the same request, and whose code is uploaded at once.
 
         Raises:
-            EstimatorError: The SDK refuses the parameters, or its Local Mode can't do what they ask for.
+            EstimatorError: The SDK refuses the parameters, or Local Mode or ModelTrainer can't do what they ask for.
         """
         from estimators.sdk.adapter import adapter
 

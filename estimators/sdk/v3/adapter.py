@@ -43,10 +43,7 @@ def send(
     experiment_config: Mapping[str, str] | None,
 ) -> str:
     """Upload a job's code, send its request, and return its name."""
-    try:
-        job = _job(cloned(arguments), session, job_name)
-    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
-        raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
+    job = _accepted(arguments, session, job_name)
     members = job.request(
         inputs,
         code=upload_code(job),
@@ -83,16 +80,23 @@ def local_session(given: Session | None = None) -> Session:  # noqa: ARG001 - th
     )
 
 
-def trainer(arguments: Mapping[str, Any], session: Session) -> Any:  # noqa: ARG001 - nothing is made of it
-    """Raise: V3 has no ``PyTorch``.
+def trainer(arguments: Mapping[str, Any], session: Session) -> Any:
+    """Return a job as ``sagemaker.train.ModelTrainer``, whose code is uploaded.
 
     Raises:
-        EstimatorError: Always.
+        EstimatorError: The SDK refuses the parameters, or ModelTrainer can't hold what they ask for.
     """
-    raise EstimatorError(
-        "to_sagemaker() gives the PyTorch of the SageMaker Python SDK V2, and V3 is installed. fit() sends the same "
-        "request."
-    )
+    from estimators.sdk.v3.model_trainer import model_trainer
+
+    return model_trainer(_accepted(arguments, session, None))
+
+
+def _accepted(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> Job:
+    """Return a job whose code is on this machine."""
+    try:
+        return _job(cloned(arguments), session, job_name)
+    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
+        raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
 
 
 def _job(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> Job:

@@ -35,6 +35,8 @@ class Job:
     """With what the SDK's configuration says."""
     session: Session
     """Whose region, role and configuration the job has."""
+    base_name: str
+    """What names of such jobs begin with."""
     name: str
     """The training job's name."""
     image: str
@@ -56,6 +58,7 @@ class Job:
         return cls(
             parameters=parameters,
             session=session,
+            base_name=base,
             name=job_name or name_from_base(base),
             image=image,
             output_path=parameters.output_path or default,

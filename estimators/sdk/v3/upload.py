@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from botocore.exceptions import BotoCoreError, ClientError
 from sagemaker.core.s3 import S3Uploader, s3_path_join
 
 from estimators.sdk.library import fw_utils
@@ -14,6 +16,8 @@ from estimators.sdk.library import fw_utils
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
     from estimators.sdk.v3.request import Job
+
+logger = logging.getLogger(__name__)
 
 
 def upload_code(job: Job) -> tuple[str, str]:
@@ -57,5 +61,9 @@ def _owner(session: Session, bucket: str) -> str | None:
     """Return the account that must own a bucket of the SDK's choice: others could have made one of that name."""
     if not re.fullmatch(rf"sagemaker-{re.escape(session.boto_region_name)}-\d{{12}}", bucket):
         return None
-    account: str = session.account_id()
+    try:
+        account: str = session.boto_session.client("sts").get_caller_identity()["Account"]
+    except (BotoCoreError, ClientError) as fault:
+        logger.warning("that %s is a bucket of this account is not checked: %s", bucket, fault)
+        return None
     return account if bucket.endswith(account) else None

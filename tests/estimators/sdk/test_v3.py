@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
+from estimators.local import LocalSageMaker
+from estimators.service_model import service_model
 from tests.sdk_v3 import python_with_sdk_v3
 
 pytestmark = pytest.mark.sdk_v3
+
+REQUESTED = {
+    name
+    for name in service_model().operation_model("CreateTrainingJob").input_shape.members
+    if name != "TrainingJobName"
+}
 
 TRAIN = """
 from dataclasses import dataclass
@@ -52,6 +60,7 @@ before = settings()
 
 from estimators import Estimator
 from estimators.local import LocalSageMaker
+from estimators.service_model import service_model
 from sagemaker.core.helper.session_helper import Session
 
 with LocalSageMaker(grace_seconds=10) as platform:
@@ -97,8 +106,60 @@ print(json.dumps({
     "training_recipe": refusal(training_recipe="training/llama/one"),
     "compiler_config": refusal(compiler_config=TrainingCompilerConfig()),
     "subnets": refusal(subnets=["subnet-1"]),
+    "ModelTrainer": refusal(
+        image_uri="mine",
+        output_path="s3://jobs/models",
+        container_entry_point=["train"],
+        debugger_hook_config=True,
+        enable_sagemaker_metrics=True,
+        call="to_sagemaker",
+    ),
     "inputs": refusal(model_uri="s3://jobs/model.tar.gz", model_channel_name=""),
 }))
+"""
+
+MODEL_TRAINER = """
+import json
+from sagemaker.core.helper.session_helper import Session
+from estimators import Estimator
+
+session = Session()
+bucket = session.default_bucket()
+session.upload_data("code", key_prefix="model")
+estimator = Estimator(
+    "train.py",
+    source_dir="code",
+    role="arn:aws:iam::123456789012:role/SmddpLocal",
+    instance_type="ml.g5.xlarge",
+    instance_count=2,
+    distribution="torchrun",
+    hyperparameters={"lr": 0.5, "sizes": [1, 2]},
+    use_spot_instances=True,
+    max_run=900,
+    max_wait=1000,
+    checkpoint_s3_uri=f"s3://{bucket}/checkpoints",
+    checkpoint_local_path="/opt/ml/other",
+    output_kms_key="alias/models",
+    model_uri=f"s3://{bucket}/model/",
+    tags={"TeamName": "vision"},
+    environment={"MyVariable": "1"},
+    subnets=["subnet-1"],
+    security_group_ids=["sg-1"],
+    encrypt_inter_container_traffic=True,
+    enable_remote_debug=True,
+    max_retry_attempts=2,
+    metric_definitions=[{"Name": "loss", "Regex": "loss=([0-9.]+)"}],
+    sagemaker_session=session,
+)
+def described(name):
+    job = session.sagemaker_client.describe_training_job(TrainingJobName=name)
+    return job | {"Tags": session.sagemaker_client.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]}
+
+name = estimator.fit(wait=False).name
+estimator.to_sagemaker().train(wait=False, logs=False)
+newest = session.sagemaker_client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending", MaxResults=1)
+by_trainer = newest["TrainingJobSummaries"][0]["TrainingJobName"]
+print(json.dumps([described(name), described(by_trainer)], default=str))
 """
 
 PARAMETERS = """
@@ -113,7 +174,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python_with_sdk_v3(tmp_path_factory.mktemp("environment") / "v3")
 
 
-def run(python: str, program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def run(python: str, program: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a directory with a script, without the AWS settings of this process."""
     (directory / "code").mkdir()
     (directory / "code" / "train.py").write_text(TRAIN)
@@ -122,7 +183,7 @@ def run(python: str, program: str, directory: Path) -> subprocess.CompletedProce
     return subprocess.run(
         [python, "-c", program],
         cwd=directory,
-        env={**clean, "AWS_DEFAULT_REGION": "us-east-1"},
+        env={**clean, "AWS_DEFAULT_REGION": "us-east-1", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -149,7 +210,30 @@ def test_what_only_v2_has_is_refused_in_words(python: str, tmp_path: Path) -> No
     for name in ("training_recipe", "compiler_config"):
         assert f"{name} needs the SageMaker Python SDK V2, and V3 is installed" in refusals[name]
     assert "both subnets and security_group_ids must be set" in refusals["subnets"]
+    assert (
+        "can't hold ContainerEntrypoint, DebugHookConfig, EnableSageMakerMetricsTimeSeries of the job's request"
+        in refusals["ModelTrainer"]
+    )
     assert "Expected a channel name if a channel URI s3://jobs/model.tar.gz" in refusals["inputs"]
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces
+@pytest.mark.timeout(300)
+def test_a_model_trainer_sends_the_same_job(python: str, tmp_path: Path) -> None:
+    with LocalSageMaker(grace_seconds=10) as platform:
+        done = run(python, MODEL_TRAINER, tmp_path, **platform.environment)
+    assert done.returncode == 0, done.stderr
+    assert "no place for EnableSageMakerMetricsTimeSeries, ProfilerConfig" in done.stderr
+    sent, by_trainer = json.loads(done.stdout.splitlines()[-1])
+    assert sent.pop("ProfilerConfig") == {"DisableProfiler": True}
+    assert sent["AlgorithmSpecification"].pop("EnableSageMakerMetricsTimeSeries") is True
+    for job in (sent, by_trainer):
+        job["HyperParameters"].pop("sagemaker_job_name", None)
+        assert job["HyperParameters"].pop("sagemaker_submit_directory").endswith('/source/sourcedir.tar.gz"')
+    members = REQUESTED & sent.keys()
+    assert len(members) > 13
+    assert {name: by_trainer.get(name) for name in members} == {name: sent[name] for name in members}
 
 
 def test_the_parameters_are_those_of_v2_with_their_defaults(python: str, tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""A job as ``sagemaker.train.ModelTrainer``: its request without channels of data, which go to ``ModelTrainer.train``.
+
+ModelTrainer starts scripts in a way of its own. Here it gets none, but the hyperparameters of AWS's training toolkit,
+which the images of AWS and of smddp have: what it sends is what ``fit`` sends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sagemaker.core import shapes
+from sagemaker.core.utils.utils import pascal_to_snake
+from sagemaker.train import ModelTrainer
+from sagemaker.train.configs import Compute, Networking
+
+from estimators.errors import EstimatorError
+from estimators.sdk.v3.request import Job
+from estimators.sdk.v3.upload import upload_code
+
+logger = logging.getLogger(__name__)
+
+_JOB_NAME = "sagemaker_job_name"
+"""The toolkit's hyperparameter that is left out: ModelTrainer names each job anew."""
+_NETWORKING = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption")
+_HELD = frozenset(
+    {
+        *("AlgorithmSpecification", "CheckpointConfig", "EnableManagedSpotTraining", "Environment", "HyperParameters"),
+        *("InfraCheckConfig", "InputDataConfig", "OutputDataConfig", "RemoteDebugConfig", "ResourceConfig"),
+        *("RetryStrategy", "RoleArn", "SessionChainingConfig", "StoppingCondition", "Tags", "TensorBoardOutputConfig"),
+        *("TrainingJobName", "VpcConfig", *_NETWORKING),
+    }
+)
+_HELD_OF_ALGORITHM = frozenset({"TrainingImage", "TrainingImageConfig", "TrainingInputMode", "MetricDefinitions"})
+_TIME_SERIES = "EnableSageMakerMetricsTimeSeries"
+
+
+def model_trainer(job: Job) -> ModelTrainer:
+    """Return a job's ModelTrainer, whose code is uploaded.
+
+    Raises:
+        EstimatorError: The job has something that ModelTrainer has no place for.
+    """
+    _require_held(job, _request(job, ("s3://bucket/sourcedir.tar.gz", "script.py")))
+    return _built(job, _request(job, upload_code(job)))
+
+
+def _request(job: Job, code: tuple[str, str]) -> dict[str, Any]:
+    return job.request(None, code=code, experiment_config=None, upload=lambda path, _rule: path)
+
+
+def _require_held(job: Job, request: Mapping[str, Any]) -> None:
+    lost = {name: value for name, value in request.items() if name not in _HELD}
+    algorithm = request["AlgorithmSpecification"]
+    lost |= {name: value for name, value in algorithm.items() if name not in _HELD_OF_ALGORITHM}
+    chosen_by_default = {
+        "ProfilerConfig": {"DisableProfiler": True},
+        **({_TIME_SERIES: True} if job.parameters.enable_sagemaker_metrics is None else {}),
+    }
+    wanted = sorted(name for name, value in lost.items() if chosen_by_default.get(name) != value)
+    if wanted:
+        raise EstimatorError(
+            f"A ModelTrainer of the SageMaker Python SDK V3 can't hold {', '.join(wanted)} of the job's request. Leave "
+            "out the parameters that ask for it, or use fit(), which sends it."
+        )
+    if lost:
+        logger.warning("ModelTrainer has no place for %s: the API's own defaults count", ", ".join(sorted(lost)))
+
+
+def _built(job: Job, request: dict[str, Any]) -> ModelTrainer:
+    algorithm = request["AlgorithmSpecification"]
+    networking = {**request.get("VpcConfig", {}), **{name: request[name] for name in _NETWORKING if name in request}}
+    trainer = ModelTrainer(
+        sagemaker_session=job.session,
+        role=request["RoleArn"],
+        base_job_name=job.base_name,
+        training_image=algorithm["TrainingImage"],
+        training_image_config=_shape(shapes.TrainingImageConfig, algorithm.get("TrainingImageConfig")),
+        training_input_mode=algorithm["TrainingInputMode"],
+        hyperparameters={name: text for name, text in request["HyperParameters"].items() if name != _JOB_NAME},
+        input_data_config=[_shape(shapes.Channel, channel) for channel in request.get("InputDataConfig", ())] or None,
+        output_data_config=_shape(shapes.OutputDataConfig, request["OutputDataConfig"]),
+        checkpoint_config=_shape(shapes.CheckpointConfig, request.get("CheckpointConfig")),
+        compute=Compute(
+            **_snake(request["ResourceConfig"]),
+            enable_managed_spot_training=request.get("EnableManagedSpotTraining"),
+        ),
+        networking=_shape(Networking, networking or None),
+        stopping_condition=_shape(shapes.StoppingCondition, request["StoppingCondition"]),
+        environment=request.get("Environment", {}),
+        tags=[_shape(shapes.Tag, tag) for tag in request.get("Tags", ())] or None,
+    )
+    if definitions := algorithm.get("MetricDefinitions"):
+        trainer.with_metric_definitions([_shape(shapes.MetricDefinition, each) for each in definitions])
+    for member, shape, take in (
+        ("RetryStrategy", shapes.RetryStrategy, trainer.with_retry_strategy),
+        ("InfraCheckConfig", shapes.InfraCheckConfig, trainer.with_infra_check_config),
+        ("RemoteDebugConfig", shapes.RemoteDebugConfig, trainer.with_remote_debug_config),
+        ("SessionChainingConfig", shapes.SessionChainingConfig, trainer.with_session_chaining_config),
+        ("TensorBoardOutputConfig", shapes.TensorBoardOutputConfig, trainer.with_tensorboard_output_config),
+    ):
+        if member in request:
+            take(_shape(shape, request[member]))
+    return trainer
+
+
+def _shape(kind: Any, members: Mapping[str, Any] | None) -> Any:
+    """Return one of the SDK's shapes from the request's own form of it; None for None."""
+    return None if members is None else kind(**_snake(members))
+
+
+def _snake(value: Any) -> Any:
+    """Return a structure of the request with the names that the SDK's shapes have for its members."""
+    if isinstance(value, Mapping):
+        return {pascal_to_snake(name): _snake(item) for name, item in value.items()}
+    return [_snake(item) for item in value] if isinstance(value, list | tuple) else value
