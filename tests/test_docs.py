@@ -4,7 +4,7 @@ A page's blocks run in order in a directory that looks like a checkout. A Python
 naming a file (``# train.py``) is written to that file; any other runs on its own. Bash blocks run under
 ``set -euo pipefail``. AWS calls go to a local platform. Output is shown in ``text`` blocks, which are not run. A page
 that holds the line ``<!-- needs: docker -->`` is run where there is what that marker asks for; what stands before the
-marker is run everywhere.
+marker is run everywhere, and once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,15 +59,40 @@ def environment(fork_server: ForkPython) -> Iterator[dict[str, str]]:
         yield os.environ | platform.environment | {"PATH": path, "COLUMNS": "120"}
 
 
+@dataclass
+class Page:
+    """A page's directory, and how many of its blocks have been run in it."""
+
+    directory: Path
+    done: int = 0
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkPython) -> Callable[[Path], Page]:
+    """Gives a page, begun where the run of its beginning left it."""
+    begun: dict[Path, Page] = {}
+
+    def page_of(path: Path) -> Page:
+        if path not in begun:
+            begun[path] = Page(tmp_path_factory.mktemp("page"))
+            for entry in ROOT.iterdir():
+                if entry.name not in {"runs", ".git", ".venv"}:
+                    (begun[path].directory / entry.name).symlink_to(entry)
+            (begun[path].directory / ".venv").symlink_to(fork_server.environment)
+        return begun[path]
+
+    return page_of
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("fork_python")
 @pytest.mark.parametrize(("page", "text"), list(runs()))
 def test_every_block_runs(
     page: Path,
     text: str,
-    tmp_path: Path,
+    started: Callable[[Path], Page],
     environment: dict[str, str],
-    fork_python: ForkPython,
     request: pytest.FixtureRequest,
 ) -> None:
     if "slurm" in _NEEDS.findall(text):
@@ -77,35 +102,29 @@ def test_every_block_runs(
         # Else `make demo` would install from the directory below, and leave an installation that leads nowhere.
         fresh = subprocess.run(["make", "--question", ".venv/demo.stamp"], cwd=ROOT, capture_output=True, check=False)
         assert fresh.returncode == 0, ".venv is older than pyproject.toml: run `make .venv/dev.stamp` first"
-    for entry in ROOT.iterdir():
-        if entry.name not in {"runs", ".git", ".venv"}:
-            (tmp_path / entry.name).symlink_to(entry)
-    (tmp_path / ".venv").symlink_to(fork_python.environment)
-    for block in blocks(text):
+    run = started(page)
+    for block in blocks(text)[run.done :]:
         where = f"{page.relative_to(ROOT)}:{block.line}"
         named = _FILE.match(block.text)
-        if block.language == "text":
-            continue
-        assert block.language in {"python", "bash"}, f"{where}: language {block.language!r} is not run"
+        if block.language != "text":
+            assert block.language in {"python", "bash"}, f"{where}: language {block.language!r} is not run"
         if named and block.language == "python":
-            (tmp_path / named[1]).write_text(block.text)
-            continue
-        command = (
-            [sys.executable, "-c", block.text]
-            if block.language == "python"
-            else ["bash", "-euo", "pipefail", "-c", block.text]
-        )
-        result = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            stdin=subprocess.DEVNULL,
-        )
-        assert result.returncode == 0, f"{where} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+            (run.directory / named[1]).write_text(block.text)
+        elif block.language != "text":
+            command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+            result = subprocess.run(
+                [*command, block.text],
+                cwd=run.directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+                stdin=subprocess.DEVNULL,
+            )
+            told = f"{result.stdout}\n{result.stderr}"
+            assert result.returncode == 0, f"{where} ended with {result.returncode}:\n{told}"
+        run.done += 1
 
 
 def test_links_between_pages_lead_somewhere() -> None:
