@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,9 +27,15 @@ VALUES = st.recursive(
 )
 
 
-def arrived(name: str, value: Any) -> Any:
+@pytest.fixture(scope="module", autouse=True)
+def _hydra() -> Iterator[None]:
+    """Let Hydra look once for the file that called it: it goes through all modules."""
     with initialize(version_base=None, config_path=None):
-        config = compose(overrides=[f"+{override}" for override in to_overrides({name: value})])
+        yield
+
+
+def arrived(name: str, value: Any) -> Any:
+    config = compose(overrides=[f"+{override}" for override in to_overrides({name: value})])
     return OmegaConf.to_container(config, resolve=True)
 
 
