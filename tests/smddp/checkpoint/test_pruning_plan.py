@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,13 +77,20 @@ def test_a_misspelt_metric_does_not_cost_the_best(tmp_path: Path) -> None:
         plan_pruning(open_store(tmp_path), Retention(last=1, best=1, metric="acuracy"))
 
 
-@given(last=st.integers(1, 6), every=st.none() | st.integers(1, 6), broken=st.sets(st.integers(1, 5)))
-def test_every_plan_keeps_a_valid_one_and_divides_what_is_before_it(
-    tmp_path_factory: pytest.TempPathFactory, last: int, every: int | None, broken: set[int]
-) -> None:
-    place = tmp_path_factory.mktemp("place")
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with five whole checkpoints, to be copied."""
+    place = tmp_path_factory.mktemp("five")
     for step in range(1, 6):
         save(place, step)
+    return place
+
+
+@given(last=st.integers(1, 6), every=st.none() | st.integers(1, 6), broken=st.sets(st.integers(1, 5)))
+def test_every_plan_keeps_a_valid_one_and_divides_what_is_before_it(
+    five: Path, last: int, every: int | None, broken: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = shutil.copytree(five, tmp_path_factory.mktemp("place"), dirs_exist_ok=True)
     for step in broken:
         damage(place, step)
     store, keep = open_store(place), Retention(last=last, every=every)

@@ -126,10 +126,10 @@ def train(job: Job, precision: str, *, epochs: int) -> Network:
 
 @pytest.mark.parametrize("precision", ["O2", "O3"])
 def test_a_training_in_it_learns_and_resumes_exactly(tmp_path: Path, precision: str) -> None:
-    undisturbed = train(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), precision, epochs=30)
+    undisturbed = train(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), precision, epochs=12)
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
-    train(job, precision, epochs=17)
-    resumed = train(job, precision, epochs=30)
+    train(job, precision, epochs=7)
+    resumed = train(job, precision, epochs=12)
     for (name, value), expected in zip(resumed.state_dict().items(), undisturbed.state_dict().values(), strict=True):
         assert torch.equal(value, expected), name
     begun = Network().train()
