@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-SMDDP = str(Path(sys.executable).with_name("smddp"))
+pytestmark = pytest.mark.usefixtures("fork_python")
 
 
 def smddp(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": str(Path(sys.executable).parent), "COLUMNS": "200", **variables}
-    return subprocess.run(
-        [SMDDP, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    programs = Path(sys.executable).parent
+    command = [programs / "smddp", *arguments]
+    environment = {"PATH": str(programs), "COLUMNS": "200", **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:

@@ -185,6 +185,7 @@ for step in range(steps):
 """
 
 
+@pytest.mark.usefixtures("fork_python")
 def test_of_two_writers_one_commits_each_step(store: S3Store, server: Server, bucket: str) -> None:
     steps = 25
     writers = {
