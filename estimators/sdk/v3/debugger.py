@@ -69,7 +69,7 @@ def _complete(rule: Any, region: str, upload: Callable[[str, str], str]) -> Any:
 
 
 def _hook(parameters: Parameters, rules: Sequence[Any], region: str, output_path: str) -> dict[str, Any] | None:
-    hook = parameters.debugger_hook_config
+    hook: Any = {} if parameters.debugger_hook_config is True else parameters.debugger_hook_config
     if region.lower() in DEBUGGER_UNSUPPORTED_REGIONS:
         if hook or (rules and hook is None):
             raise ValueError("Current region does not support debugger but debugger hook config is set!")
@@ -77,7 +77,7 @@ def _hook(parameters: Parameters, rules: Sequence[Any], region: str, output_path
     # The hook does not work beside checkpoints that SageMaker copies.
     if hook is False or (parameters.checkpoint_s3_uri and parameters.checkpoint_local_path):
         return None
-    if hook is None or hook is True or hook == {}:
+    if hook is None or hook == {}:
         hook = DebuggerHookConfig()
     collections = [*(each for rule in rules for each in rule.collection_configs), *(hook.collection_configs or ())]
     members = {

@@ -6,15 +6,13 @@ V2 and V3 are both called ``sagemaker``, so only the process that submits has V3
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from estimators.local import Docker, LocalSageMaker
 from tests.docker.images import build_images
 from tests.estimators.local.submitted_jobs import await_end, await_that, messages
-
-SDK_V3 = Path(sys.prefix) / "sdk-v3"
+from tests.sdk_v3 import SDK_V3
 
 pytestmark = [
     pytest.mark.sdk_v3,
