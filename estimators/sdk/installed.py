@@ -41,7 +41,8 @@ def installed() -> Generation:
         )
     if not is_v2 and not is_v3:
         raise EstimatorError(
-            f"No SageMaker Python SDK is installed. Do: pip install 'smddp[sagemaker]' ({_V2}, or {_V3})"
+            f"No SageMaker Python SDK is installed. Do: pip install 'smddp[sagemaker]' ({_V2}), or "
+            f"'smddp[sagemaker-v3]' ({_V3})"
         )
     return "V2" if is_v2 else "V3"
 
