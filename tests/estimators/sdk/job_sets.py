@@ -62,7 +62,7 @@ def _job(draw: Draw, number: int) -> Json:
     if "instance_groups" in arguments:
         arguments.pop("checkpoint_local_path", None)  # beside Debugger's hook, V2 compares the number of hosts, None
     if draw.random() < 0.15:
-        arguments |= {"subnets": ["subnet-1", "subnet-2"], "security_group_ids": ["sg-1"]}
+        arguments |= _VPC
     if draw.random() < 0.2:
         arguments |= draw.choice(_DEBUGGING)
     if draw.random() < 0.1:
@@ -73,6 +73,8 @@ def _job(draw: Draw, number: int) -> Json:
     calls: Json = {"inputs": _inputs(draw), "job_name": f"job-{number}" if draw.random() < 0.8 else None}
     if draw.random() < 0.1:
         calls["experiment_config"] = {"ExperimentName": "digits", "TrialName": "first"}
+    if draw.random() < 0.9:
+        _keep_rules(arguments, calls)
     region = draw.choice(REGIONS)
     session: Json = {
         "region": region,
@@ -86,6 +88,15 @@ def _job(draw: Draw, number: int) -> Json:
         session["configured"] = draw.choice(_CONFIGURED)
     stated = {name: value for name, value in arguments.items() if value is not None}
     return {"number": number, "session": session, "arguments": stated, "calls": calls}
+
+
+def _keep_rules(arguments: Json, calls: Json) -> None:
+    """Give a job what AWS wants beside what it has, and take away what does not go with it."""
+    drawn = json.dumps([arguments, calls])
+    if "FileSystemInput" in drawn or arguments.get("training_repository_access_mode") == "Vpc":
+        arguments |= _VPC
+    if any(f'"{kind}"' in drawn for kind in _NVME_KINDS):
+        arguments.pop("volume_kms_key", None)
 
 
 def _hosts(draw: Draw) -> Json:
@@ -147,6 +158,7 @@ def _inputs(draw: Draw) -> Any:
     rich = _object(
         "inputs.TrainingInput",
         "s3://data/list.json",
+        input_mode="Pipe",
         s3_data_type="AugmentedManifestFile",
         attribute_names=["source-ref", "label"],
         content_type="application/x-image",
@@ -192,6 +204,9 @@ _DEBUGGING: list[Json] = [
     {"tensorboard_output_config": _object("debugger.TensorBoardOutputConfig", "s3://jobs/board", "/opt/ml/board")},
 ]
 
+_VPC: Json = {"subnets": ["subnet-1", "subnet-2"], "security_group_ids": ["sg-1"]}
+_NVME_KINDS = ["ml.g5.xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.trn1.2xlarge"]
+"""Instance types without an EBS volume, which take no key for it."""
 _GPU_KINDS = ["ml.g5.xlarge", "ml.p3.16xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge"]
 _ANY_KIND = ["ml.m5.xlarge", "ml.c5n.18xlarge", *_GPU_KINDS]
 _OWN_IMAGE: list[Json] = [{"image_uri": IMAGE}, {"image_uri": IMAGE, "framework_version": "2.3", "py_version": "py311"}]
