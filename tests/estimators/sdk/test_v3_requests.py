@@ -17,7 +17,7 @@ from tests.estimators.sdk.sent_requests import lay_out_code, sent_for
 from tests.sdk_v3 import python_with_sdk_v3
 
 ROOT = Path(__file__).parents[3]
-JOBS = 580
+JOBS = 640
 SEED = 17
 
 _TIME = re.compile(r"-\d{4}(-\d\d){5}-\d{3}")
