@@ -9,8 +9,8 @@ durable   from the save's begin until fsync has returned for the last byte
 load      from files in the page cache to tensors, with whatever verification there is
 memory    the highest resident size of saving, over that of the process with its state alone
 loop      steps a second of a Python launch loop, from the stall's end until all is durable, against those of the same
-          loop just before; what saves synchronously is given a thread. On its core: without the time in which the loop
-          waited for a core, which on a machine with cores to spare is none. And the worst gap between two steps
+          loop just before and after; what saves synchronously is given a thread. On its core: without the time in which
+          it waited for a core, which on a machine with cores to spare is none. And the worst gap between two steps
 first     the stall of the first save, after a warm-up where there is one
 
     python benchmarks/checkpoint.py [--megabytes 200 2000] [--repeats 5] [--only smddp safetensors] [--directory DISK]

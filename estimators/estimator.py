@@ -22,11 +22,13 @@ from estimators.checks import aws_limits, parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
-from estimators.plan import Call, Plan, chooses_image_by_version, make_local_plan, make_plan
+from estimators.plan import Call, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import nearest
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
+    from estimators.job_handle.listener import OnEvent
+    from estimators.rehearsal import Rehearsal
     from estimators.sdk.library import Session
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,9 @@ _SAFE_DEFAULTS: Mapping[str, tuple[bool, frozenset[str]]] = {
 """What the SDK would turn on by itself, and slow the job down with, is off, unless a parameter asks for it."""
 
 
+_MAX_RUN = 24 * 60 * 60
+NOTHING_SENT = "SMDDP_NOTHING_SENT"
+"""The variable of the environment with which `fit` refuses to send a job."""
 _COUNTED_BY = frozenset({"instance_groups", "training_recipe"})
 """The parameters that say themselves how many hosts there are."""
 
@@ -71,7 +76,7 @@ class Estimator:
         framework_version: str | None = None,
         py_version: str | None = None,
         image_uri: str | None = None,
-        max_run: int = 24 * 60 * 60,
+        max_run: int | None = _MAX_RUN,
         use_spot_instances: bool = False,
         max_wait: int | None = None,
         checkpoint_s3_uri: str | None = None,
@@ -119,7 +124,7 @@ class Estimator:
             "framework_version": framework_version,
             "py_version": py_version,
             "image_uri": image_uri,
-            "max_run": max_run,
+            "max_run": _MAX_RUN if max_run is None else max_run,
             "use_spot_instances": use_spot_instances or None,
             "max_wait": max_wait,
             "checkpoint_s3_uri": checkpoint_s3_uri,
@@ -138,6 +143,11 @@ class Estimator:
         logs: bool | str = True,
         job_name: str | None = None,
         experiment_config: Mapping[str, str] | None = None,
+        *,
+        prices: Prices | None = None,
+        max_cost: float | None = None,
+        rehearse: int | None = None,
+        on_event: OnEvent | None = None,
     ) -> TrainingJob:
         """Check the job, upload its code, start it, and wait for its end.
 
@@ -148,17 +158,34 @@ class Estimator:
             logs: Whether to show the job's log while waiting; the SDK's "All" and "None" are taken, too.
             job_name: The job's name; by default one with the time in it.
             experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
+            prices: What instance types cost, as for `plan`.
+            max_cost: The most that the job may cost, as for `plan`: one that may cost more is not sent.
+            rehearse: Optimizer steps to train on this machine first, by the method `rehearse`; what it raises keeps the
+                job from being sent.
+            on_event: Who is told what happens to the job, as for `TrainingJob.wait`.
 
         Raises:
-            EstimatorError: The job can't work as it is described. Nothing was uploaded.
+            EstimatorError: The job can't work as it is described, or may cost too much. Nothing was uploaded.
             TrainingJobFailed: The job failed; its reason says why.
             TrainingJobStopped: The job was stopped, by somebody or by a limit.
         """
-        plan = self.plan(inputs, job_name=job_name, experiment_config=experiment_config)
+        if NOTHING_SENT in os.environ:
+            raise EstimatorError(
+                f"fit() sends nothing while {NOTHING_SENT} is set, as it is by smddp plan, export and sbatch: they see "
+                "only what the submit script itself sends before it ends, and neither its child processes nor what it "
+                "does at exit. Call fit() there, or unset the variable."
+            )
+        if on_event is not None:
+            self._check_listener(on_event, waits=wait)
+        plan = self.plan(
+            inputs, job_name=job_name, experiment_config=experiment_config, prices=prices, max_cost=max_cost
+        )
         plan.require()
         for problem in plan.warnings:
             logger.warning("%s", problem)
         shows_log = logs not in (False, "None")
+        if rehearse is not None:
+            logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=shows_log))
         if parameters.is_local_mode(self.arguments):
             if not wait:
                 logger.warning("wait=False: a local job runs to its end before fit() returns")
@@ -177,10 +204,28 @@ class Estimator:
         finally:
             bundle.remove()
         job = TrainingJob(name, session)
-        logger.info("started training job %s: %s", job.name, plan.topology)
+        cost = "" if plan.cost is None else f"; cost: {plan.cost}"
+        logger.info("started training job %s: %s%s", job.name, plan.topology, cost)
         if wait:
-            job.wait(logs=shows_log)
+            job.wait(logs=shows_log, on_event=on_event)
         return job
+
+    def _check_listener(self, on_event: OnEvent, *, waits: bool) -> None:
+        """See that it will be told something.
+
+        Raises:
+            EstimatorError: It can't be told anything.
+        """
+        from estimators.job_handle.listener import check_listener
+
+        check_listener(on_event)
+        if parameters.is_local_mode(self.arguments):
+            raise EstimatorError(
+                f"on_event is not told of jobs of instance_type={self.arguments['instance_type']!r}. Leave it out, or "
+                "send the job to a LocalSageMaker."
+            )
+        if not waits:
+            raise EstimatorError("on_event is told while the job is waited for. Give it to job.wait(), or wait=True.")
 
     def _fit_here(self, inputs: Any, *, logs: bool, job_name: str | None) -> TrainingJob:
         """Run a job of ``instance_type="local"``; in the SDK's own Local Mode, if the session is one of that."""
@@ -205,16 +250,70 @@ class Estimator:
         *,
         job_name: str | None = None,
         experiment_config: Mapping[str, str] | None = None,
+        prices: Prices | None = None,
+        max_cost: float | None = None,
     ) -> Plan:
-        """Return what the job would run on, and what is wrong with it. Nothing is sent or uploaded.
+        """Return what the job would run on, use and cost, and what is wrong with it. Nothing is sent or uploaded.
 
         Args:
             inputs: The channels, as for `fit`.
             job_name: The job's name, as for `fit`.
             experiment_config: The experiment that the job belongs to, as for `fit`.
+            prices: Dollars an hour of a host by instance type, or ``{"on_demand": …, "spot": …}``; the path of a
+                .json or .csv file of them; or ``"aws"``, which asks AWS's Price List API.
+            max_cost: Dollars: a job whose hosts may cost more by the end of `max_run`, or whose cost is not known,
+                has an error.
+
+        Raises:
+            EstimatorError: The prices can't be read, or AWS can't be asked for them.
+
+        Examples:
+            What the job costs, and that it may not cost more than 50 dollars::
+
+                plan = estimator.plan({"training": "s3://bucket/data"}, prices={"ml.g5.xlarge": 1.41}, max_cost=50)
+                print(plan)
+                plan.require()
         """
-        call = Call(inputs=inputs, job_name=job_name, experiment_config=experiment_config)
+        call = Call(
+            inputs=inputs,
+            job_name=job_name,
+            experiment_config=experiment_config,
+            prices=prices,
+            max_cost=max_cost,
+        )
         return make_plan(self.arguments, call, session=self._session)
+
+    def rehearse(self, inputs: Any = None, *, steps: int = 20, seconds: int = 600, logs: bool = True) -> Rehearsal:
+        """Train some steps of the job on this machine, with its hosts and ranks, and go on from the checkpoint.
+
+        The script runs to its end in the embedded platform (``LocalSageMaker``), in this Python's environment: data are
+        read, a checkpoint is written, a model saved. With ``checkpoint_s3_uri`` a second attempt resumes. Nothing is
+        sent to AWS; of channels on S3 a sample of some 64 MiB is fetched.
+
+        Args:
+            inputs: The channels, as for `fit`, or directories and files of this machine.
+            steps: Optimizer steps of an attempt, after which the loops of ``smddp.Trainer`` end.
+            seconds: After which an attempt is given up.
+            logs: Whether to show the log.
+
+        Raises:
+            EstimatorError: The job can't be rehearsed, an attempt took too long, or the second did not resume.
+            TrainingJobFailed: The job can't train; its reason says why.
+        """
+        from estimators.rehearsal import rehearse
+        from estimators.sdk import sessions
+
+        def fit(arguments: Mapping[str, Any], session: Session, data: Mapping[str, Any]) -> TrainingJob:
+            return Estimator(**arguments, sagemaker_session=session).fit(dict(data) or None, logs=logs)
+
+        return rehearse(
+            self.arguments,
+            inputs,
+            fit=fit,
+            steps=steps,
+            seconds=seconds,
+            s3=lambda: sessions.s3_client(self._session),
+        )
 
     def to_sagemaker(self) -> Any:
         """Return the SDK's own object of `fit`: for pipelines, tuners, or a ``fit`` without our checks.
@@ -251,6 +350,8 @@ class Estimator:
         except BaseException:
             bundle.remove()
             raise
+        for path in bundle.secrets:
+            logger.warning("%s looks secret, and is not in the bundle", path)
         weakref.finalize(trainer, bundle.remove)
         return trainer
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
 from operator import attrgetter
 from typing import Any
+
+from estimators.api_retries import ask
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -21,6 +25,11 @@ class LogLine:
     """The host's name in the job: ``algo-1``, ``algo-2``, …"""
     message: str
 
+    @property
+    def time(self) -> datetime:
+        """The timestamp, in UTC."""
+        return datetime.fromtimestamp(self.timestamp / 1000, timezone.utc)
+
 
 @dataclass(slots=True)
 class LogReader:
@@ -29,6 +38,8 @@ class LogReader:
     client: Any
     """A boto3 client of CloudWatch Logs."""
     job_name: str
+    cancelled: Callable[[], bool] = lambda: False
+    """Whether nobody wants the lines any more, which ends the pauses of requests that fail."""
     _tokens: dict[str, str] = field(default_factory=dict)
 
     def unread(self) -> Iterator[LogLine]:
@@ -42,7 +53,9 @@ class LogReader:
             logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job_name}/"
         )
         try:
-            return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
+            return ask(
+                lambda: [stream["logStreamName"] for page in pages for stream in page["logStreams"]], self.cancelled
+            )
         except self.client.exceptions.ResourceNotFoundException:
             return []  # no training job of this account has logged yet
 
@@ -50,7 +63,8 @@ class LogReader:
         host = stream.rpartition("/")[2].rpartition("-")[0]
         while True:
             token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
-            page = self.client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
+            names = {"logGroupName": LOG_GROUP, "logStreamName": stream}
+            page = ask(partial(self.client.get_log_events, **names, startFromHead=True, **token), self.cancelled)
             for event in page["events"]:
                 yield LogLine(timestamp=event["timestamp"], host=host, message=event["message"])
             is_last = page["nextForwardToken"] == self._tokens.get(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import datetime
 
@@ -9,6 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC and other strings: titles, links, the clipboard
+    r"|\x1b[ -/]*[0-Z\\-~]"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
+"""Control sequences of ECMA-48, and control characters but tab, newline and carriage return."""
 
 
 class LogView:
@@ -39,10 +47,13 @@ class LogView:
         """Show that the job's status has changed."""
         text = f"{time.astimezone():%H:%M:%S} {status}"
         if message and message != status:
-            text = f"{text}: {message}"
+            text = f"{text}: {as_shown(message)}"
         self._console.print(Text(text, style="bold"))
 
 
 def as_shown(line: str) -> str:
-    """Return what a terminal shows of a line in the end: the last state of a progress bar."""
-    return next(filter(None, reversed(line.rstrip("\r\n").split("\r"))), "")
+    """Return what a terminal shows of a line in the end: the last state of a progress bar.
+
+    Control sequences, colours too, are left out: a job's log moves no cursor and sets no title on who reads it.
+    """
+    return next(filter(None, reversed(_CONTROL.sub("", line).rstrip("\r\n").split("\r"))), "")

@@ -10,12 +10,14 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from estimators import source_code
+from estimators.metric_definition import regex_of_line
+
 _OF_EVERY_TRAINER = ("loss", "lr", "samples_per_second", "step", "epoch", "grad_norm")
 _OF_TIMING = (
     *("time_data", "time_forward", "time_backward", "time_optimizer", "time_checkpoint", "time_other"),
     *("peak_memory_gib", "tflops", "mfu"),
 )
-_NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
 
 def definitions(script: Path, *, most: int) -> list[dict[str, str]]:
@@ -25,19 +27,12 @@ def definitions(script: Path, *, most: int) -> list[dict[str, str]]:
         script: The entry point.
         most: What SageMaker takes. The script's own names go before those of the Trainer's timing.
     """
-    tree = _parsed(script)
+    tree = source_code.parsed(script)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     own = dict.fromkeys(name for call in calls for name in _logged(call))
     timed = any(keyword.arg == "timing" for call in calls for keyword in call.keywords)
     names = list(dict.fromkeys([*_OF_EVERY_TRAINER, *own, *(_OF_TIMING if timed else ())]))
-    return [{"Name": name, "Regex": rf"(?:^|\s){name}={_NUMBER}"} for name in names[:most]]
-
-
-def _parsed(script: Path) -> ast.Module:
-    try:
-        return ast.parse(script.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):  # what is wrong with the script is said by the checks
-        return ast.Module(body=[], type_ignores=[])
+    return [{"Name": name, "Regex": regex_of_line(name)} for name in names[:most]]
 
 
 def _logged(call: ast.Call) -> Iterator[str]:

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
+from estimators import api_retries
+from estimators.errors import EstimatorError
+from estimators.job_handle import outcome
+from estimators.job_handle.events import JobEvent, StatusChange
+from estimators.job_handle.outcome import ENDED
 from estimators.log_reader import LOG_GROUP, LogLine, LogReader
-from estimators.log_view import LogView
 
 if TYPE_CHECKING:
     import boto3
-    from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef, SecondaryStatusTransitionTypeDef
+    import pandas
+    from matplotlib.figure import Figure
+    from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
 
+    from estimators.job_handle.files import JobFiles
+    from estimators.job_handle.follower import Follower
+    from estimators.job_handle.listener import OnEvent
     from estimators.sdk.library import Session
+    from smddp.checkpoint import CheckpointInfo
 
 logger = logging.getLogger(__name__)
-
-ENDED = frozenset({"Completed", "Failed", "Stopped"})
-
-_STOPPED_BY: Mapping[str, str] = {
-    "MaxRuntimeExceeded": "it ran for the whole of max_run (MaxRuntimeInSeconds); give it more, or resume it from its "
-    "checkpoint",
-    "MaxWaitTimeExceeded": "it took the whole of max_wait (MaxWaitTimeInSeconds), waiting included; give it more, or "
-    "resume it from its checkpoint",
-    "Interrupted": "its spot instances were taken away",
-    "Stopped": "somebody called StopTrainingJob",
-}
-"""Why a job is Stopped, by its secondary status."""
-
-_SHORTEST_POLL, _LONGEST_POLL, _LONGEST_SETTLING = 0.25, 5.0, 3.0
-"""Seconds. How often a job is looked at grows with the time it has taken, and so does how long its last lines, which
-CloudWatch shows later than the job's end, are waited for."""
 
 
 class TrainingJob:
@@ -60,6 +55,7 @@ class TrainingJob:
         """The job's name."""
         self._sagemaker: Any = getattr(session, "sagemaker_client", None) or boto_session.client("sagemaker")
         self._boto_session = boto_session
+        self._session = session
 
     @classmethod
     def attach(cls, name: str, session: Session | boto3.Session | None = None) -> TrainingJob:
@@ -94,7 +90,7 @@ class TrainingJob:
 
     @property
     def status(self) -> str:
-        """InProgress, Stopping, or one of `ENDED`."""
+        """InProgress or Stopping; in the end Completed, Failed or Stopped."""
         return self.describe()["TrainingJobStatus"]
 
     @property
@@ -120,9 +116,140 @@ class TrainingJob:
         """The S3 prefix that holds the checkpoints, if the job keeps any."""
         return self.describe().get("CheckpointConfig", {}).get("S3Uri")
 
-    def metrics(self) -> dict[str, float]:
-        """Return the last value of each metric of the job's metric definitions."""
+    def final_metrics(self) -> dict[str, float]:
+        """Return the last value of each metric of the job's metric definitions, as its description has them."""
         return {metric["MetricName"]: metric["Value"] for metric in self.describe().get("FinalMetricDataList", [])}
+
+    def metrics(self) -> pandas.DataFrame:
+        """Return all values of the job's metrics so far, as its metric definitions find them in the lines of its log.
+
+        Returns:
+            A row a value, in the order of time: ``time`` (UTC), ``host``, ``step`` and ``epoch`` (as the same line
+            says them; NA if it does not), ``metric``, ``value``. The metrics ``step`` and ``epoch`` are no rows.
+
+        Raises:
+            EstimatorError: pandas is not installed; or it is a local job, whose log nothing keeps.
+
+        Examples:
+            The loss, a column an epoch::
+
+                frame = job.metrics()
+                losses = frame[frame.metric == "loss"].groupby("epoch").value.mean()
+        """
+        from estimators.job_handle import metric_table
+        from estimators.job_handle.metric_reader import MetricReader
+
+        log, reader = self._log(), MetricReader.of(self.describe())
+        return metric_table.table(value for line in log.unread() for value in reader.values(line))
+
+    def plot(self, *metrics: str) -> Figure:
+        """Draw the job's metrics over its steps; where it went on after an interruption or a restart, there is a mark.
+
+        Args:
+            *metrics: Their names; by default all.
+
+        Returns:
+            A matplotlib figure: ``job.plot("loss").savefig("loss.png")``.
+
+        Raises:
+            EstimatorError: The job has no such metric, or none yet; or pandas or matplotlib is not installed.
+        """
+        from estimators.job_handle import metric_table
+
+        transitions = self.describe().get("SecondaryStatusTransitions", [])
+        begun = metric_table.attempts_begun([StatusChange.of(transition) for transition in transitions])
+        return metric_table.plot(self.metrics(), metrics, begun, self.name)
+
+    def checkpoints(self, *, deep: bool = False) -> list[CheckpointInfo]:
+        """Return the checkpoints that lie where the job keeps them, oldest first, with what is wrong with each, if any.
+
+        They may be an earlier job's, which this one went on from.
+
+        Args:
+            deep: Verify every byte, which reads all of them; otherwise the manifests, and that all files have their
+                sizes.
+
+        Raises:
+            EstimatorError: The job keeps none.
+            StoreError: S3 can't be read.
+        """
+        from estimators.job_handle import checkpoints
+
+        return checkpoints.listed(checkpoints.place(self.name, self.describe()), self._s3(), deep=deep)
+
+    def download(self, directory: str | os.PathLike[str]) -> JobFiles:
+        """Download what the job has left: its model and its output, unpacked.
+
+        Args:
+            directory: Where they come, as ``model`` and ``output``; made if missing.
+
+        Raises:
+            EstimatorError: The job has left nothing (yet), something is in the way, or an archive is damaged or unsafe.
+        """
+        from estimators.job_handle import files
+
+        return files.download(self._s3(), self.describe(), Path(directory))
+
+    def resume(
+        self,
+        *,
+        hyperparameters: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        instance_type: str | None = None,
+        instance_count: int | None = None,
+        max_run: int | None = None,
+        max_wait: int | None = None,
+        use_spot_instances: bool | None = None,
+        job_name: str | None = None,
+    ) -> TrainingJob:
+        """Start a job that goes on from this one's newest checkpoint: the same code, image and channels, with changes.
+
+        Who has the Estimator need not come here: its next ``fit()`` with the same ``checkpoint_s3_uri`` does the same,
+        and takes the code as it is now. Tags are not copied.
+
+        Args:
+            hyperparameters: Those that change, such as ``{"epochs": 20}``; None as a value takes one away.
+            environment: Variables that change, or are added.
+            instance_type: What the hosts are.
+            instance_count: How many hosts there are.
+            max_run: Seconds that the new job may train.
+            max_wait: Seconds that it may take with the waiting; for spot jobs.
+            use_spot_instances: Whether it uses spare capacity.
+            job_name: Its name; by default this job's with another time in it.
+
+        Returns:
+            The new job; ``wait()`` waits for its end.
+
+        Raises:
+            EstimatorError: The job has not ended, keeps no checkpoints or has no valid one, or a change does not fit.
+        """
+        from estimators.job_handle import checkpoints
+        from estimators.job_handle.resumed_request import Changes, new_name, resumed_request, send
+
+        description = self.describe()
+        uri = checkpoints.place(self.name, description)
+        if (status := description["TrainingJobStatus"]) not in ENDED:
+            raise EstimatorError(
+                f"{self.name} is {status}, and two jobs can't write to {uri}. Call stop() and wait() first."
+            )
+        changes = Changes(
+            hyperparameters=hyperparameters,
+            environment=environment,
+            instance_type=instance_type,
+            instance_count=instance_count,
+            max_run=max_run,
+            max_wait=max_wait,
+            use_spot_instances=use_spot_instances,
+        )
+        name = job_name or new_name(self.name)
+        request = resumed_request(description, changes, name)
+        checkpoints.require_something(uri, self._s3())
+        send(self._sagemaker, request)
+        logger.info("started training job %s, which goes on from %s", name, self.name)
+        return TrainingJob(name, self._session)
+
+    def _s3(self) -> Any:
+        return self._boto_session.client("s3")
 
     def stop(self) -> None:
         """Ask the platform to stop the job: SIGTERM, a grace of 120 s, SIGKILL. Does nothing to an ended job."""
@@ -135,29 +262,53 @@ class TrainingJob:
 
     def lines(self) -> Iterator[LogLine]:
         """Yield the log as `logs` gives it, each line with its time."""
-        return (event for event in self._follow() if isinstance(event, LogLine))
+        return (event for event in self._follower().events() if isinstance(event, LogLine))
 
-    def wait(self, logs: bool = True) -> None:
+    def events(self) -> Iterator[JobEvent]:
+        """Yield all that happens to the job, from its beginning, until it has ended and all is read.
+
+        Returns:
+            `StatusChange`, `LogLine` and `MetricValue`; the values in a line come right after it.
+
+        Examples:
+            Stop a job whose loss is too high::
+
+                for event in job.events():
+                    match event:
+                        case MetricValue(metric="loss", value=loss) if loss > 10:
+                            job.stop()
+        """
+        return self._follower(with_values=True).events()
+
+    def wait(self, logs: bool = True, *, on_event: OnEvent | None = None) -> None:
         """Wait for the job's end. Ctrl-C leaves the job running, as long as its platform does.
 
         Args:
             logs: Whether to show the job's name, its log, and its changes of status, on stdout.
+            on_event: Is told what happens: a function that takes each of `events`, or a shell command that is run at
+                each change of status, with the event as JSON on its standard input. If it fails, a warning says so,
+                and the waiting goes on.
 
         Raises:
             TrainingJobFailed: The job failed.
             TrainingJobStopped: The job was stopped.
         """
-        view = LogView() if logs else None
-        if view is not None:
-            view.show_name(self.name)
+        from estimators.job_handle.listener import Listener
+        from estimators.job_handle.shown import shown
+        from smddp.process.live_text import is_watched
+
+        live = self._hyperparameters if logs and is_watched(sys.stdout) else None
         try:
-            for event in self._follow(with_lines=logs):
-                if view is None:
-                    continue
-                if isinstance(event, LogLine):
-                    view.show_line(event.host, event.message)
-                else:
-                    view.show_status(event["StartTime"], event["Status"], event.get("StatusMessage", ""))
+            with ExitStack() as stack:
+                told: list[Callable[[JobEvent], object]] = []
+                if on_event is not None:
+                    told.append(Listener(on_event, self.name).tell)
+                if logs:
+                    told.append(stack.enter_context(shown(self.name, live)))
+                wants_values = live is not None or callable(on_event)
+                for event in self._follower(with_lines=logs or wants_values, with_values=wants_values).events():
+                    for tell in told:
+                        tell(event)
         except KeyboardInterrupt:
             logger.warning(
                 "%s goes on %s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker "
@@ -169,28 +320,44 @@ class TrainingJob:
                 *(self.name,) * 3,
             )
             raise
-        self.require_completed(self.describe())
+        self.require_completed(api_retries.ask(self.describe))
 
-    def _follow(self, *, with_lines: bool = True) -> Iterator[LogLine | SecondaryStatusTransitionTypeDef]:
-        """Yield the job's lines and changes of status as they come, until its end."""
-        reader = LogReader(self._boto_session.client("logs"), self.name) if with_lines else None
-        shown: set[tuple[str, datetime]] = set()
-        began, ended = time.monotonic(), None
-        while True:
-            description = self.describe()
-            for transition in description.get("SecondaryStatusTransitions", []):
-                key = transition["Status"], transition["StartTime"]
-                if key not in shown:
-                    shown.add(key)
-                    yield transition
-            if reader is not None:
-                yield from reader.unread()
-            now = time.monotonic()
-            if description["TrainingJobStatus"] in ENDED:
-                ended = now if ended is None else ended
-                if reader is None or now - ended >= min(_LONGEST_SETTLING, (ended - began) / 20):
-                    return
-            time.sleep(min(_LONGEST_POLL, max(_SHORTEST_POLL, (now - began) / 100)))
+    async def wait_async(self, *, on_event: OnEvent | None = None) -> None:
+        """Wait for the job's end without holding up other tasks of the event loop; nothing is shown.
+
+        Args:
+            on_event: Is told what happens, as by `wait`.
+
+        Raises:
+            TrainingJobFailed: The job failed.
+            TrainingJobStopped: The job was stopped.
+        """
+        import asyncio
+
+        from estimators.job_handle.listener import Listener
+
+        listener = None if on_event is None else Listener(on_event, self.name)
+        wants_all = callable(on_event)
+        async for event in self._follower(with_lines=wants_all, with_values=wants_all).events_async():
+            if listener is not None:
+                await asyncio.to_thread(listener.tell, event)
+        self.require_completed(await api_retries.ask_async(self.describe))
+
+    def events_async(self) -> AsyncIterator[JobEvent]:
+        """Yield what `events` yields without holding up other tasks: ``async for event in job.events_async()``."""
+        return self._follower(with_values=True).events_async()
+
+    def _follower(self, *, with_lines: bool = True, with_values: bool = False) -> Follower:
+        from estimators.job_handle.follower import Follower
+
+        return Follower(self.describe, self._log if with_lines else None, with_values=with_values)
+
+    def _log(self, cancelled: Callable[[], bool] = lambda: False) -> LogReader:
+        """Return a reader at the beginning of the job's log."""
+        return LogReader(self._boto_session.client("logs"), self.name, cancelled)
+
+    def _hyperparameters(self) -> Mapping[str, str]:
+        return self.describe().get("HyperParameters", {})
 
     def require_completed(self, description: DescribeTrainingJobResponseTypeDef) -> None:
         """Return if the job has completed.
@@ -202,20 +369,7 @@ class TrainingJob:
             TrainingJobFailed: The job failed.
             TrainingJobStopped: The job was stopped.
         """
-        status, secondary = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
-        if status == "Completed":
-            return
-        kind, verb, unknown = TrainingJobFailed, "failed", "the platform gives no reason"
-        if status == "Stopped":
-            kind, verb, unknown = TrainingJobStopped, "was stopped", _STOPPED_BY.get(secondary, "it was stopped")
-        reason = description.get("FailureReason", unknown)
-        raise kind(
-            f"{self.name} {verb} ({secondary or status}): {reason}{self._advice(status)}",
-            job_name=self.name,
-            status=status,
-            secondary_status=secondary,
-            reason=reason,
-        )
+        outcome.require_completed(self.name, description, self._advice)
 
     def _advice(self, status: str) -> str:  # noqa: ARG002 - other places know more
         """Say what to do about a job that did not complete."""

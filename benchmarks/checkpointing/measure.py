@@ -26,7 +26,7 @@ ROUNDS = 4
 """How often one process measures each thing but the first save, the memory and the loop."""
 
 
-_QUIET_SECONDS = 0.5  # of the loop alone, before a save
+_QUIET_SECONDS = 0.25  # of the loop alone, before a save and after it
 
 
 def measure(name: str, megabytes: float, directory: Path, *, loops: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def measure(name: str, megabytes: float, directory: Path, *, loops: int) -> dict
     }
     contender.forget(1)
     found |= _against_yardsticks(contender, state, directory / "raw", first_step=3)
-    found |= _beside_loops(contender, first_step=3 + ROUNDS, count=loops)
+    found |= _beside_loops(contender, state, directory / "raw", first_step=3 + ROUNDS, count=loops)
     contender.close()
     return found
 
@@ -64,9 +64,7 @@ def _against_yardsticks(contender: Contender, state: State, raw: Path, *, first_
         for kind, count in ("memcpy 1 thread", 1), ("memcpy", threads):
             _settle()  # as before a save: neither finds its core awake, nor OpenMP's threads spinning
             seconds[kind].append(_timed(copy, state, buffers, count))
-        # The first write takes memory that a virtual machine's host may have to bring; the next two find it there.
-        write_raw(state, raw)
-        raw.unlink()
+        _bring_memory(state, raw)
         _settle()
         seconds["raw write"].append(_timed(write_raw, state, raw))
         raw.unlink()
@@ -87,13 +85,24 @@ def _against_yardsticks(contender: Contender, state: State, raw: Path, *, first_
     return seconds
 
 
-def _beside_loops(contender: Contender, *, first_step: int, count: int) -> dict[str, list[float]]:
+def _bring_memory(state: State, raw: Path) -> None:
+    """Write once: this takes memory that a virtual machine's host may have to bring; what follows finds it there."""
+    write_raw(state, raw)
+    raw.unlink()
+
+
+def _beside_loops(
+    contender: Contender, state: State, raw: Path, *, first_step: int, count: int
+) -> dict[str, list[float]]:
     """Give what a save does to the loop beside it, each a part of its steps, and the worst gaps in seconds."""
     measured: dict[str, list[float]] = {kind: [] for kind in ("loop", "loop on its core", "gap")}
     for step in range(first_step, first_step + count):
-        alone, beside = _beside_a_loop(contender, step=step)
-        measured["loop"].append(beside.rate / alone.rate)
-        measured["loop on its core"].append(beside.rate_on_its_core / alone.rate_on_its_core)
+        _bring_memory(state, raw)
+        before, beside, after = _beside_a_loop(contender, step=step)
+        measured["loop"].append(2 * beside.rate / (before.rate + after.rate))
+        measured["loop on its core"].append(
+            2 * beside.rate_on_its_core / (before.rate_on_its_core + after.rate_on_its_core)
+        )
         measured["gap"].append(beside.gap)
         contender.forget(step - 1)
     return measured
@@ -147,10 +156,10 @@ class Loop:
         return self.steps / (self.seconds - self.queued)
 
 
-def _beside_a_loop(contender: Contender, *, step: int) -> tuple[Loop, Loop]:
-    """Give a loop alone, and one beside a save after its stall."""
+def _beside_a_loop(contender: Contender, *, step: int) -> tuple[Loop, Loop, Loop]:
+    """Give a loop alone, one beside a save after its stall, and one alone again."""
     _settle()
-    alone = _launch_loop(_for_seconds(_QUIET_SECONDS))
+    before = _launch_loop(_for_seconds(_QUIET_SECONDS))
     if contender.asynchronous:
         contender.save(step)
         beside = _launch_loop(contender.pending)
@@ -160,7 +169,8 @@ def _beside_a_loop(contender: Contender, *, step: int) -> tuple[Loop, Loop]:
         thread.start()
         beside = _launch_loop(thread.is_alive)
         thread.join()
-    return alone, beside
+    _settle()
+    return before, beside, _launch_loop(_for_seconds(_QUIET_SECONDS))
 
 
 def _launch_loop(goes_on: Callable[[], bool]) -> Loop:

@@ -1,8 +1,8 @@
 """What is wrong with a job, parameter by parameter: the rules that no single other file owns.
 
 Each function looks at one matter and yields what it found. The API's own limits are in ``aws_limits``, the rules of the
-distribution in ``distribution``, of the code in ``source``, of places on S3 in ``channels``; what parameters may not
-stand beside each other is looked for in the ``finished_request``.
+distribution in ``distribution``, of the code in ``source_code``, of places on S3 in ``channels``; what parameters may
+not stand beside each other is looked for in the ``finished_request``.
 """
 
 from __future__ import annotations

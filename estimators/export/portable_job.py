@@ -13,9 +13,9 @@ from typing import Any
 from estimators.checks import channels
 from estimators.distribution import enabled_kinds, launcher, processes_per_host
 from estimators.errors import EstimatorError
-from estimators.export.submit_script import SentJob
 from estimators.problem import Problem, error
 from estimators.source_code import REQUIREMENTS, SourceCode
+from estimators.submit_script.sent_job import SentJob
 
 _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
 """The distributions whose ranks ``smddp run`` starts as well; the others are AWS's own libraries."""

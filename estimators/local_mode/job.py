@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from estimators.errors import EstimatorError
-from estimators.log_reader import LogLine
+from estimators.log_reader import LogLine, LogReader
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
+
+    from estimators.job_handle.files import JobFiles
+    from estimators.job_handle.listener import OnEvent
 
 
 class LocalModeJob(TrainingJob):
@@ -31,7 +35,7 @@ class LocalModeJob(TrainingJob):
         description: DescribeTrainingJobResponseTypeDef = self._description
         return description
 
-    def lines(self) -> Iterator[LogLine]:
+    def _log(self, cancelled: Callable[[], bool] = lambda: False) -> LogReader:  # noqa: ARG002
         """Nothing keeps the log of a local job.
 
         Raises:
@@ -42,8 +46,33 @@ class LocalModeJob(TrainingJob):
             "estimators.local.LocalSageMaker keeps it."
         )
 
-    def wait(self, logs: bool = True) -> None:
+    def lines(self) -> Iterator[LogLine]:
+        """Refuse, as `_log` does, before a line is asked for."""
+        return iter(self._log().unread())
+
+    def wait(self, logs: bool = True, *, on_event: OnEvent | None = None) -> None:
         """Return at once: the job has ended."""
+
+    def download(self, directory: str | os.PathLike[str]) -> JobFiles:  # noqa: ARG002
+        """Refuse: what a local job leaves is on this machine, or where its output path says.
+
+        Raises:
+            EstimatorError: Always.
+        """
+        raise EstimatorError(
+            f"{self.name} is a local job, of which nothing is downloaded: what it has left lies in its output_path."
+        )
+
+    def resume(self, **_changes: Any) -> TrainingJob:
+        """Refuse: who has run a local job has its Estimator.
+
+        Raises:
+            EstimatorError: Always.
+        """
+        raise EstimatorError(f"{self.name} is a local job, which is not started again by its name{self.how_to_resume}.")
+
+    def _s3(self) -> None:
+        """Return no client: S3 is then where boto3's configuration says."""
 
     def _advice(self, status: str) -> str:
         return self.how_to_resume if status == "Stopped" else ""

@@ -71,6 +71,12 @@ def _algorithm(request: Request) -> Iterator[BrokenRule]:
 
 
 def _places(request: Request) -> Iterator[BrokenRule]:
+    """Yield each S3Uri of the request that does not begin with ``s3://``.
+
+    The model's pattern of an S3Uri has https, too, for model packages by their address; what a training job reads and
+    writes is ``s3://`` in the whole reference (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html,
+    API_OutputDataConfig.html, API_DebugHookConfig.html).
+    """
     shape = service_model().operation_model("CreateTrainingJob").input_shape
     for path, uri in _uris(shape, request, ()):
         if not uri.startswith("s3://"):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,17 @@ from botocore.validate import validate_parameters
 
 from estimators.errors import EstimatorError
 from estimators.sdk.adapter import adapter
+from estimators.sdk.placeholders import CODE, NO_ACCOUNT
 from estimators.sdk.quiet import without_log
+from estimators.sdk.sessions import configured_role, named_bucket
 from estimators.sdk.sessions import session as new_session
 from estimators.service_model import service_model
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
-_BUCKET = "default-bucket"
-_ROLE = "arn:aws:iam::123456789012:role/name"
 _IN_GIT = frozenset({"git_config", "source_dir", "dependencies"})
-_CODE = (f"s3://{_BUCKET}/source/sourcedir.tar.gz", "script.py")
+_ACCOUNT = re.compile(r"arn:[a-z-]+:iam::(\d{12}):")
 
 
 def build(
@@ -34,9 +35,11 @@ def build(
     job_name: str | None,
     session: Session | None,
     experiment_config: Any = None,
-    code: tuple[str, str] = _CODE,
+    code: tuple[str, str] = CODE,
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the CreateTrainingJob that the SDK would send, with buckets and roles of no account.
+    """Return the CreateTrainingJob that the SDK would send, without asking AWS for the account or the role.
+
+    The role's own account is the session's: CreateTrainingJob takes no role of another.
 
     Args:
         arguments: The parameters for ``PyTorch``, with versions or an image.
@@ -56,7 +59,7 @@ def build(
             request = adapter().request(
                 copy.deepcopy({name: value for name, value in arguments.items() if name not in skipped}),
                 copy.deepcopy(inputs),
-                session=_offline(session or new_session()),
+                session=_offline(session or new_session(), arguments.get("role")),
                 job_name=job_name,
                 experiment_config=experiment_config,
                 code=code,
@@ -75,11 +78,13 @@ def build(
     return request, None
 
 
-def _offline(session: Session) -> Session:
+def _offline(session: Session, role: object) -> Session:
     """Return a copy of a session that asks AWS nothing."""
     offline = copy.copy(session)
-    offline.default_bucket = lambda: _BUCKET
-    offline.expand_role = lambda role: role if "/" in role else _ROLE
+    found = _ACCOUNT.match(str(role or configured_role(session)))
+    bucket = named_bucket(session) or f"sagemaker-{session.boto_region_name}-{found[1] if found else NO_ACCOUNT}"
+    offline.default_bucket = lambda: bucket
+    offline.expand_role = lambda role: role if "/" in role else f"arn:aws:iam::{NO_ACCOUNT}:role/{role}"
     return offline
 
 

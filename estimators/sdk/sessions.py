@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 OPT_OUT = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 """An SDK configuration that says one thing: no telemetry."""
 
+_OVERRIDE = "_default_bucket_name_override"
+"""What a session keeps the name of its default bucket by: `Session.default_bucket` would make the bucket."""
+
 NO_REGION = "us-east-1"
 """What boto3 wants to hear, where Local Mode runs without AWS and none is configured."""
 
@@ -93,6 +96,12 @@ def region(session: Session | None) -> str | None:
     """Return the region that a job would be sent to: the session's, or the one that boto3 is configured with."""
     name: str | None = boto3.Session().region_name if session is None else session.boto_region_name
     return name
+
+
+def named_bucket(session: Session | None) -> str | None:
+    """Return the default bucket that a session, or the user's SDK configuration, names; None for the SDK's own."""
+    found = None if session is None else vars(session).get("_default_bucket") or vars(session).get(_OVERRIDE)
+    return found if isinstance(found, str) else None
 
 
 def configured_role(session: Session | None) -> str | None:

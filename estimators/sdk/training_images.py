@@ -43,16 +43,7 @@ def refusal(framework: Framework) -> str | None:
     """Return why the SDK refuses a combination of distribution, instance type and version; None if it takes it."""
     try:
         with without_log():
-            if framework.distribution is not None:
-                fw_utils.validate_distribution(
-                    as_validated(framework.distribution),
-                    framework.instance_groups,
-                    "pytorch",
-                    framework.version,
-                    framework.py_version,
-                    framework.image_uri,
-                    {"entry_point": framework.entry_point, "instance_type": framework.instance_type},
-                )
+            validated_distribution(framework)
             image_uri(framework)
     except (ValueError, KeyError) as fault:
         return " ".join(str(fault).split()).rstrip(".")
@@ -103,7 +94,27 @@ def _newness(pair: tuple[str, str]) -> tuple[Version, int, int]:
     return Version(version), len(version), int(py_version.removeprefix("py"))
 
 
-def as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
+def validated_distribution(framework: Framework) -> dict[str, Any]:
+    """Return the distribution as the SDK has checked and completed it; empty if there is none.
+
+    Raises:
+        ValueError: The SDK refuses it.
+    """
+    if framework.distribution is None:
+        return {}
+    validated: dict[str, Any] = fw_utils.validate_distribution(
+        _as_validated(framework.distribution),
+        framework.instance_groups,
+        "pytorch",
+        framework.version,
+        framework.py_version,
+        framework.image_uri,
+        {"entry_point": framework.entry_point, "instance_type": framework.instance_type},
+    )
+    return validated
+
+
+def _as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
     """Return the distribution as ``PyTorch`` itself hands it to the SDK's checks."""
     renamed = dict(distribution)
     if "pytorchddp" in renamed:

@@ -1,6 +1,6 @@
-"""Unpacks the bundle of training code, which comes from whoever may write to the bucket.
+"""Unpacks archives that come from whoever may write to a bucket: the bundle of training code, what a job has left.
 
-Nothing in it may land, or point, outside the code directory, nor fill the disk or the memory, whatever its headers say.
+Nothing in one may land, or point, outside its directory, nor fill the disk or the memory, whatever its headers say.
 It is unpacked beside its place and moved there once it has been read to its end: one that is refused leaves nothing.
 """
 
@@ -28,13 +28,14 @@ _SPECIAL_BITS = 0o6000  # setuid, setgid
 _PIECE = 2**20  # bytes copied at a time
 
 
-def unpack(archive: Path, directory: Path, *, name: str) -> None:
+def unpack(archive: Path, directory: Path, *, name: str, most_bytes: int | None = None) -> None:
     """Unpack a .tar.gz into a directory: all of it, or nothing if it is refused.
 
     Args:
         archive: Where it is.
         directory: Where it goes. Files that are there already stay, unless the bundle holds them too.
-        name: What to call it in errors.
+        name: What errors begin with.
+        most_bytes: What it may unpack to; by default `MAX_BYTES`.
 
     Raises:
         SourceError: It is damaged, or a member would leave the directory, is no file, directory or link, has the
@@ -43,8 +44,9 @@ def unpack(archive: Path, directory: Path, *, name: str) -> None:
     try:
         # Inside of the directory: it may be a mount of its own, or the working directory of who runs.
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=directory) as temporary:
-            tree = _Tree(Path(temporary), name)
-            most = MAX_BYTES + MAX_MEMBERS * _HEADER_BYTES
+            room = MAX_BYTES if most_bytes is None else most_bytes
+            tree = _Tree(Path(temporary), name, room)
+            most = room + MAX_MEMBERS * _HEADER_BYTES
             with reading_tar_gz(archive, name, most=most) as members:
                 while (member := members.next()) is not None:
                     tree.add(member.header, members.pieces(member))
@@ -52,15 +54,16 @@ def unpack(archive: Path, directory: Path, *, name: str) -> None:
             tree.check_places(directory)
             _move(tree.root, directory)
     except (BadArchiveError, BadHeaderError, OSError) as error:
-        raise SourceError(f"The source bundle {name} can't be unpacked as a .tar.gz: {error}.") from error
+        raise SourceError(f"{name} can't be unpacked as a .tar.gz: {error}.") from error
 
 
 class _Tree:
     """What was unpacked so far. It has no symbolic links until all else is there: nothing is written through one."""
 
-    def __init__(self, root: Path, archive: str) -> None:
+    def __init__(self, root: Path, archive: str, room: int) -> None:
         self.root = root
         self._archive = archive
+        self._room = room
         self._links: dict[PurePosixPath, str] = {}
         self._members = 0
         self._bytes = 0
@@ -102,7 +105,7 @@ class _Tree:
         for entry, place in _moves(self.root, directory):
             if os.path.lexists(place) and _is_directory(entry) != _is_directory(place):
                 kinds = ("file", "directory") if _is_directory(place) else ("directory", "file")
-                problem = f"it is a {kinds[0]}, and the code directory has a {kinds[1]} there"
+                problem = f"it is a {kinds[0]}, and the directory has a {kinds[1]} there"
                 raise self._refusal(str(entry.relative_to(self.root)), problem)
 
     def _check(self, path: PurePosixPath, header: Header) -> None:
@@ -130,11 +133,11 @@ class _Tree:
 
     def _count(self, header: Header, size: int) -> None:
         self._bytes += size
-        if self._bytes > MAX_BYTES:
-            raise self._refusal(header.name, f"with it the archive unpacks to more than {MAX_BYTES:,} bytes")
+        if self._bytes > self._room:
+            raise self._refusal(header.name, f"with it the archive unpacks to more than {self._room:,} bytes")
 
     def _refusal(self, member: str, problem: str) -> SourceError:
-        return SourceError(f"The source bundle {self._archive} is refused: member {member!r}: {problem}.")
+        return SourceError(f"{self._archive} is refused: member {member!r}: {problem}.")
 
 
 def _problem(path: PurePosixPath, header: Header) -> str | None:
@@ -154,7 +157,7 @@ def _problem(path: PurePosixPath, header: Header) -> str | None:
     if header.kind == SYMBOLIC_LINK:
         target = os.path.normpath(path.parent / header.link)
         if target.startswith(("/", "../")) or target == "..":
-            return f"it links to {header.link}, outside the code directory"
+            return f"it links to {header.link}, outside its directory"
     return None
 
 

@@ -75,7 +75,7 @@ class _Table:
                 continue
             if part == "..":
                 if not here:
-                    raise RefusedLinkError(link, f"it links to {self.links[link]}, outside the code directory")
+                    raise RefusedLinkError(link, f"it links to {self.links[link]}, outside its directory")
                 here = here.rpartition("/")[0]
                 continue
             here = f"{here}/{part}" if here else part

@@ -37,14 +37,14 @@ def fetch_source(uri: str, code_dir: Path, *, region: str | None, environ: Mappi
         with tempfile.TemporaryDirectory() as directory:
             archive = Path(directory, "source.tar.gz")
             _download(location.netloc, location.path.lstrip("/"), archive, region, environ.get("S3_ENDPOINT_URL"))
-            unpack(archive, code_dir, name=uri)
+            unpack(archive, code_dir, name=f"The source bundle {uri}")
         return
     path = Path(unquote(location.path)) if location.scheme == "file" else Path(uri)
     if path.is_dir():
         if path.resolve() != code_dir.resolve():
             shutil.copytree(path, code_dir, symlinks=True, dirs_exist_ok=True)
     elif path.is_file():
-        unpack(path, code_dir, name=uri)
+        unpack(path, code_dir, name=f"The source bundle {uri}")
     else:
         raise SourceError(
             f"The source bundle {uri} does not exist. sagemaker_submit_directory must be an s3:// URI or a local path."

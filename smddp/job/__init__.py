@@ -4,5 +4,6 @@ from smddp.job.channels import Channels as Channels
 from smddp.job.channels import Input as Input
 from smddp.job.channels import Inputs as Inputs
 from smddp.job.job import CHECKPOINT_URI_VARIABLE as CHECKPOINT_URI_VARIABLE
+from smddp.job.job import MAX_STEPS_VARIABLE as MAX_STEPS_VARIABLE
 from smddp.job.job import Job as Job
 from smddp.job.job import direct_checkpoint_uri as direct_checkpoint_uri

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
 """Names the place in S3 that checkpoints are saved to directly, wherever the job runs."""
 
+MAX_STEPS_VARIABLE = "SMDDP_MAX_STEPS"
+"""Says after how many optimizer steps a Trainer's loops end, whatever the script asks for: to try a job."""
+
 _stop_question: Callable[[], bool] | None = None
 
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -72,6 +75,8 @@ class Job:
     """Where checkpoints outlive the job: SMDDP_CHECKPOINT_S3_URI, else the job's own; None if it asked for neither."""
     checkpoints_are_copied: bool
     """Whether the platform copies ``checkpoint_dir`` to ``checkpoint_s3_uri``, as SageMaker does with the job's own."""
+    max_steps: int | None
+    """SMDDP_MAX_STEPS: optimizer steps after which a Trainer's loops end, those before a resume included; or None."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None, cluster: Cluster | None = None) -> Job:
@@ -85,7 +90,8 @@ class Job:
             cluster: This process's place; None detects it from ``environ``.
 
         Raises:
-            JobError: A configuration file, or a variable that holds JSON or a URI, is not what the contract promises.
+            JobError: A configuration file, or a variable that holds JSON, a URI or a number, is not what the contract
+                promises.
             ClusterError: The cluster is to be detected, and the variables contradict each other.
 
         Examples:
@@ -123,6 +129,7 @@ class Job:
             checkpoint_dir=Path(checkpoints.get("LocalPath") or base / "checkpoints"),
             checkpoint_s3_uri=direct_uri or checkpoints.get("S3Uri"),
             checkpoints_are_copied=direct_uri is None and bool(checkpoints.get("S3Uri")),
+            max_steps=_max_steps(environ),
         )
 
     @property
@@ -201,6 +208,15 @@ def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
     if uri is not None and not _S3_URI.fullmatch(uri):
         raise JobError(f"{CHECKPOINT_URI_VARIABLE}={uri} is no place in S3: expected s3://bucket/prefix.")
     return uri
+
+
+def _max_steps(environ: Mapping[str, str]) -> int | None:
+    text = environ.get(MAX_STEPS_VARIABLE) or None
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,11}", text):
+        raise JobError(f"{MAX_STEPS_VARIABLE}={text} is no number of steps: expected a whole number from 1 on.")
+    return int(text)
 
 
 def _name(script: Path) -> str:

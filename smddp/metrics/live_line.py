@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from smddp.metrics.terminal_line import TerminalLine
-
-PROGRESS_VARIABLE = "SMDDP_PROGRESS"
-"""0 turns the live line off."""
+from smddp.process.live_text import duration, fitting, is_watched, speed
+from smddp.process.terminal_line import TerminalLine
 
 _SPAN_SECONDS = 30.0
-_GAP = "  "
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,16 +65,16 @@ class LiveLine:
         if "loss" in run.metrics:
             parts.append((1, f"loss {run.metrics['loss']:.4g}"))
         if rate:
-            speed = f"{rate:.3g} steps/s" if run.samples_a_step is None else _speed(rate * run.samples_a_step)
-            parts.append((4, speed))
+            fast = f"{rate:.3g} steps/s" if run.samples_a_step is None else speed(rate * run.samples_a_step)
+            parts.append((4, fast))
             if run.total is not None:
-                parts.append((3, f"ETA {_duration((run.total - steps) / rate)}"))
+                parts.append((3, f"ETA {duration((run.total - steps) / rate)}"))
         parts.append((5, f"{run.memory() / 2**30:.1f} GiB"))
         if checkpoints := self._checkpoints(now, steps, rate):
             parts.append((6, checkpoints))
         shares = [(name[5:], value) for name, value in run.metrics.items() if name.startswith("time_")]
         parts += [(7 + rank, f"{name} {value:.0%}") for rank, (name, value) in enumerate(shares)]
-        return _fitting(parts, columns)
+        return fitting(parts, columns)
 
     def _rate(self, now: float, steps: int) -> float:
         """Return steps a second over the last half minute, or less."""
@@ -97,45 +93,15 @@ class LiveLine:
         due = [] if run.checkpoint_seconds is None else [run.checkpoint_seconds - age]
         if run.checkpoint_steps is not None and rate:
             due.append((run.checkpoint_steps - steps % run.checkpoint_steps) / rate)
-        following = _duration(min(due)) if due else ""
+        following = duration(min(due)) if due else ""
         if newest is None:
             return f"checkpoint in {following}" if following else ""
-        return f"checkpoint {_duration(age)} ago" + (f", next in {following}" if following else "")
+        return f"checkpoint {duration(age)} ago" + (f", next in {following}" if following else "")
 
 
 def shown_on_terminal(line: LiveLine) -> TerminalLine | None:
     """Show the line where a person watches stderr; None elsewhere, where the plain lines of the log suffice."""
-    if not is_watched():
+    if not is_watched(sys.stderr):
         return None
     shown = TerminalLine(line.text, sys.stderr)
     return shown if shown.start() else None
-
-
-def is_watched() -> bool:
-    """Return whether stderr is a terminal that can show a live line, and nobody has turned it off."""
-    on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return on_terminal and os.environ.get(PROGRESS_VARIABLE) != "0"
-
-
-def _fitting(parts: list[tuple[int, str]], columns: int) -> str:
-    """Return the parts in their order, without the least important ones (the highest numbers) that do not fit."""
-    kept: set[int] = set()
-    used = 0
-    for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
-        used += len(parts[index][1]) + (len(_GAP) if kept else 0)
-        if used > columns:
-            break
-        kept.add(index)
-    return _GAP.join(text for index, (_, text) in enumerate(parts) if index in kept)[:columns]
-
-
-def _speed(samples_a_second: float) -> str:
-    return f"{samples_a_second:.0f} samples/s" if samples_a_second >= 10 else f"{samples_a_second:.2g} samples/s"
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration such as ``12 s``, ``3:07 min``, ``2:15 h``."""
-    whole = int(max(seconds, 0.0))
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02} h"

@@ -1,4 +1,4 @@
-"""The one policy of retries of all that is asked of S3: how long, with which pauses, and what it logs."""
+"""The one policy of retries of what is asked of AWS: how long, with which pauses, and what it logs."""
 
 from __future__ import annotations
 

@@ -182,13 +182,13 @@ class Uploads:
             if len(uploads) < max(len(begun), 1):  # there may be one that only the list knows
                 logger.warning("%s", error)
         for upload_id in uploads:
-            with _warned():
+            with _failure_as_warning():
                 self.abort(key, upload_id, doing=doing)
 
 
 @contextmanager
-def _warned() -> Iterator[None]:
-    """Let a warning say what a later run will do again."""
+def _failure_as_warning() -> Iterator[None]:
+    """Log a failure of the block instead of raising it: a later run finds unfinished uploads and aborts them."""
     try:
         yield
     except SmddpError as error:

@@ -18,10 +18,11 @@ import torch
 
 from smddp.job import Job
 from smddp.metrics.lines import report
-from smddp.metrics.live_line import LiveLine, LiveRun, is_watched, shown_on_terminal
+from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
 from smddp.metrics.memory import peak_memory
-from smddp.metrics.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
+from smddp.process.live_text import is_watched
+from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.open_runs import open_runs
 from smddp.training.run_checkpoints import Progress
@@ -104,7 +105,7 @@ class RunView:
 
     def begin_beside_main(self, saves: RunSaves) -> None:  # noqa: ARG002
         """Leave alone what rank 0 may show on the same terminal; for the other ranks."""
-        if self._live is not None and is_watched():
+        if self._live is not None and is_watched(sys.stderr):
             make_room_for_other_process()
 
     def aim(self, total: int | None, samples_a_step: int | None) -> None:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ from smddp.distributed import (
     sum_numbers_over_ranks,
     sum_over_ranks,
 )
-from smddp.job import Job
+from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.job.saved_model import write_model
 from smddp.metrics import Profile, RunningMean, StepTimer
 from smddp.metrics.lines import check_names
@@ -249,6 +249,7 @@ class Trainer:
             name=name,
             ddp=ddp,
             checkpoints=checkpoints,
+            **{MAX_STEPS_VARIABLE: job.max_steps},
         )
         self._model_step = ModelStep(
             *(self.module, wrapped, step, self._membership), device=self.device, ema=ema, options=ddp
@@ -313,6 +314,8 @@ class Trainer:
             directory = self._job.output_data_dir / (name or "") / "profile"
             self._profiler = StepProfiler(profile, directory, rank=self._cluster.rank)
         self._log_every = log_every
+        if job.max_steps is not None:
+            self._log_every = min(log_every, -(-job.max_steps // 2))  # so that there is something to see
         self._next_look: float = 1
         self._last_step = math.inf
 
@@ -462,16 +465,17 @@ class Trainer:
         self._counts_steps = False
         self._start_epoch()
         self._between_steps()
-        self._limit(max_steps)
+        if max_steps is not None:
+            check_counts(max_steps=max_steps)
+        most = self._at_most(max_steps)
+        self._limit(most)
         if not progress.finished and self.is_main:
             if progress.epoch >= count:
                 logger.warning(
                     "all %d epochs are in the checkpoint: %s ask for more epochs to go on", count, _NOTHING_LEFT
                 )
             elif self._streams.is_over:
-                logger.warning(
-                    "all %s steps are in the checkpoint: %s ask for more steps to go on", max_steps, _NOTHING_LEFT
-                )
+                self._say_nothing_is_left(most, max_steps)
         self._report.aim(epochs=count, most=self._last_step)
         try:
             while progress.epoch < count and not self._streams.is_over:
@@ -499,19 +503,22 @@ class Trainer:
         With ``accumulate``, a number comes once for each micro-batch. A checkpoint is saved at the end, and waited for.
 
         Raises:
+            ValueError: ``count`` is no whole number of 1 or more.
             Stopped, CheckpointError: As ``epochs`` does.
         """
+        check_counts(count=count)
+        most = self._at_most(count)
         self._begin()
         self._counts_steps = True
         self._start_epoch()
         self._between_steps()
-        if self.steps >= count and not self._progress.finished and self.is_main:
-            logger.warning("all %d steps are in the checkpoint: %s ask for more steps to go on", count, _NOTHING_LEFT)
+        if self.steps >= most and not self._progress.finished and self.is_main:
+            self._say_nothing_is_left(most, count)
         self._report.restart()
         was_finished = self._progress.finished
-        self._report.aim(steps=count)
+        self._report.aim(steps=most)
         try:
-            while self.steps < count and not (self._streams.is_over and self._model_step.step.micro_batch == 0):
+            while self.steps < most and not (self._streams.is_over and self._model_step.step.micro_batch == 0):
                 yield self.steps
                 self._streams.settle()
                 self._look()
@@ -782,9 +789,26 @@ class Trainer:
         self._run_checkpoints.between_steps()
         self._next_look = self._progress.steps + 1  # what was agreed may have moved
 
+    @overload
+    def _at_most(self, steps: int) -> int: ...
+
+    @overload
+    def _at_most(self, steps: int | None) -> int | None: ...
+
+    def _at_most(self, steps: int | None) -> int | None:
+        """Return at how many steps a loop ends that asks for so many, or for all: SMDDP_MAX_STEPS may say fewer."""
+        most = self._job.max_steps
+        if most is None or (steps is not None and steps <= most):
+            return steps
+        if self.is_main:
+            logger.warning("SMDDP_MAX_STEPS=%d: training ends after at most %d optimizer steps", most, most)
+        return most
+
+    def _say_nothing_is_left(self, most: int | None, asked: int | None) -> None:
+        more = "ask for more steps" if most == asked else f"raise {MAX_STEPS_VARIABLE}"
+        logger.warning("all %s steps are in the checkpoint: %s %s to go on", most, _NOTHING_LEFT, more)
+
     def _limit(self, max_steps: int | None) -> None:
-        if max_steps is not None:
-            check_counts(max_steps=max_steps)
         self._last_step = math.inf if max_steps is None else max_steps
         self._streams.is_over = self._progress.finished or self.steps >= self._last_step
 

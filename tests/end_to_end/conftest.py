@@ -29,10 +29,12 @@ def estimator(platform: LocalSageMaker) -> Callable[..., Estimator]:
     def build(entry_point: str, **parameters: Any) -> Estimator:
         return Estimator(
             entry_point=entry_point,
-            source_dir=str(SCRIPTS),
             role=platform.role,
             sagemaker_session=platform.session,
-            **({"instance_type": "ml.g5.xlarge", "instance_count": 1, "max_run": 120} | parameters),
+            **(
+                {"source_dir": str(SCRIPTS), "instance_type": "ml.g5.xlarge", "instance_count": 1, "max_run": 120}
+                | parameters
+            ),
         )
 
     return build

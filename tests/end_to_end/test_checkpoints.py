@@ -35,6 +35,7 @@ def test_an_interruption_ends_with_the_checkpoint_in_s3_and_is_resumed(
     assert int(stopped[1]) == int(stopped[2])
     assert f"resumed at step {stopped[1]}, in epoch 0" in log
     assert "has not arrived" not in log
+    assert [text.get_text() for text in job.plot("loss").axes[0].texts] == ["attempt 2"]
     for name, value in platform.environment.items():
         monkeypatch.setenv(name, value)
     assert [(found.step, found.status) for found in list_checkpoints(place)][-1] == (150, "valid")

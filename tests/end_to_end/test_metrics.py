@@ -9,7 +9,7 @@ from estimators import Estimator
 
 def test_a_jobs_description_has_what_its_script_logs(estimator: Callable[..., Estimator]) -> None:
     job = estimator("logs.py").fit(logs=False)
-    metrics = job.metrics()
+    metrics = job.final_metrics()
     assert metrics["accuracy"] == 0.875
     assert metrics["step"] == 10
     assert metrics["loss"] > 0

@@ -45,7 +45,7 @@ def test_every_parameter_of_the_installed_sdk_is_taken(build: Any) -> None:
 def test_a_good_job_has_a_plan_without_problems(build: Any) -> None:
     plan = build(instance_count=4, distribution="torchrun").plan({"training": "s3://data/train"}, job_name="a-1")
     assert plan.problems == ()
-    assert str(plan) == "4 × ml.g5.xlarge, torchrun"
+    assert str(plan.topology) == "4 × ml.g5.xlarge, torchrun"
 
 
 def test_the_processes_of_a_host_are_told_where_they_are_known(build: Any) -> None:

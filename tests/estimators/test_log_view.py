@@ -65,3 +65,28 @@ def test_a_long_line_is_wrapped_by_the_terminal_alone() -> None:
 )
 def test_of_a_progress_bar_the_last_state_is_shown(line: str, text: str) -> None:
     assert as_shown(line) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("a\x1b[2J\x1b[1;1Hb", "ab"),
+        ("a\x1b]0;title\x07b\x1b]52;c;Y2xpcA==\x1b\\c", "abc"),
+        ("a\x1b]0;without an end", "a0;without an end"),
+        ("a\x1bcb\x1b(Bc", "abc"),
+        ("a\x1b", "a"),
+        ("\x00a\x07\x08\x7f\x9bb", "ab"),
+        ("tab\tstays, größe – ✓ too", "tab\tstays, größe – ✓ too"),
+        ("50%\r100%\r\x1b[K", "100%"),
+    ],
+)
+def test_a_line_has_no_power_over_the_terminal(line: str, text: str) -> None:
+    assert as_shown(line) == text
+
+
+def test_a_reason_has_no_power_over_the_terminal() -> None:
+    file = io.StringIO()
+    with redirect_stdout(file):
+        LogView().show_status(NOON, "Failed", "ValueError: \x1b[2J")
+    assert shown(file.getvalue()) == ["Failed: ValueError: "]

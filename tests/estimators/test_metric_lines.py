@@ -9,6 +9,7 @@ import pytest
 
 from estimators import Estimator
 from estimators.checks import aws_limits
+from estimators.metric_definition import finite
 from estimators.metric_lines import definitions
 from smddp.metrics.lines import metrics_line
 from tests.estimators.conftest import ROLE
@@ -98,3 +99,10 @@ def test_the_request_has_them_unless_the_user_gives_others(
         **given,
     ).fit(wait=False)
     assert names(requests[-1]["AlgorithmSpecification"].get("MetricDefinitions", [])) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1000", 1000.0), ("1e-3", 0.001), ("1_000", None), ("nan", None), ("", None), (None, None)]
+)
+def test_a_number_is_what_cloudwatch_takes_for_one(text: str | None, number: float | None) -> None:
+    assert finite(text) == number

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from estimators import source_code
 from estimators.errors import EstimatorError
 from estimators.source_code import SourceCode
+from estimators.source_code.tree import Tree
 
 SCRIPT = "import smddp\n\nsmddp.run(print)\n"
 
@@ -25,8 +31,8 @@ def local(entry_point: str, source_dir: Path | None = None, *dependencies: Path)
     )
 
 
-def problems(code: SourceCode, **given: Any) -> list[str]:
-    options = {"py_version": None, "isolated": False, **given}
+def problems(code: SourceCode, **others: Any) -> list[str]:
+    options = {"py_version": None, "isolated": False, **others}
     return [f"{p.severity}: {p}" for p in source_code.check(code, **options)]
 
 
@@ -104,6 +110,7 @@ def test_an_import_in_another_file_or_a_dependency_counts(tmp_path: Path) -> Non
 
 def test_code_that_brings_its_own_smddp_keeps_it(code: Path) -> None:
     (code / "smddp").mkdir()
+    (code / "smddp" / "__init__.py").write_text("")
     bundle = source_code.stage(local("train.py", code))
     assert bundle.directory is None
     assert bundle.source.source_dir == str(code)
@@ -119,9 +126,17 @@ def test_code_that_brings_its_own_smddp_keeps_it(code: Path) -> None:
 def test_code_elsewhere_is_left_alone_and_said_so(arguments: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     code = SourceCode.of(arguments)
-    assert not problems(code)
+    assert not [problem for problem in problems(code) if not problem.startswith("warning: git_config")]
     assert source_code.stage(code).directory is None
     assert "smddp is not added" in caplog.text
+
+
+def test_a_repository_without_a_commit_is_warned_of() -> None:
+    repository = {"repo": "https://example.com/a.git", "branch": "main"}
+    (problem,) = problems(SourceCode.of({"entry_point": "train.py", "git_config": repository}))
+    assert problem.startswith("warning: git_config: no commit is given, so the job gets what branch main is")
+    pinned = {**repository, "commit": "f1d2d2f9"}
+    assert not problems(SourceCode.of({"entry_point": "train.py", "git_config": pinned}))
 
 
 def test_a_missing_script_is_named_with_its_neighbours(code: Path) -> None:
@@ -224,6 +239,190 @@ def test_what_the_job_itself_makes_in_the_code_is_not_copied(code: Path, tmp_pat
 
 def test_code_that_cannot_be_copied_says_which(code: Path, tmp_path: Path) -> None:
     (code / "circle").symlink_to(".")
-    with pytest.raises(EstimatorError, match=r"source_dir, dependencies: the code can't be copied: .*circle"):
+    with pytest.raises(EstimatorError, match="circle leads to a directory that it lies in"):
         source_code.stage(local("train.py", code), into=tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def bundled(source: SourceCode) -> set[str]:
+    """The files of a bundle, without those of smddp."""
+    bundle = source_code.stage(source)
+    assert bundle.directory is not None
+    names = {path.relative_to(bundle.directory).as_posix() for path in bundle.directory.rglob("*") if path.is_file()}
+    bundle.remove()
+    return {name for name in names if not name.startswith("smddp/")}
+
+
+def test_what_smddpignore_names_stays_here(code: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for name in ("data/huge.bin", "data/labels.csv", "notes.txt", "layers/notes.txt"):
+        (code / name).parent.mkdir(exist_ok=True)
+        (code / name).write_text("much")
+    (code / ".smddpignore").write_text("# what the job reads from a channel\ndata/*\n!data/labels.csv\n/notes.txt\n")
+    assert bundled(local("train.py", code)) == {
+        *("train.py", "layers/__init__.py", "layers/notes.txt", "requirements.txt", "data/labels.csv"),
+    }
+    assert f"{code}/data/huge.bin" in caplog.text
+
+
+def test_code_of_others_is_copied_only_if_something_stays_here(code: Path) -> None:
+    (code / "train.py").write_text("print('never heard of smddp')\n")
+    assert source_code.stage(local("train.py", code)).directory is None
+    (code / ".git").mkdir()
+    (code / ".git" / "config").write_text("")
+    (code / "layers" / "__pycache__").mkdir()
+    (code / "layers" / "__pycache__" / "layers.pyc").write_text("")
+    assert bundled(local("train.py", code)) == {"train.py", "layers/__init__.py", "requirements.txt"}
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+def test_what_looks_like_a_secret_stays_here_and_is_said(code: Path) -> None:
+    secrets = (".env", "layers/.env.local", "id_rsa", ".aws/credentials", "server.pem", "store.p12")
+    others = (".env.example", "authorities.pem", "id_rsa.pub", "environment.py")
+    for name in (*secrets, *others):
+        (code / name).parent.mkdir(exist_ok=True)
+        (code / name).write_text("-----BEGIN CERTIFICATE-----" if name in others else KEY)
+    assert bundled(local("train.py", code)) == {"train.py", "layers/__init__.py", "requirements.txt", *others}
+    (problem,) = problems(local("train.py", code))
+    assert problem.startswith("warning: source_dir: ")
+    assert problem.count(str(code)) == len(secrets) + 1
+    (code / ".smddpignore").write_text("!.env\nid_rsa\nserver.pem\n")
+    left, let_through = problems(local("train.py", code))
+    assert "id_rsa" not in left
+    assert "server.pem" not in left
+    assert let_through.startswith(f"warning: source_dir: uploaded, though it looks secret: {code}/.env. ")
+    assert ".env" in bundled(local("train.py", code))
+
+
+def test_the_dependencies_have_rules_of_their_own(code: Path, tmp_path: Path) -> None:
+    library, script = tmp_path / "library", tmp_path / "tool.py"
+    (library / "tests").mkdir(parents=True)
+    for name in ("part.py", "tests/test_part.py", ".env"):
+        (library / name).write_text("")
+    (library / ".smddpignore").write_text("tests/\n")
+    script.write_text("")
+    source = local("train.py", code, library, script)
+    assert bundled(source) >= {"library/part.py", "tool.py"}
+    assert not {"library/tests/test_part.py", "library/.env", "library/.smddpignore"} & bundled(source)
+    assert [problem.partition(": ")[2].partition(":")[0] for problem in problems(source)] == ["dependencies"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"data/\n!\n", "Invalid git pattern: '!'"),
+        (b"\xff\xfe", "can't be read"),
+        (b"*.py\n", "train.py is not uploaded"),
+    ],
+)
+def test_a_smddpignore_that_cannot_be_meant_is_refused(code: Path, content: bytes, said: str) -> None:
+    (code / ".smddpignore").write_bytes(content)
+    (problem,) = problems(local("train.py", code))
+    assert problem.startswith("error")
+    assert said in problem
+
+
+def test_links_are_followed_and_secrets_behind_them_found(code: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in ("part.py", ".env", "id_rsa"):
+        (shared / name).write_text("")
+    (code / "main.py").symlink_to("train.py")
+    (code / "shared").symlink_to("../shared")
+    (code / "settings").symlink_to("../shared/.env")
+    (code / ".#train.py").symlink_to("somebody@somewhere.1:2")  # Emacs' lock
+    assert bundled(local("main.py", code)) == {
+        *("main.py", "train.py", "layers/__init__.py", "requirements.txt", "shared/part.py"),
+    }
+    (problem,) = problems(local("main.py", code))
+    assert all(f"{code}/{name}" in problem for name in ("shared/.env", "shared/id_rsa", "settings"))
+
+
+def test_what_is_no_file_stays_here(code: Path) -> None:
+    os.mkfifo(code / "pipe.key")
+    assert "pipe.key" not in bundled(local("train.py", code))
+
+
+def test_no_wildcard_lets_a_secret_through(code: Path) -> None:
+    (code / "deep" / ".aws").mkdir(parents=True)
+    for name in ("deep/.env", "deep/.aws/credentials", "deep/chain.PEM", "deep/a.py"):
+        (code / name).write_text("-----BEGIN CERTIFICATE-----\n" * 500 + KEY if name.endswith("PEM") else "")
+    (code / ".smddpignore").write_text("deep/*\n!deep/\n!deep/**\n")
+    assert {name for name in bundled(local("train.py", code)) if name.startswith("deep")} == {"deep/a.py"}
+    (problem,) = problems(local("train.py", code))
+    assert all(name in problem for name in ("deep/.env", "deep/.aws/", "deep/chain.PEM"))
+
+
+@pytest.mark.parametrize(
+    ("named", "place"), [("library", "library/part.py"), ("library/", "part.py"), ("library/.", "part.py")]
+)
+def test_a_dependency_lies_where_the_sdk_puts_it(
+    code: Path, tmp_path: Path, named: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "part.py").write_text("")
+    source = SourceCode.of({"entry_point": "train.py", "source_dir": str(code), "dependencies": [named]})
+    assert place in bundled(source)
+
+
+def test_a_dependency_without_a_name_is_refused(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    source = SourceCode.of({"entry_point": "train.py", "source_dir": str(code), "dependencies": [".."]})
+    assert problems(source) == [f"error: dependencies: .. has no name to be bundled by. Give {tmp_path}."]
+
+
+def test_what_a_dependency_asks_for_is_kept_beside_what_smddp_needs(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "requirements.txt").write_text("timm\n")
+    bundle = source_code.stage(local("train.py", code, tmp_path / "more" / "requirements.txt"))
+    assert bundle.directory is not None
+    lines = (bundle.directory / "requirements.txt").read_text().splitlines()
+    assert "timm" in lines
+    assert any(line.startswith("xxhash") for line in lines)
+    bundle.remove()
+
+
+def test_ignored_code_decides_nothing(code: Path) -> None:
+    (code / "old").mkdir()
+    (code / "old" / "train.py").write_text(SCRIPT)
+    (code / "train.py").write_text("")
+    (code / ".smddpignore").write_text("\ufeffold/\r\nsmddp/\r\n")
+    assert not source_code.needs_package(local("train.py", code))
+    (code / "train.py").write_text(SCRIPT)
+    (code / "smddp").mkdir()
+    (code / "smddp" / "__init__.py").write_text("")
+    assert source_code.needs_package(local("train.py", code))
+
+
+NAMES = st.sampled_from(["a", "b", "c.py", "d.txt"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+PARTS = st.sampled_from(["a", "b", "c.py", "*", "*.py", "?", "**", "[ab]", "a*"])
+LINES = st.builds(
+    lambda negated, rooted, parts, ending: f"{negated}{rooted}{'/'.join(parts)}{ending}",
+    *(st.sampled_from(["", "!"]), st.sampled_from(["", "/"]), st.lists(PARTS, min_size=1, max_size=2)),
+    st.sampled_from(["", "/"]),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(paths=st.lists(PATHS, min_size=1, max_size=8), lines=st.lists(LINES, max_size=4))
+@example(paths=["a/c.py", "a/d.txt"], lines=["*", "!*/", "!*.py"])
+@example(paths=["a/b/c.py"], lines=["a/", "!a/b/c.py"])
+@example(paths=["a/b"], lines=["a/**", "!a/b"])
+def test_a_smddpignore_means_what_it_means_to_git(
+    paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    for path in paths:
+        with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text("")
+    (root / ".smddpignore").write_text("\n".join(lines))
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    listed = ["git", "ls-files", "--others", "-z", "--exclude-from=.smddpignore"]
+    by_git = subprocess.run(listed, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
+    assert set(Tree.of(root).files) == set(by_git) - {"", ".smddpignore"}

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import json
+import re
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from itertools import chain, pairwise, repeat
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
 from moto import mock_aws
 
-from estimators import training_job
+from estimators import api_retries
 from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
-from estimators.log_reader import LOG_GROUP, LogReader
+from estimators.job_handle import follower, listener
+from estimators.job_handle.events import JobEvent, MetricValue, StatusChange
+from estimators.log_reader import LOG_GROUP, LogLine, LogReader
 from estimators.training_job import TrainingJob
 
 NAME = "digits-1"
@@ -67,17 +76,19 @@ class Platform:
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
-    monkeypatch.setattr(training_job, "_SHORTEST_POLL", 0.01)
+    monkeypatch.setattr(follower, "_SHORTEST_POLL", 0.01)
     with mock_aws():
         logs = boto3.client("logs", region_name="us-east-1")
         logs.create_log_group(logGroupName=LOG_GROUP)
         yield Platform(logs=logs)
 
 
-def described(*statuses: str, status: str = "InProgress", **others: Any) -> dict[str, Any]:
-    start = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+START = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+def described(*statuses: str, status: str = "InProgress", start: datetime = START, **others: Any) -> dict[str, Any]:
     transitions = [
-        {"Status": name, "StartTime": start.replace(second=number), "StatusMessage": f"{name} is on"}
+        {"Status": name, "StartTime": start + timedelta(seconds=number), "StatusMessage": f"{name} is on"}
         for number, name in enumerate(statuses)
     ]
     return {
@@ -188,7 +199,7 @@ def test_the_handle_tells_what_the_job_has(platform: Platform) -> None:
     assert (job.status, job.secondary_status) == ("Completed", "Completed")
     assert job.model_data == "s3://jobs/model.tar.gz"
     assert job.checkpoint_s3_uri == "s3://jobs/checkpoints"
-    assert job.metrics() == {"loss": 0.5}
+    assert job.final_metrics() == {"loss": 0.5}
 
 
 def test_a_job_without_a_model_says_so(platform: Platform) -> None:
@@ -196,7 +207,7 @@ def test_a_job_without_a_model_says_so(platform: Platform) -> None:
     with pytest.raises(EstimatorError, match="no model: it is InProgress"):
         _ = TrainingJob(NAME, platform).model_data
     assert TrainingJob(NAME, platform).checkpoint_s3_uri is None
-    assert TrainingJob(NAME, platform).metrics() == {}
+    assert TrainingJob(NAME, platform).final_metrics() == {}
 
 
 def test_the_log_of_all_lives_comes_in_the_order_of_time(platform: Platform) -> None:
@@ -225,6 +236,17 @@ def test_each_line_is_read_once(platform: Platform) -> None:
     assert list(reader.unread()) == []
 
 
+@pytest.mark.parametrize(("minutes_ago", "shown"), [(1, ["1", "2", "3"]), (10, ["1"])])
+def test_the_last_lines_of_a_job_that_has_just_ended_are_waited_for(
+    platform: Platform, minutes_ago: float, shown: list[str]
+) -> None:
+    start = datetime.now(timezone.utc) - timedelta(minutes=minutes_ago)
+    statuses = ("Starting", *["Training"] * 20, "Completed")  # a second each
+    platform.descriptions = [described(*statuses, status="Completed", start=start)]
+    platform.arrives = [("algo-1", line) for line in ("1", "2", "3")]
+    assert [line for _, line in TrainingJob(NAME, platform).logs()] == shown
+
+
 def test_streams_of_jobs_with_a_longer_name_are_not_read(platform: Platform) -> None:
     platform.logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=f"{NAME}0/algo-1-1")
     assert list(LogReader(platform.logs, NAME).unread()) == []
@@ -236,7 +258,7 @@ def test_a_log_that_does_not_exist_yet_is_empty() -> None:
 
 
 def test_looks_grow_rarer_with_time(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_job, "_SHORTEST_POLL", 0.25)
+    monkeypatch.setattr(follower, "_SHORTEST_POLL", 0.25)
     now, pauses = [0.0], []
     platform.descriptions = [*[described("Training")] * 2000, COMPLETED]
 
@@ -249,3 +271,273 @@ def test_looks_grow_rarer_with_time(platform: Platform, monkeypatch: pytest.Monk
     TrainingJob(NAME, platform).wait(logs=False)
     assert (pauses[0], pauses[-1]) == (0.25, 5.0)
     assert pauses == sorted(pauses)
+
+
+STEPS = {"Name": "step", "Regex": "at ([0-9]+)"}
+LOSS = {"Name": "loss", "Regex": "loss=([0-9.]+)"}
+
+
+def measured(*statuses: str, definitions: Sequence[dict[str, str]] = (LOSS,), **others: Any) -> dict[str, Any]:
+    specification = {"TrainingInputMode": "File", "MetricDefinitions": list(definitions)}
+    return described(*statuses, AlgorithmSpecification=specification, **others)
+
+
+def test_events_are_changes_of_status_lines_and_the_values_in_them(platform: Platform) -> None:
+    platform.descriptions = [measured("Training"), measured("Training", "Completed", status="Completed")]
+    platform.arrives = [("algo-1", "step=4 epoch=1 loss=0.5"), ("algo-1", "done")]
+    events = list(TrainingJob(NAME, platform).events())
+    assert [type(event) for event in events] == [StatusChange, LogLine, MetricValue, StatusChange, LogLine]
+    line, value = events[1:3]
+    assert isinstance(line, LogLine)
+    assert value == MetricValue(time=line.time, host="algo-1", step=4, epoch=1, metric="loss", value=0.5)
+    assert line.time.timestamp() == pytest.approx(line.timestamp / 1000)
+    assert events[3] == StatusChange(time=START + timedelta(seconds=1), status="Completed", message="Completed is on")
+
+
+def test_metrics_are_all_values_of_the_log(platform: Platform) -> None:
+    platform.log("algo-1", "step=4 epoch=0 loss=0.5", "loss=nan", "step=8 epoch=1 loss=0.25 of loss=7")
+    platform.log("algo-2", "loss=1 without a step", "x" * 1000 + "loss=1")
+    platform.descriptions = [measured("Training")]
+    frame = TrainingJob(NAME, platform).metrics()
+    assert list(frame.columns) == ["time", "host", "step", "epoch", "metric", "value"]
+    assert frame["value"].tolist() == [0.5, 0.25, 1.0]
+    assert frame["host"].tolist() == ["algo-1", "algo-1", "algo-2"]
+    assert frame["step"].dropna().tolist() == [4, 8]
+    assert str(frame["step"].dtype) == "Int64"
+    assert str(frame["time"].dt.tz) == "UTC"
+    assert frame["time"].is_monotonic_increasing
+
+
+def test_a_definition_of_step_says_the_step_of_others(platform: Platform) -> None:
+    platform.log("algo-1", "at 12 of 100, loss=0.5", "at 13", "epoch=0.5 loss=1")
+    platform.descriptions = [measured("Training", definitions=[STEPS, LOSS])]
+    frame = TrainingJob(NAME, platform).metrics()
+    assert frame["metric"].tolist() == ["loss", "loss"]
+    assert frame["step"].iloc[0] == 12
+    assert frame["epoch"].iloc[1] == 0.5
+
+
+def test_a_job_without_values_has_an_empty_table_and_no_plot(platform: Platform) -> None:
+    platform.descriptions = [described("Training")]
+    frame = TrainingJob(NAME, platform).metrics()
+    assert (len(frame), str(frame["value"].dtype)) == (0, "float64")
+    with pytest.raises(EstimatorError, match="no metric to plot"):
+        TrainingJob(NAME, platform).plot()
+
+
+def test_an_expression_that_python_cannot_read_is_left_out_with_a_warning(
+    platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    platform.log("algo-1", "loss=0.5 acc=1")
+    java = {"Name": "acc", "Regex": r"acc=(\p{Digit}+)"}
+    platform.descriptions = [measured("Training", definitions=[java, LOSS])]
+    assert TrainingJob(NAME, platform).metrics()["metric"].tolist() == ["loss"]
+    assert "no values of acc" in caplog.text
+
+
+@pytest.mark.parametrize(("module", "call"), [("pandas", "metrics"), ("matplotlib", "plot")])
+def test_a_package_that_is_missing_is_named(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, module: str, call: str
+) -> None:
+    platform.log("algo-1", "loss=0.5")
+    platform.descriptions = [measured("Training")]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EstimatorError, match=f"{call}\\(\\) needs {module}.*pip install {module}"):
+        getattr(TrainingJob(NAME, platform), call)()
+
+
+def test_a_plot_marks_where_the_job_went_on(platform: Platform) -> None:
+    start = datetime.now(timezone.utc) - timedelta(minutes=1)
+    platform.clock = int(start.timestamp() + 1) * 1000 + 1000
+    platform.log("algo-1", *(f"step={step} loss={1 / step} acc={step}" for step in (1, 2, 3)))
+    platform.clock += 5000
+    platform.log("algo-1", *(f"step={step} loss={1 / step} acc={step}" for step in (3, 4)), life=2)
+    statuses = ("Starting", "Training", "Interrupted", "Starting", "Downloading", "Training", "Completed")
+    accuracy = {"Name": "acc", "Regex": "acc=([0-9]+)"}
+    platform.descriptions = [measured(*statuses, definitions=[LOSS, accuracy], start=start)]
+    job = TrainingJob(NAME, platform)
+    figure = job.plot()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "acc"]
+    first, second, mark = figure.axes[0].lines
+    assert [list(first.get_xdata()), list(second.get_xdata())] == [[1, 2, 3], [3, 4]]
+    assert mark.get_xdata() == [3, 3]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["attempt 2"]
+    assert len(job.plot("loss").axes) == 1
+    with pytest.raises(EstimatorError, match="no values of los; it has those of loss, acc"):
+        job.plot("los")
+
+
+def test_who_listens_is_told_each_event_and_its_failure_does_not_end_the_waiting(
+    platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    platform.descriptions = [measured("Training"), measured("Training", "Completed", status="Completed")]
+    platform.arrives = [("algo-1", "loss=0.5"), ("algo-1", "loss=0.25")]
+    told: list[Any] = []
+
+    def listen(event: Any) -> None:
+        told.append(event)
+        raise OSError("the chat is down")
+
+    TrainingJob(NAME, platform).wait(logs=False, on_event=listen)
+    assert [event.value for event in told if isinstance(event, MetricValue)] == [0.5, 0.25]
+    assert sum(isinstance(event, StatusChange) for event in told) == 2
+    assert caplog.text.count("OSError: the chat is down") == 1
+
+
+def test_a_command_is_run_at_each_change_of_status(platform: Platform, tmp_path: Path) -> None:
+    platform.descriptions = [measured("Training"), measured("Training", "Completed", status="Completed")]
+    platform.arrives = [("algo-1", "loss=0.5")]
+    TrainingJob(NAME, platform).wait(logs=False, on_event=f"cat >> {tmp_path}/told")
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [(each["event"], each["job"], each["status"]) for each in told] == [
+        ("status", NAME, "Training"),
+        ("status", NAME, "Completed"),
+    ]
+    assert datetime.fromisoformat(told[0]["time"]) == START
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("echo no chat >&2; exit 3", "exit code 3.*no chat"), ("sleep 5", "ended after 0.2 seconds")]
+)
+def test_a_command_that_fails_is_a_warning(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: str, said: str
+) -> None:
+    monkeypatch.setattr(listener, "COMMAND_SECONDS", 0.2)
+    platform.descriptions = [COMPLETED]
+    TrainingJob(NAME, platform).wait(logs=False, on_event=command)
+    assert len(re.findall(said, caplog.text)) == 1
+
+
+def test_who_cannot_be_told_anything_is_refused(platform: Platform) -> None:
+    platform.descriptions = [COMPLETED]
+    with pytest.raises(EstimatorError, match="on_event is 7"):
+        TrainingJob(NAME, platform).wait(on_event=7)  # type: ignore[arg-type]
+
+
+def refused(code: str, status: int = 400) -> ClientError:
+    answer: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(answer, "DescribeTrainingJob")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refused("ThrottlingException"),
+        refused("InternalFailure", 500),
+        EndpointConnectionError(endpoint_url="https://api.sagemaker.us-east-1.amazonaws.com/"),
+    ],
+)
+def test_what_will_pass_does_not_end_the_waiting(platform: Platform, error: Exception) -> None:
+    def describe() -> Iterator[Any]:
+        yield from (error, error, described("Training"), error, COMPLETED)
+        while True:
+            yield COMPLETED
+
+    with failing(platform, "describe_training_job", describe()), failing_logs(platform, error):
+        platform.log("algo-1", "a")
+        shown = io.StringIO()
+        with redirect_stdout(shown):
+            TrainingJob(NAME, platform).wait()
+    assert "Completed" in shown.getvalue()
+    assert shown.getvalue().count("algo-1 | a") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [refused("AccessDeniedException"), EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")]
+)
+def test_what_will_not_pass_ends_the_waiting(platform: Platform, error: Exception) -> None:
+    with failing(platform, "describe_training_job", repeat(error)), pytest.raises(type(error)):
+        TrainingJob(NAME, platform).wait(logs=False)
+
+
+@contextmanager
+def failing(thing: Any, name: str, answers: Iterator[Any]) -> Iterator[None]:
+    """Let a call give these answers, one after the other; an exception is raised."""
+
+    def answer(**_names: Any) -> Any:
+        given = next(answers)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thing, name, answer)
+        yield
+
+
+@contextmanager
+def failing_logs(platform: Platform, error: Exception) -> Iterator[None]:
+    """Fail once at the log's first page."""
+    get, failures = platform.logs.get_log_events, [error]
+
+    def page(**names: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return get(**names)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform.logs, "get_log_events", page)
+        yield
+
+
+def test_a_job_is_followed_beside_other_work(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "_SHORTEST_POLL", 2.0)
+    platform.descriptions = [measured("Training"), measured("Training", "Completed", status="Completed")]
+    platform.arrives = [("algo-1", "loss=0.5"), ("algo-1", "loss=0.25")]
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(time.monotonic())
+            await asyncio.sleep(0.001)
+
+    async def follow() -> list[JobEvent]:
+        other = asyncio.create_task(tick())
+        job = TrainingJob(NAME, platform)
+        events = [event async for event in job.events_async()]
+        await job.wait_async()
+        other.cancel()
+        return events
+
+    events = asyncio.run(follow())
+    assert [event.value for event in events if isinstance(event, MetricValue)] == [0.5, 0.25]
+    assert max(after - before for before, after in pairwise(ticks)) < 1.5, "the other task was held up"
+
+
+def test_waiting_beside_other_work_raises_what_waiting_raises(platform: Platform) -> None:
+    platform.descriptions = [described("Failed", status="Failed", FailureReason="AlgorithmError: rank 3")]
+    with pytest.raises(TrainingJobFailed, match="rank 3"):
+        asyncio.run(TrainingJob(NAME, platform).wait_async())
+
+
+@pytest.mark.parametrize("where", ["describe", "log", "end"])
+def test_a_waiting_that_is_cancelled_while_aws_cannot_be_reached_ends_soon(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(api_retries, "_PATIENCE_SECONDS", 6.0)
+    error = EndpointConnectionError(endpoint_url="https://api.sagemaker.us-east-1.amazonaws.com/")
+    platform.log("algo-1", "a")
+    platform.descriptions = [described("Training")]
+    thing, name = (platform.logs, "get_log_events") if where == "log" else (platform, "describe_training_job")
+    answers: list[Any] = [COMPLETED] if where == "end" else []
+
+    async def give_up() -> None:
+        listening = None if where == "end" else (lambda _: None)
+        await asyncio.wait_for(TrainingJob(NAME, platform).wait_async(on_event=listening), timeout=1.0)
+
+    began = time.monotonic()
+    with failing(thing, name, chain(answers, repeat(error))), pytest.raises(asyncio.TimeoutError):
+        asyncio.run(give_up())
+    assert time.monotonic() - began < 4
+
+
+def test_a_waiting_that_is_cancelled_ends_soon(platform: Platform) -> None:
+    platform.descriptions = [described("Training")]
+
+    async def give_up() -> None:
+        await asyncio.wait_for(TrainingJob(NAME, platform).wait_async(), timeout=0.2)
+
+    began = time.monotonic()
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(give_up())
+    assert time.monotonic() - began < 5

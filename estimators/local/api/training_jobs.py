@@ -54,7 +54,7 @@ class TrainingJobApi:
         if operation.is_own:
             return _answer(start_response, self._own(operation.name, request))
         if operation.is_sagemakers:
-            if operation.name in self._engine.operations and _is_about_training_jobs(operation.name, request):
+            if operation.name in self._engine.operations and _is_about_engine_job(operation.name, request):
                 region = environ[REGION]
                 return _answer(start_response, self._engine.call(operation.name, request, region=region))
             check_request(operation.name, request)
@@ -69,8 +69,8 @@ class TrainingJobApi:
         return {}
 
 
-def _is_about_training_jobs(operation: str, request: Mapping[str, Any]) -> bool:
-    """Return whether the request is about a resource of the engine: tags serve every kind, the engine knows two."""
+def _is_about_engine_job(operation: str, request: Mapping[str, Any]) -> bool:
+    """Return whether a request is about a job of the engine; one about tags may be about any kind of resource."""
     arn = str(request.get("ResourceArn"))
     return operation not in _TAGGING or ":training-job/" in arn or ":hyper-parameter-tuning-job/" in arn
 

@@ -71,12 +71,12 @@ class Engine:
             sync_seconds=sync_seconds,
             rescue=rescue or directory.parent,
         )
-        # Guards the three below, and tags. Order: a job is created under it, and none once `_closed` is set: `close`
-        # ends all.
+        # Guards the three below, and tags. Order: a job is created under it, and none once there is a refusal: `fail`
+        # and `close` set one, and end all jobs that there are then.
         self._lock = threading.Lock()
         self._jobs: dict[str, JobRecord] = {}
         self._runners: dict[str, JobRunner] = {}
-        self._closed = False
+        self._refusal = ""
         self._tuning = TuningJobs(self._start, lambda name: self._arn("hyper-parameter-tuning-job", name))
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateTrainingJob": self._create,
@@ -94,7 +94,7 @@ class Engine:
 
     @property
     def operations(self) -> frozenset[str]:
-        """The names that `call` answers. Search is for training jobs alone, tags are for tuning jobs too."""
+        """The names that `call` answers."""
         return frozenset(self._operations)
 
     def call(self, operation: str, request: dict[str, Any], *, region: str) -> dict[str, Any]:
@@ -132,21 +132,25 @@ class Engine:
         self._job(job_name).interrupt()
 
     def fail(self, reason: str) -> None:
-        """End all jobs that run as Failed: what they need of the platform is gone."""
-        self._tuning.close()
-        for job in self._all():
+        """End all jobs that run as Failed, and start no other: what they need of the platform is gone."""
+        self._tuning.close(f"InternalServerError: {reason}")
+        with self._lock:
+            self._refusal = f"No job can start any more: {reason}"
+            jobs = list(self._jobs.values())
+        for job in jobs:
             job.platform_failed(f"InternalServerError: {reason}")
 
     def close(self) -> None:
         """End all jobs at once, saving nothing, and remove their directories."""
-        self._tuning.close()
+        self._tuning.close("The platform was closed.")
         with self._lock:
-            self._closed = True
+            self._refusal = "The platform is being closed."
             jobs, runners = list(self._jobs.values()), list(self._runners.values())
         for job in jobs:
             job.close()
         for runner in runners:
             runner.join(CLOSE_SECONDS)
+        self._tuning.join(CLOSE_SECONDS)
         for job in jobs:
             remove_tree(self._platform.directory / job.name)
 
@@ -158,8 +162,8 @@ class Engine:
         job = JobRecord(parsed, self._arn("training-job", parsed.name))
         runner = JobRunner(job, self._find_image(parsed), self._platform)
         with self._lock:
-            if self._closed:
-                raise ApiError("ServiceUnavailable", "The platform is being closed.", 503)
+            if self._refusal:
+                raise ApiError("ServiceUnavailable", self._refusal, 503)
             if parsed.name in self._jobs:
                 raise ApiError(
                     "ResourceInUse",

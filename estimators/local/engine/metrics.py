@@ -6,48 +6,18 @@ The matching itself is done by another process, so that no regex can hold this o
 from __future__ import annotations
 
 import logging
-import math
-import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from estimators.local.engine.matching import MATCH_SECONDS, MEAN_SECONDS, Matching
+from estimators.metric_definition import MAX_LINE, MetricDefinition, finite
 
 logger = logging.getLogger(__name__)
 
-MAX_LINE = 1000
-"""Characters of a line that are searched."""
 MOST_VALUES = 10_000
 """Values of a metric that are kept, beside the last one."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class MetricDefinition:
-    """A metric's name, and the regex whose first group is its value."""
-
-    name: str
-    regex: re.Pattern[str]
-
-    @classmethod
-    def parse(cls, name: str, regex: str) -> MetricDefinition:
-        """Compile the regex.
-
-        Raises:
-            ValueError: If it can't be compiled, or has no group to take the value from.
-        """
-        try:
-            compiled = re.compile(regex)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"the regex {regex!r} of the metric {name} can't be compiled: {error}") from None
-        if not compiled.groups:
-            raise ValueError(
-                f"the regex {regex!r} of the metric {name} has no group to take the value from; write "
-                f"({regex}) or put parentheses around the number"
-            )
-        return cls(name=name, regex=compiled)
 
 
 class Metrics:
@@ -115,15 +85,7 @@ class Metrics:
                 f"[platform] The metric {name} is given up: its regex took over {MATCH_SECONDS:g} seconds of CPU time "
                 f"for one line, or {MEAN_SECONDS * 1000:g} ms a line"
             )
-        elif (value := _number(text)) is not None:
+        elif (value := finite(text)) is not None:
             self._last[name] = (value, datetime.now(timezone.utc))
             if len(self._history[name]) < MOST_VALUES:
                 self._history[name].append(value)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
 from estimators.local.engine.local_files import LocalFiles
-from estimators.local.engine.metrics import MetricDefinition
 from estimators.local.engine.objects import FileUri, S3Uri
 from estimators.local.engine.validation import check_request
+from estimators.metric_definition import MetricDefinition
 from estimators.request_rules import DEFAULT_MAX_RUNTIME, BrokenRule, broken_by_tags, broken_rules
 
 ML_ROOT = PurePosixPath("/opt/ml")

@@ -9,15 +9,12 @@ from sagemaker.core.local.local_session import LocalSession
 
 from estimators.errors import EstimatorError
 from estimators.sdk.request_values import cloned
-from estimators.sdk.v3.parameters import Parameters, names, switch_names
+from estimators.sdk.v3.parameters import Parameters
 from estimators.sdk.v3.request import Job
 from estimators.sdk.v3.upload import upload_code, upload_rule
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
-
-parameter_names = names
-switches = switch_names
 
 
 def request(

@@ -14,7 +14,7 @@ from sagemaker.core.config import config_schema
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.sdk.library import fw_utils, get_config_value
-from estimators.sdk.training_images import as_validated
+from estimators.sdk.training_images import validated_distribution
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -115,7 +115,7 @@ class Parameters:
             given = _with_configured(given, session, volume_kms_key=schema.TRAINING_JOB_VOLUME_KMS_KEY_ID_PATH)
         if not given.role:
             raise ValueError("An AWS IAM role is required: give the ARN, or the name, of one that SageMaker may assume")
-        return replace(given, distribution=_checked_distribution(given))
+        return replace(given, distribution=validated_distribution(given.framework(session.boto_region_name)))
 
     @property
     def instance_types(self) -> tuple[str, ...]:
@@ -135,12 +135,12 @@ class Parameters:
         return self.enable_sagemaker_metrics
 
 
-def names() -> frozenset[str]:
+def parameter_names() -> frozenset[str]:
     """Return the names of all parameters."""
     return frozenset({SESSION, *(field.name for field in fields(Parameters))})
 
 
-def switch_names() -> frozenset[str]:
+def switches() -> frozenset[str]:
     """Return the names of the parameters that are True or False."""
     return frozenset(field.name for field in fields(Parameters) if field.type in ("bool", "bool | None"))
 
@@ -172,23 +172,8 @@ def _check(given: Parameters) -> None:
         raise ValueError("When setting up custom VPC, both subnets and security_group_ids must be set")
     if given.output_path is not None and given.output_path.startswith("file://"):
         raise ValueError("The 'file://' output paths are only supported when using Local Mode.")
-
-
-def _checked_distribution(given: Parameters) -> dict[str, Any]:
-    """Return the distribution as the SDK has checked and completed it."""
-    if given.distribution is None:
-        return {}
-    if {"pytorchddp", "smdistributed"} <= given.distribution.keys():
+    distribution = given.distribution or {}
+    if {"pytorchddp", "smdistributed"} <= distribution.keys():
         raise ValueError("Cannot use both pytorchddp and smdistributed distribution options together.")
-    if "pytorchxla" in given.distribution:
+    if "pytorchxla" in distribution:
         raise ValueError("Distributed training through PyTorch XLA needs SageMaker Training Compiler, which V3 lacks")
-    checked: dict[str, Any] = fw_utils.validate_distribution(
-        as_validated(given.distribution),
-        given.instance_groups,
-        "pytorch",
-        given.framework_version,
-        given.py_version,
-        given.image_uri,
-        {"entry_point": given.entry_point, "instance_type": given.instance_type},
-    )
-    return checked

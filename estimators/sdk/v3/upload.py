@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError
 from sagemaker.core.s3 import S3Uploader, s3_path_join
 
+from estimators.sdk.code_place import code_prefix
 from estimators.sdk.library import fw_utils
 
 if TYPE_CHECKING:
@@ -32,20 +33,21 @@ def upload_code(job: Job) -> tuple[str, str]:
     given, session = job.parameters, job.session
     if given.source_dir and not given.source_dir.lower().startswith("s3://"):
         fw_utils.validate_source_dir(given.entry_point, given.source_dir)
-    place = urlsplit(given.code_location or job.output_path)
-    prefix = place.path.lstrip("/") if given.code_location or not given.output_path else ""
-    has_output_key = place.netloc == urlsplit(job.output_path).netloc
+    bucket, prefix = code_prefix(
+        given.code_location, job.output_path, default_output=not given.output_path, job_name=job.name
+    )
+    has_output_key = bucket == urlsplit(job.output_path).netloc
     uploaded = fw_utils.tar_and_upload_dir(
         session=session.boto_session,
-        bucket=place.netloc,
-        s3_key_prefix=s3_path_join(prefix, job.name, "source"),
+        bucket=bucket,
+        s3_key_prefix=prefix,
         script=given.entry_point,
         directory=given.source_dir,
         dependencies=list(given.dependencies or ()),
         kms_key=given.output_kms_key if has_output_key else None,
         s3_resource=session.s3_resource,
         settings=session.settings,
-        expected_bucket_owner=_owner(session, place.netloc),
+        expected_bucket_owner=_owner(session, bucket),
     )
     return uploaded.s3_prefix, uploaded.script_name
 

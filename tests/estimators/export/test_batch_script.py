@@ -63,7 +63,7 @@ smddp.run(main)
 
 
 @pytest.fixture
-def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_send_again: None):
     """Calls ``smddp sbatch`` on a submit script of such a job."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
@@ -141,6 +141,7 @@ def test_what_can_not_run_there_is_refused_with_the_remedy(sbatch, options, give
     assert message in refused.stderr
 
 
+@pytest.mark.usefixtures("may_send_again")
 def test_a_script_that_sends_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "submit.py").write_text("print('nothing')")
     for script, message in (("submit.py", "must call fit() of an estimators.Estimator"), ("no.py", "no submit script")):

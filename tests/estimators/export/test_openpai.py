@@ -64,7 +64,7 @@ CONTAINER = ("--image", "me/image:1", "--cpus", "2", "--memory-mb", "4096", "--g
 
 
 @pytest.fixture
-def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_send_again: None):
     """Calls ``smddp export --openpai`` on a submit script of such a job."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()

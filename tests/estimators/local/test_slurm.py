@@ -71,6 +71,11 @@ def logged(platform: LocalSageMaker, job: str) -> str:
     return "\n".join(messages(platform, job))
 
 
+def allocations(slurm: SlurmCluster) -> str:
+    """What Slurm has allocated, or will; a node that it still tidies up after one that was given back is none."""
+    return slurm.run("squeue", "--noheader", "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED").strip()
+
+
 def slurm_job(slurm: SlurmCluster, job: str) -> str:
     """The number of the allocation of a training job."""
     return str(await_that(lambda: slurm.run("squeue", "--noheader", f"--name=smddp-{job}", "--format=%i").strip()))
@@ -114,7 +119,7 @@ def test_the_same_estimator_trains_on_the_cluster_and_goes_on_after_a_preemption
     for rank in range(2):
         assert f"rank {rank} of 2 on algo-{rank + 1}: here" in log
     assert ended["ModelArtifacts"]["S3ModelArtifacts"].endswith("model.tar.gz")
-    assert not slurm.run("squeue", "--noheader").strip()
+    assert not allocations(slurm)
 
 
 def test_a_job_that_is_cancelled_at_slurm_was_lost_and_says_so(platform: LocalSageMaker, slurm: SlurmCluster) -> None:
@@ -185,7 +190,7 @@ def test_what_goes_wrong_is_the_jobs_failure_reason(
     ended = await_end(platform, submit(platform, script, **changes))
     assert ended["TrainingJobStatus"] == "Failed"
     assert reason in ended["FailureReason"]
-    assert not slurm.run("squeue", "--noheader").strip()
+    assert not allocations(slurm)
 
 
 def test_nodes_that_bar_namespaces_run_programs_in_the_directory_itself(slurm: SlurmCluster, tmp_path: Path) -> None:
@@ -219,7 +224,7 @@ def test_nothing_is_left_on_the_cluster_by_a_platform_that_is_killed(slurm: Slur
         assert up == "up"
         process.kill()
         os.kill(int(server), signal.SIGKILL)
-    await_that(lambda: not slurm.run("squeue", "--noheader").strip())
+    await_that(lambda: not allocations(slurm))
     await_that(lambda: not list(tmp_path.iterdir()))
 
 

@@ -189,7 +189,7 @@ def test_a_host_that_is_done_leaves_the_others_their_time(home: Path, image: str
         metric_definitions=[{"Name": "loss", "Regex": "loss=(.*)"}],
     ).fit({"script": f"file://{script}"}, logs=False)
     assert job.status == "Completed"
-    assert job.metrics() == {"loss": 0.5}
+    assert job.final_metrics() == {"loss": 0.5}
     assert job.model_data == f"file://{home}/out/model.tar.gz"
     assert sorted(path.name for path in (home / "at 12:30, for $5").iterdir()) == ["algo-1", "algo-2"]
     with tarfile.open(job.model_data.removeprefix("file://")) as archive:

@@ -30,7 +30,7 @@ def session() -> Any:
 def parse(script: str, session: Any) -> Any:
     def of(inputs: Any = None, **parameters: Any) -> TrainingRequest:
         job = Estimator(script, instance_type="local", image_uri="mine", **parameters)
-        code = SourceCode(entry_point="train.py", source_dir=str(Path(script).parent), dependencies=(), from_git=False)
+        code = SourceCode(entry_point="train.py", source_dir=str(Path(script).parent), dependencies=())
         return training_request(job.arguments, inputs, image="mine", code=code, job_name="job", session=session)
 
     return of

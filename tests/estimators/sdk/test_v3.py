@@ -52,7 +52,8 @@ smddp.run(main)
 """
 
 FIT = """
-import logging, os, sys
+import json, logging, os, sys
+from fnmatch import fnmatch
 from pathlib import Path
 def settings():
     return dict(os.environ), logging.getLogger().level, list(logging.getLogger().handlers), sys.excepthook
@@ -76,9 +77,14 @@ with LocalSageMaker(grace_seconds=10) as platform:
         hyperparameters={"lr": 0.5, "sizes": [1, 2]},
         sagemaker_session=platform.session,
     )
-    assert str(estimator.plan({"training": data})) == "2 × ml.g5.xlarge, torchrun", estimator.plan()
+    plan = estimator.plan({"training": data})
+    assert (str(plan.topology), plan.problems) == ("2 × ml.g5.xlarge, torchrun", ()), plan
     job = estimator.fit({"training": data})
     assert job.status == "Completed"
+    sent = job.describe()
+    assert fnmatch(json.loads(sent["HyperParameters"]["sagemaker_submit_directory"]), plan.resources.code), plan
+    assert fnmatch(job.model_data, plan.resources.output + "/output/model.tar.gz"), plan
+    assert [channel.place for channel in plan.resources.channels] == [data]
     assert platform.boto_session.client("s3").head_object(
         Bucket=platform.default_bucket, Key=job.model_data.split("/", 3)[3]
     )["ContentLength"]

@@ -270,9 +270,9 @@ def test_what_the_image_brings_stays_until_a_bundle_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("there", "sent", "named", "problem"),
     [
-        ("b/old.py", "b", "b", "the code directory has a directory there"),
-        ("b", "b/new.py", "b", "the code directory has a file there"),
-        ("lib/b/old.py", "lib/b", "lib/b", "the code directory has a directory there"),
+        ("b/old.py", "b", "b", "the directory has a directory there"),
+        ("b", "b/new.py", "b", "the directory has a file there"),
+        ("lib/b/old.py", "lib/b", "lib/b", "the directory has a directory there"),
     ],
 )
 def test_what_can_not_take_the_place_of_what_is_there_is_refused_before_anything_is_moved(

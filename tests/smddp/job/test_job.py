@@ -169,3 +169,12 @@ def test_a_damaged_file_is_named(name: str, text: str, message: str, tmp_path: P
 def test_a_damaged_variable_is_named(variable: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=variable):
         Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path), variable: text} | TWO_HOSTS)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "1.5", "many", "٣"])
+def test_a_number_of_steps_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    given = {"SMDDP_RUN_DIR": str(tmp_path)}
+    assert Job.detect(given).max_steps is None
+    assert Job.detect(given | {"SMDDP_MAX_STEPS": "20"}).max_steps == 20
+    with pytest.raises(JobError, match=f"SMDDP_MAX_STEPS={text} is no number of steps"):
+        Job.detect(given | {"SMDDP_MAX_STEPS": text})

@@ -63,7 +63,8 @@ class Run:
         return float(self.optimizer.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize(("steps", "accumulate"), [(1, 1), (3, 2), (4, 1), (4, 2), (5, 2), (8, 1)])
+@pytest.mark.parametrize("steps", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_steps_end_it_in_mid_epoch_and_a_rerun_that_asks_for_more_goes_on(
     tmp_path: Path, steps: int, accumulate: int
 ) -> None:
@@ -98,6 +99,16 @@ def test_within_one_process_it_goes_on_too(job: Job) -> None:
 def test_a_number_of_steps_that_is_none_is_refused(job: Job) -> None:
     with pytest.raises(ValueError, match="max_steps=0: give a whole number of 1 or more"):
         Run(job).train(1, max_steps=0)
+
+
+@pytest.mark.parametrize("count", [None, "a", 2.5, 0])
+@pytest.mark.parametrize("most", ["", "6"])
+def test_a_loop_that_counts_to_no_number_is_refused_where_it_is_only_tried_too(
+    tmp_path: Path, count: Any, most: str
+) -> None:
+    trainer = Run(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run"), "SMDDP_MAX_STEPS": most})).trainer
+    with pytest.raises(ValueError, match=f"count={count!r}: give a whole number of 1 or more"):
+        next(iter(trainer.steps_to(count)))
 
 
 @pytest.mark.parametrize(("finish_at", "epoch"), [(3, 0), (4, 1), (6, 1)])
@@ -262,3 +273,36 @@ def test_a_condition_on_one_rank_ends_all_and_a_rerun_ends_well(
     assert [(rank.code, rank.printed) for rank in first + again] == [(0, "6\n")] * 4, first + again
     assert "finished at step 6 by trainer.finish_if(): nothing is left to train" in again[0].logged
     assert "finished at step" not in first[0].logged + again[1].logged
+
+
+def test_a_job_that_is_only_tried_ends_after_its_steps_whatever_the_loop_asks_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    def tried(steps: int) -> Run:
+        return Run(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run"), "SMDDP_MAX_STEPS": str(steps)}))
+
+    assert tried(6).train(100).trainer.steps == 6
+    assert "SMDDP_MAX_STEPS=6: training ends after at most 6 optimizer steps" in caplog.text
+    assert "step=3 " in caplog.text  # before log_every
+    leave()
+    assert tried(6).train(100).seen == []
+    assert "begin anew, or raise SMDDP_MAX_STEPS to go on" in caplog.text
+    leave()
+    assert list(tried(6).trainer.steps_to(6)) == []
+    assert "begin anew, or ask for more steps to go on" in caplog.text
+    leave()
+    again = tried(9).train(100, max_steps=50)
+    assert (again.trainer.steps, len(again.seen)) == (9, 3)
+    del again
+    leave()
+    caplog.clear()
+    assert tried(12).train(100, max_steps=10).trainer.steps == 10
+    assert "SMDDP_MAX_STEPS" not in caplog.text
+    leave()
+    by_steps = tried(12)
+    batches = by_steps.trainer.batches(by_steps.loader)
+    for _ in by_steps.trainer.steps_to(1000):
+        by_steps.step(next(batches)[0])
+    assert by_steps.trainer.steps == 12

@@ -12,7 +12,7 @@ from estimators.local.engine.job import JobRecord
 from estimators.local.engine.listing import cut_page, list_records
 from estimators.local.engine.tuning.request import TuningRequest
 from estimators.local.engine.tuning.runner import TuningRunner
-from estimators.local.engine.tuning.search import Search
+from estimators.local.engine.tuning.study import Study
 from estimators.local.engine.tuning.tuning_job import TuningRecord
 
 logger = logging.getLogger(__name__)
@@ -48,11 +48,13 @@ class TuningJobs:
     def __init__(self, start_job: Callable[[Mapping[str, Any]], JobRecord], arn: Callable[[str], str]) -> None:
         self._start_job = start_job
         self._arn = arn
-        # Guards the three below. Order: a tuning job is created under it, and none once `_closed` is set.
+        # Guards the three below. Order: a tuning job is created under it, and none once there is a reason to end. The
+        # first reason stays, and each runner is given that one only: a failure is what ended the jobs, whatever closes
+        # the platform then.
         self._lock = threading.Lock()
         self._records: dict[str, TuningRecord] = {}
         self._runners: dict[str, TuningRunner] = {}
-        self._closed = False
+        self._close_reason = ""
         self.operations: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateHyperParameterTuningJob": self._create,
             "DescribeHyperParameterTuningJob": self._describe,
@@ -67,35 +69,44 @@ class TuningJobs:
         record = self._records.get(arn.rpartition("/")[2])
         return record if record is not None and record.arn == arn else None
 
-    def close(self) -> None:
-        """Start no other training job. Those that run are the engine's to end."""
+    def close(self, reason: str) -> None:
+        """End all tuning jobs as Failed, and start no other. The training jobs are the engine's to end.
+
+        Args:
+            reason: The FailureReason of each; of several calls, the first one's.
+        """
         with self._lock:
-            self._closed = True
+            self._close_reason = self._close_reason or reason
             runners = list(self._runners.values())
         for runner in runners:
-            runner.close()
+            runner.close(self._close_reason)
+
+    def join(self, timeout: float) -> None:
+        """Wait up to so many seconds for each tuning job's thread, once closed."""
+        for runner in list(self._runners.values()):
+            runner.join(timeout)
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
         parsed = TuningRequest.parse(request)
-        search = Search(parsed)
+        study = Study(parsed)
         for parent in parsed.parents:
-            self._learn(parsed, search, self._record(parent))
+            self._start_warm(study, parsed, self._record(parent))
         record = TuningRecord(parsed, self._arn(parsed.name))
         with self._lock:
-            if self._closed:
-                raise ApiError("ServiceUnavailable", "The platform is being closed.", 503)
+            if self._close_reason:
+                raise ApiError("ServiceUnavailable", f"No tuning job can start any more: {self._close_reason}", 503)
             if parsed.name in self._records:
                 raise ApiError(
                     "ResourceInUse",
                     "Tuning job names must be unique within an AWS account and region; there is one named "
                     f"{parsed.name} already.",
                 )
-            runner = TuningRunner(record, search, self._start_job)
+            runner = TuningRunner(record, study, self._start_job)
             self._records[parsed.name], self._runners[parsed.name] = record, runner
             runner.start()
         return {"HyperParameterTuningJobArn": record.arn}
 
-    def _learn(self, request: TuningRequest, search: Search, parent: TuningRecord) -> None:
+    def _start_warm(self, study: Study, request: TuningRequest, parent: TuningRecord) -> None:
         if not parent.ended:
             raise invalid(f"WarmStartConfig: the parent {parent.name} has not ended; wait for it, or stop it.")
         if parent.request.objective != request.objective:
@@ -103,8 +114,8 @@ class TuningJobs:
                 f"WarmStartConfig: the parent {parent.name} has the objective {parent.request.objective}, and this "
                 f"tuning job {request.objective}; both must have the same."
             )
-        learnt = [search.learn({**parent.request.static, **tuned}, value) for tuned, value in parent.results()]
-        logger.info("%s begins with %d of %d results of %s", request.name, sum(learnt), len(learnt), parent.name)
+        fits = [study.add_known({**parent.request.static, **tuned}, value) for tuned, value in parent.results()]
+        logger.info("%s begins with %d of %d results of %s", request.name, sum(fits), len(fits), parent.name)
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._record(request[_NAME]).describe()

@@ -11,8 +11,8 @@ from typing import Any
 
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.job import JobRecord
-from estimators.local.engine.tuning.search import Search
-from estimators.local.engine.tuning.tuning_job import COMPLETED, FAILED, STOPPED, TriedJob, TuningRecord
+from estimators.local.engine.tuning.study import Proposal, Study
+from estimators.local.engine.tuning.tuning_job import COMPLETED, FAILED, STOPPED, Trial, TuningRecord
 
 logger = logging.getLogger(__name__)
 
@@ -29,97 +29,104 @@ class TuningRunner:
 
     Args:
         record: What others see of it.
-        search: What to try.
+        study: What to try.
         start_job: Starts a training job of a request.
     """
 
-    def __init__(self, record: TuningRecord, search: Search, start_job: StartJob) -> None:
+    def __init__(self, record: TuningRecord, study: Study, start_job: StartJob) -> None:
         self._record = record
-        self._search = search
+        self._study = study
         self._start_job = start_job
-        self._closed = threading.Event()
+        self._close_reason = ""
+        self._closed = threading.Event()  # Order: set after the reason, which is read once it is set.
         self._thread = threading.Thread(target=self._run, name=f"tuning {record.name}", daemon=True)
 
     def start(self) -> None:
         """Begin, and return at once."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Look after the training jobs no more; they are the engine's."""
+    def close(self, reason: str) -> None:
+        """Fail with a reason, the same at each call. The training jobs are the engine's to end."""
+        self._close_reason = reason
         self._closed.set()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the tuning job has ended, or was closed."""
+    def join(self, timeout: float) -> None:
+        """Wait up to so many seconds until the tuning job has ended."""
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        running: list[TriedJob] = []
+        running: list[Trial] = []
         try:
             while not self._closed.is_set():
                 running = self._take_results(running)
                 if not self._record.has_time():
                     self._record.stop()
-                if self._record.is_stopping or self._record.is_complete():
-                    if self._record.is_stopping:
-                        self._stop_all(running)
-                    if not running:
-                        self._finish()
-                        return
-                else:
-                    while len(running) < self._record.request.parallel and not self._record.is_complete():
-                        running.append(self._try_next())
-                self._stop_early(running)
+                while len(running) < self._record.request.parallel and self._wants_more():
+                    proposal = self._study.ask()
+                    if not self._wants_more():  # a model takes seconds to propose: a stop or the end may have come
+                        self._study.tell(proposal.number, None, pruned=False)
+                        break
+                    running.append(self._start(proposal))
+                if self._record.is_stopping:
+                    self._stop_all(running)
+                if not running and not self._closed.is_set():
+                    self._finish()
+                    return
+                self._prune(running)
                 self._closed.wait(_LOOK_SECONDS)
-            self._record.finish(FAILED, "The platform was closed.")
+            self._record.finish(FAILED, self._close_reason[:_LONGEST_REASON])
         except Exception as error:
-            if not self._closed.is_set():
-                logger.exception("the tuning job %s can't go on", self._record.name)
-            self._stop_all(running)
-            while any(not tried.job.ended for tried in running) and not self._closed.wait(_LOOK_SECONDS):
+            if self._closed.is_set():  # the engine has taken what this thread was about to use
+                self._record.finish(FAILED, self._close_reason[:_LONGEST_REASON])
+                return
+            logger.exception("the tuning job %s can't go on", self._record.name)
+            self._stop_all(self._record.trials)
+            while any(not trial.job.ended for trial in self._record.trials) and not self._closed.wait(_LOOK_SECONDS):
                 pass
             self._record.finish(FAILED, f"InternalServerError: {error}"[:_LONGEST_REASON])
 
-    def _try_next(self) -> TriedJob:
-        candidate = self._search.propose()
-        name = f"{self._record.name}-{candidate.number + 1:03}-{secrets.token_hex(4)}"
-        job = self._start_job(self._record.request.training_job(name, candidate.hyperparameters))
+    def _wants_more(self) -> bool:
+        return not self._closed.is_set() and self._record.wants_more()
+
+    def _start(self, proposal: Proposal) -> Trial:
+        name = f"{self._record.name}-{proposal.number + 1:03}-{secrets.token_hex(4)}"
+        job = self._start_job(self._record.request.training_job(name, proposal.hyperparameters))
+        trial = Trial(number=proposal.number, job=job, hyperparameters=proposal.hyperparameters)
+        self._record.add(trial)  # at once: what is not there is neither listed nor stopped
         with suppress(ApiError):  # it has ended already
             job.update({"TuningJobArn": self._record.arn})
-        tried = TriedJob(number=candidate.number, job=job, hyperparameters=candidate.hyperparameters)
-        self._record.add(tried)
-        return tried
+        return trial
 
-    def _take_results(self, running: Iterable[TriedJob]) -> list[TriedJob]:
-        """Tell the search of the training jobs that have ended; return the others."""
+    def _take_results(self, running: Iterable[Trial]) -> list[Trial]:
+        """Tell the study of the trials that have ended; return the others."""
         left = []
-        for tried in running:
-            if not tried.job.ended:
-                left.append(tried)
+        for trial in running:
+            if not trial.job.ended:
+                left.append(trial)
                 continue
-            status = tried.job.describe()["TrainingJobStatus"]
-            value = None if status == "Failed" else tried.job.metrics.last(self._record.request.metric)
-            self._search.finish(tried.number, value, stopped=tried.stopped_early and status == "Stopped")
+            status = trial.job.describe()["TrainingJobStatus"]
+            value = None if status == "Failed" else trial.job.metrics.last(self._record.request.metric)
+            self._study.tell(trial.number, value, pruned=trial.pruned and status == "Stopped")
             if value is not None:
-                self._record.add_result(tried, value)
+                self._record.add_result(trial, value)
         return left
 
-    def _stop_early(self, running: Iterable[TriedJob]) -> None:
-        for tried in running:
-            history = tried.job.metrics.history(self._record.request.metric)
-            if not tried.stopped_early and self._search.should_stop(tried.number, history):
-                tried.stopped_early = True
-                self._stop_all([tried])
+    def _prune(self, running: Iterable[Trial]) -> None:
+        for trial in running:
+            history = trial.job.metrics.history(self._record.request.metric)
+            if not trial.pruned and self._study.should_prune(trial.number, history):
+                trial.pruned = True
+                self._stop_all([trial])
 
-    def _stop_all(self, jobs: Iterable[TriedJob]) -> None:
-        for tried in jobs:
+    def _stop_all(self, trials: Iterable[Trial]) -> None:
+        for trial in trials:
             with suppress(ApiError):  # it has ended meanwhile
-                tried.job.stop()
+                trial.job.stop()
 
     def _finish(self) -> None:
-        tried = self._record.tried
         if self._record.is_stopping:
             self._record.finish(STOPPED)
-        elif all(each.job.describe()["TrainingJobStatus"] == "Failed" for each in tried):
+        elif all(trial.job.describe()["TrainingJobStatus"] == "Failed" for trial in self._record.trials):
             self._record.finish(FAILED, ALL_FAILED)
         else:
             self._record.finish(COMPLETED)

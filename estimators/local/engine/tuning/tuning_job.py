@@ -26,15 +26,16 @@ _SHOWN = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingStartTim
 
 
 @dataclass(kw_only=True, slots=True)
-class TriedJob:
-    """A training job of the search."""
+class Trial:
+    """One point of the search, and the training job that tries it."""
 
     number: int
     """Its place in the search, from 0."""
     job: JobRecord
     hyperparameters: Mapping[str, str]
     """The tuned ones."""
-    stopped_early: bool = False
+    pruned: bool = False
+    """Whether it was stopped early."""
 
 
 class TuningRecord:
@@ -46,13 +47,14 @@ class TuningRecord:
         self.tags = dict(request.tags)
         self.created = _now()
         self._since = time.monotonic()
-        # Guards all below. Order: the first end stays; no training job is added after it.
+        # Guards all below. Order: the runner's thread alone adds trials and comes to the end, which is its last step;
+        # so nothing changes after that.
         self._lock = threading.Lock()
         self._status = IN_PROGRESS
         self._modified = self.created
         self._ended_at: datetime | None = None
         self._failure_reason: str | None = None
-        self._tried: list[TriedJob] = []
+        self._trials: list[Trial] = []
         self._results: list[tuple[Mapping[str, str], float]] = []  # in the order of the ends
         self._found = False
 
@@ -72,22 +74,22 @@ class TuningRecord:
         return self._status == STOPPING
 
     @property
-    def tried(self) -> tuple[TriedJob, ...]:
-        """The training jobs so far, in their order."""
+    def trials(self) -> tuple[Trial, ...]:
+        """Those so far, in their order."""
         with self._lock:
-            return tuple(self._tried)
+            return tuple(self._trials)
 
-    def add(self, tried: TriedJob) -> None:
-        """Note a training job that was started."""
+    def add(self, trial: Trial) -> None:
+        """Note a trial whose training job was started."""
         with self._lock:
-            self._tried.append(tried)
+            self._trials.append(trial)
             self._modified = _now()
 
-    def add_result(self, tried: TriedJob, value: float) -> None:
-        """Note what a training job came to, and whether that is all that the search is for."""
+    def add_result(self, trial: Trial, value: float) -> None:
+        """Note what a trial came to, and whether that is all that the search is for."""
         request = self.request
         with self._lock:
-            self._results.append((tried.hyperparameters, value))
+            self._results.append((trial.hyperparameters, value))
             best, since = None, 0
             for _, each in self._results:
                 since = 0 if request.is_better(each, best, by=_PROGRESS) else since + 1
@@ -97,7 +99,7 @@ class TuningRecord:
             self._found = self._found or reached or stands
 
     def results(self) -> list[tuple[Mapping[str, str], float]]:
-        """Return the tuned hyperparameters of the training jobs that came to a value, with it."""
+        """Return the tuned hyperparameters of the trials that came to a value, with it."""
         with self._lock:
             return list(self._results)
 
@@ -113,11 +115,11 @@ class TuningRecord:
             self._status, self._failure_reason = status, failure_reason
             self._modified = self._ended_at = _now()
 
-    def is_complete(self) -> bool:
-        """Return whether the search has what it was to find, or all the training jobs that it may have."""
+    def wants_more(self) -> bool:
+        """Return whether another trial is to start: neither a stop, nor what was sought, nor the limit came."""
         most = self.request.most_jobs
         with self._lock:
-            return self._found or (most is not None and len(self._tried) >= most)
+            return self._status == IN_PROGRESS and not self._found and (most is None or len(self._trials) < most)
 
     def has_time(self) -> bool:
         """Return whether its MaxRuntimeInSeconds are not over."""
@@ -136,7 +138,7 @@ class TuningRecord:
         states = Counter(summary["TrainingJobStatus"] for summary in summaries)
         objectives = Counter(summary["ObjectiveStatus"] for summary in summaries)
         best = self._best(summaries)
-        seconds = sum(each.job.describe().get("TrainingTimeInSeconds", 0) for each in self.tried)
+        seconds = sum(each.job.describe().get("TrainingTimeInSeconds", 0) for each in self.trials)
         return {
             **{name: value for name, value in copy.deepcopy(dict(self.request.members)).items() if name != "Tags"},
             "HyperParameterTuningJobArn": self.arn,
@@ -156,18 +158,18 @@ class TuningRecord:
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return the training jobs as ListTrainingJobsForHyperParameterTuningJob shows them."""
-        return [self._summary(each) for each in self.tried]
+        return [self._summary(each) for each in self.trials]
 
-    def _summary(self, tried: TriedJob) -> dict[str, Any]:
-        job = tried.job.describe()
-        value = tried.job.metrics.last(self.request.metric)
+    def _summary(self, trial: Trial) -> dict[str, Any]:
+        job = trial.job.describe()
+        value = trial.job.metrics.last(self.request.metric)
         summary = {
             **{member: job[member] for member in _SHOWN if member in job},
             "TrainingJobStatus": job["TrainingJobStatus"],
-            "TunedHyperParameters": dict(tried.hyperparameters),
+            "TunedHyperParameters": dict(trial.hyperparameters),
             "TuningJobName": self.name,
         }
-        if not tried.job.ended:
+        if not trial.job.ended:
             return {**summary, "ObjectiveStatus": "Pending"}
         if value is None or job["TrainingJobStatus"] == "Failed":
             return {**summary, "ObjectiveStatus": "Failed"}

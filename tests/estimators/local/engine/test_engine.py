@@ -122,6 +122,15 @@ def test_a_running_job_is_not_deleted(client: Any) -> None:
     assert (code, "stop it" in message) == ("ResourceInUse", True)
 
 
+def test_a_platform_that_failed_ends_its_jobs_and_starts_no_other(client: Any) -> None:
+    name = client.submit("import time; time.sleep(60)")
+    client.wait_for(name, "Training")
+    client.engine.fail("the storage was given up")
+    assert client.wait(name)["FailureReason"] == "InternalServerError: the storage was given up"
+    code, message = refusal(client, "CreateTrainingJob", **client.request())
+    assert (code, message) == ("ServiceUnavailable", "No job can start any more: the storage was given up")
+
+
 def test_closing_twice_is_as_good_as_once(start_engine: Any, tmp_path: Path) -> None:
     engine = start_engine(directory=tmp_path / "a" / "b")
     engine.close()

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from estimators.local.engine import matching
-from estimators.local.engine.metrics import MAX_LINE, MetricDefinition, Metrics
+from estimators.local.engine.metrics import Metrics
+from estimators.metric_definition import MAX_LINE, MetricDefinition
 from tests.estimators.local.processes import is_alive
 
 

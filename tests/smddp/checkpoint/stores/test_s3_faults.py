@@ -53,17 +53,8 @@ def test_an_answer_that_ends_too_early_is_asked_for_from_there_on(
     assert torturer.run(case) == (None, [])
 
 
-@pytest.mark.parametrize(
-    ("fault", "first"),  # the first request, or one in the midst of the upload
-    [
-        (Fault.INTERNAL_ERROR, 0),
-        (Fault.SLOW_DOWN, 5),
-        (Fault.SILENCE, 5),
-        (Fault.REFUSED, 0),
-        (Fault.EXPIRED, 0),
-        (Fault.EXPIRED, 5),
-    ],
-)
+@pytest.mark.parametrize("first", [0, 5])  # the first request, or one in the midst of the upload
+@pytest.mark.parametrize("fault", [Fault.INTERNAL_ERROR, Fault.SLOW_DOWN, Fault.SILENCE, Fault.REFUSED, Fault.EXPIRED])
 def test_a_server_that_fails_for_good_is_an_error_in_time(torturer: Torturer, fault: Fault, first: int) -> None:
     error, wrong = torturer.run(Case(is_save=True, replaces=True, fault=fault, first=first, count=1000))
     assert wrong == []

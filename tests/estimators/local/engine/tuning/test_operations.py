@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.tuning import TuningJobs
+from estimators.local.engine.tuning.study import Study
 
 Request = Callable[..., dict[str, Any]]
 OBJECTIVE = "FinalHyperParameterTuningJobObjectiveMetric"
@@ -53,7 +55,7 @@ def jobs(make_jobs: Callable[..., Any], distance: Any) -> Any:
 def client(jobs: Any) -> Iterator[Client]:
     client = Client(jobs)
     yield client
-    client.tuning.close()
+    client.tuning.close("The tests are over.")
 
 
 def limited(count: int | None, parallel: int = 2, **config: Any) -> dict[str, Any]:
@@ -183,6 +185,95 @@ def test_a_stop_ends_the_training_jobs_too(make_jobs: Any, make_request: Request
     client.call("DeleteHyperParameterTuningJob", HyperParameterTuningJobName="search")
     with pytest.raises(ApiError, match="There is no tuning job search"):
         client.describe()
+
+
+def test_a_stop_between_two_proposals_starts_no_other_job(make_jobs: Any, make_request: Request) -> None:
+    def stop(_hyperparameters: Any) -> list[float]:
+        client.call("StopHyperParameterTuningJob", HyperParameterTuningJobName="search")
+        return [1.0] * 10**6
+
+    jobs = make_jobs(stop)
+    client = Client(jobs)
+    client.call("CreateHyperParameterTuningJob", **make_request())
+    assert client.end()["HyperParameterTuningJobStatus"] == "Stopped"
+    assert [job.stopped for job in jobs.started] == [True]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Events of a study that takes long to propose: it was asked, and it may answer."""
+    begun, may_answer, ask = threading.Event(), threading.Event(), Study.ask
+
+    def ask_slowly(study: Study) -> Any:
+        begun.set()
+        assert may_answer.wait(60)
+        return ask(study)
+
+    monkeypatch.setattr(Study, "ask", ask_slowly)
+    yield begun, may_answer
+    may_answer.set()
+
+
+@pytest.mark.parametrize("end", ["Stopped", "Failed"])
+def test_no_job_is_started_of_a_proposal_that_comes_after_the_end(
+    client: Client, jobs: Any, make_request: Request, asked: tuple[threading.Event, threading.Event], end: str
+) -> None:
+    begun, may_answer = asked
+    client.call("CreateHyperParameterTuningJob", **make_request())
+    assert begun.wait(60)
+    if end == "Stopped":
+        client.call("StopHyperParameterTuningJob", HyperParameterTuningJobName="search")
+    else:
+        client.tuning.close("The platform was closed.")
+    may_answer.set()
+    assert client.end()["HyperParameterTuningJobStatus"] == end
+    assert jobs.started == []
+
+
+def test_the_first_reason_to_end_stays(
+    client: Client, make_request: Request, asked: tuple[threading.Event, threading.Event]
+) -> None:
+    begun, may_answer = asked
+    client.call("CreateHyperParameterTuningJob", **make_request())
+    assert begun.wait(60)
+    client.tuning.close("InternalServerError: the disk is full")
+    client.tuning.close("The platform was closed.")
+    may_answer.set()
+    assert client.end()["FailureReason"] == "InternalServerError: the disk is full"
+
+
+def test_a_job_is_listed_and_stopped_if_the_search_breaks_right_after_its_start(
+    make_jobs: Any, make_request: Request
+) -> None:
+    def refuse(_members: Any) -> None:
+        raise RuntimeError("no memory")
+
+    jobs = make_jobs(lambda _: [1.0] * 10**6)
+
+    def start(request: Any) -> Any:
+        job = jobs(request)
+        job.update = refuse
+        return job
+
+    client = Client(start)
+    assert client.run(make_request())["FailureReason"] == "InternalServerError: no memory"
+    assert [job["TrainingJobStatus"] for job in client.jobs()] == ["Stopped"]
+    assert [job.stopped for job in jobs.started] == [True]
+
+
+def test_a_platform_that_closes_gives_the_reason(make_jobs: Any, make_request: Request) -> None:
+    jobs = make_jobs(lambda _: [1.0] * 10**6)
+    client = Client(jobs)
+    client.call("CreateHyperParameterTuningJob", **make_request())
+    client.tuning.close("InternalServerError: the disk is full")
+    client.tuning.join(10)
+    found = client.describe()
+    assert (found["HyperParameterTuningJobStatus"], found["FailureReason"]) == (
+        "Failed",
+        "InternalServerError: the disk is full",
+    )
+    with pytest.raises(ApiError, match="can start any more: InternalServerError: the disk is full"):
+        client.call("CreateHyperParameterTuningJob", **make_request(HyperParameterTuningJobName="late"))
 
 
 def test_failed_jobs_do_not_count_and_a_search_of_nothing_else_fails(

@@ -1,7 +1,7 @@
-"""What to try next: the strategies of a tuning job, by Optuna, which is loaded with the first search.
+"""What to try next: the strategies of a tuning job, by Optuna, which is loaded with the first study.
 
 Random draws, Grid goes through all points, Bayesian models the objective by a Gaussian process after a few draws, and
-Hyperband stops what falls behind. One thread uses a search.
+Hyperband prunes what falls behind. One thread uses a study.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 _DRAWN_FIRST = 3
 """Training jobs of a Bayesian search that are drawn at random; from few points a model tells nothing."""
-_STUDY = "tuning"
+_STUDY_NAME = "tuning"
 """Always the same: Hyperband draws from the name, too."""
 _COMPARED = 3
 """Training jobs that must have ended before another one is stopped early."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Candidate:
+class Proposal:
     """Hyperparameters to be tried."""
 
     number: int
-    """Its place in the search, from 0."""
+    """The trial's, from 0."""
     hyperparameters: Mapping[str, str]
 
 
-class Search:
-    """The search of one tuning job."""
+class Study:
+    """The search of one tuning job: it is asked for a trial's hyperparameters, and told what they came to."""
 
     def __init__(self, request: TuningRequest) -> None:
         """Begin.
@@ -63,64 +63,65 @@ class Search:
             direction="maximize" if request.maximize else "minimize",
             sampler=_sampler(request),
             pruner=_pruner(request),
-            study_name=_STUDY,
+            study_name=_STUDY_NAME,
         )
         if request.strategy == "Grid":  # Optuna's own grid ends a study, which has nobody here to end
             for point in _grid(request):
                 self._study.enqueue_trial(point)
         self._trials: dict[int, Trial] = {}
         self._reported: dict[int, int] = {}
-        self._stops = request.stops_early or request.hyperband is not None
+        self._prunes = request.stops_early or request.hyperband is not None
         self._longest = None if request.hyperband is None else request.hyperband.most
 
-    def learn(self, hyperparameters: Mapping[str, str], value: float) -> bool:
-        """Take a result of an earlier search; return whether it lies in this one's ranges."""
-        values = {each.name: _inner(each, hyperparameters.get(each.name, "")) for each in self._ranges}
+    def add_known(self, hyperparameters: Mapping[str, str], value: float) -> bool:
+        """Take a result of an earlier study; return whether it lies in this one's ranges."""
+        values = {each.name: _to_optuna(each, hyperparameters.get(each.name, "")) for each in self._ranges}
         if None in values.values():
             return False
         trial = self._optuna.trial.create_trial(params=values, distributions=self._distributions, value=value)
         self._study.add_trial(trial)
         return True
 
-    def propose(self) -> Candidate:
+    def ask(self) -> Proposal:
         """Return what to try next."""
         trial = self._study.ask(self._distributions)
         number = len(self._trials)
         self._trials[number] = trial
-        return Candidate(
-            number=number, hyperparameters={each.name: _text(each, trial.params[each.name]) for each in self._ranges}
+        return Proposal(
+            number=number,
+            hyperparameters={each.name: _from_optuna(each, trial.params[each.name]) for each in self._ranges},
         )
 
-    def should_stop(self, number: int, values: Sequence[float]) -> bool:
-        """Return whether a training job is not worth going on.
+    def should_prune(self, number: int, values: Sequence[float]) -> bool:
+        """Return whether a trial is not worth going on.
 
         Args:
-            number: The candidate's.
-            values: Of the objective so far, from the job's first on.
+            number: The trial's.
+            values: Of the objective so far, from the training job's first on.
         """
-        if not self._stops:
+        if not self._prunes:
             return False
-        trial, stop = self._trials[number], False
+        trial, prune = self._trials[number], False
         # After each value: Optuna's Hyperband says it once, and goes on to the next rung.
         for step in range(self._reported.get(number, 0), len(values)):
             trial.report(values[step], step + 1)
-            stop = stop or trial.should_prune()
+            prune = prune or trial.should_prune()
         self._reported[number] = len(values)
-        return stop or (self._longest is not None and len(values) >= self._longest)
+        return prune or (self._longest is not None and len(values) >= self._longest)
 
-    def finish(self, number: int, value: float | None, *, stopped: bool) -> None:
+    def tell(self, number: int, value: float | None, *, pruned: bool) -> None:
         """Take a result.
 
         Args:
-            number: The candidate's.
+            number: The trial's.
             value: Of the objective; None if the training job has none.
-            stopped: Whether `should_stop` ended it before its time.
+            pruned: Whether it was stopped because `should_prune` said so.
         """
         states = self._optuna.trial.TrialState
         trial = self._trials[number]
         if value is None:
             self._study.tell(trial, state=states.FAIL)
-        elif stopped:
+        elif pruned:
             self._study.tell(trial, state=states.PRUNED)
         else:
             self._study.tell(trial, value)
@@ -139,14 +140,14 @@ def _distribution(each: Range) -> BaseDistribution:
     return distributions.FloatDistribution(least, most, log=each.scaling != "Linear")
 
 
-def _text(each: Range, inner: Any) -> str:
+def _from_optuna(each: Range, value: Any) -> str:
     """Return a value of Optuna's as a training job gets it."""
     if isinstance(each, Choice):
-        return str(inner)
-    return each.text(min(max(_reversed(each, inner), each.least), each.most))
+        return str(value)
+    return each.text(min(max(_reversed(each, value), each.least), each.most))
 
 
-def _inner(each: Range, text: str) -> Any:
+def _to_optuna(each: Range, text: str) -> Any:
     """Return a training job's text as Optuna's value; None if it is not in the range."""
     value = each.value(text)
     if value is None or isinstance(each, Choice):

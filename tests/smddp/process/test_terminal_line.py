@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from smddp.process.terminal_line import TerminalLine
 from tests.fork_python import ForkPython
+from tests.terminal import screen
 
 SCRIPT = """
 import logging, os, signal, sys, time
@@ -41,20 +43,6 @@ def main(job):
 
 smddp.run(main)
 """
-
-
-def screen(output: bytes) -> tuple[list[str], list[str]]:
-    """The lines that stay, and all that was ever at the foot, as a terminal without wrapping shows them."""
-    lines, live = [""], []
-    for part in output.decode().replace("\x1b[K", "").replace("\r\n", "\n"):
-        if part == "\n":
-            lines.append("")
-        elif part == "\r":  # each line here is erased before another one is written over it
-            live.append(lines[-1])
-            lines[-1] = ""
-        else:
-            lines[-1] += part
-    return lines, live
 
 
 def run_in_terminal(
@@ -147,3 +135,24 @@ def test_lines_of_another_rank_come_whole_too(tmp_path: Path, fork_python: ForkP
     assert any(line.startswith("epoch ") for line in live)
     told = [line for line in lines if "rank 1 at step" in line]
     assert told == [f"rank 1 at step {step}" for step in range(1, 33)]
+
+
+def test_a_text_that_fails_is_an_empty_line_until_it_succeeds_again() -> None:
+    ours, theirs = pty.openpty()
+    texts = iter(["before", OverflowError("a number beyond reason"), ValueError("another"), "after"])
+
+    def text(columns: int) -> str:
+        said = next(texts, "after")
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    with os.fdopen(theirs, "w") as terminal:
+        line = TerminalLine(text, terminal)
+        assert line.start()
+        output = b""
+        while b"after" not in output:
+            output += os.read(ours, 4096)
+        line.stop()
+    os.close(ours)
+    assert output.startswith(b"\r\x1b[Kbefore\r\r\x1b[K\r\r\x1b[K\r\r\x1b[Kafter\r")

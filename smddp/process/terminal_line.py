@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TextIO
 
+logger = logging.getLogger(__name__)
+
 _REFRESH_SECONDS = 0.25
 _ERASE = "\r\x1b[K"
 _LEAST_COLUMNS = 20
@@ -99,11 +101,18 @@ class TerminalLine:
         try:
             if text is None:
                 columns = os.get_terminal_size(self._terminal.fileno()).columns or 80  # 0: it does not know its width
-                text = f"{_ERASE}{self._text(max(columns - 1, _LEAST_COLUMNS))}\r"
+                text = f"{_ERASE}{self._line(max(columns - 1, _LEAST_COLUMNS))}\r"
             self._terminal.write(text)
             self._terminal.flush()
         except (OSError, ValueError):  # the terminal is gone: a line that nobody sees is no reason to stop training
             self._ended.set()
+
+    def _line(self, columns: int) -> str:
+        try:
+            return self._text(columns)
+        except Exception:
+            logger.debug("the live line can't be made", exc_info=True)
+            return ""  # no reason to stop training, nor to stop waiting for it
 
     def _redirect(self) -> None:
         """Let the script's own lines come above this one."""

@@ -1,4 +1,4 @@
-"""A job before it is sent: what it would run on, and what is wrong with it. Nothing here touches the network."""
+"""Looks at a job from all sides before it is sent. Nothing here touches the network, but to ask AWS for its prices."""
 
 from __future__ import annotations
 
@@ -8,85 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
 from estimators.checks import channels, finished_request, local_jobs, parameters
-from estimators.errors import EstimatorError
-from estimators.image import Framework, instance_groups
+from estimators.image import Framework
+from estimators.plan import cost
+from estimators.plan.cost import Cost
+from estimators.plan.given_prices import Prices, price_table
+from estimators.plan.global_batch import global_batch
+from estimators.plan.plan import Plan
+from estimators.plan.resources import Resources
+from estimators.plan.topology import Topology
 from estimators.problem import Problem, error
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
-
-_PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
-"""The hyperparameter that AWS's training toolkit reads the number of processes from, for torchrun too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """The hosts of a job, and what starts its ranks on them."""
-
-    hosts: tuple[tuple[int | None, str], ...]
-    """How many of which instance type: one pair, or one for each instance group; None if a training recipe says it."""
-    launcher: str
-    """What runs the script on each host."""
-    processes_per_host: int | None
-    """Ranks on each host; None if the container decides (one a GPU, or one)."""
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Topology:
-        """Return what parameters of ``PyTorch`` describe."""
-        groups = instance_groups(arguments)
-        hosts: list[tuple[int | None, str]] = [(group.instance_count, group.instance_type) for group in groups]
-        if "instance_type" in arguments:
-            hosts.append((arguments.get("instance_count"), arguments["instance_type"]))
-        given = arguments.get("distribution")
-        stated = arguments.get("hyperparameters", {}).get(_PROCESSES_PER_HOST)
-        return cls(
-            hosts=tuple(hosts),
-            launcher=distribution.launcher(given),
-            processes_per_host=distribution.processes_per_host(given) or stated,
-        )
-
-    def __str__(self) -> str:
-        hosts = " + ".join(
-            f"{'as many as the recipe says' if count is None else count} × {instance_type}"
-            for count, instance_type in self.hosts
-        )
-        if self.processes_per_host is None:
-            return f"{hosts}, {self.launcher}"
-        return f"{hosts}, {self.launcher}, {self.processes_per_host} processes on each"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What `Estimator.plan` found."""
-
-    topology: Topology
-    """What the job would run on."""
-    problems: tuple[Problem, ...]
-    """What is wrong with it, or may be."""
-
-    @property
-    def errors(self) -> tuple[Problem, ...]:
-        """The problems that keep the job from being sent."""
-        return tuple(problem for problem in self.problems if problem.severity == "error")
-
-    @property
-    def warnings(self) -> tuple[Problem, ...]:
-        """The problems that are told, and no more."""
-        return tuple(problem for problem in self.problems if problem.severity == "warning")
-
-    def require(self) -> None:
-        """Raise if the job can't be sent as it is.
-
-        Raises:
-            EstimatorError: There are errors; the message lists them all.
-        """
-        if self.errors:
-            listed = "\n".join(f"  - {problem}" for problem in self.errors)
-            count = "one thing is" if len(self.errors) == 1 else f"{len(self.errors)} things are"
-            raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", self.errors)
-
-    def __str__(self) -> str:
-        return "\n".join([str(self.topology), *(f"{problem.severity}: {problem}" for problem in self.problems)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +32,10 @@ class Call:
     """The job's name, if it is given one."""
     experiment_config: Any = None
     """The experiment that the job belongs to."""
+    prices: Prices | None = None
+    """What instance types cost."""
+    max_cost: float | None = None
+    """The most dollars that the job may cost."""
 
 
 def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | None) -> Plan:
@@ -108,11 +45,44 @@ def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | No
         arguments: The parameters for ``PyTorch``.
         call: What it would be started with.
         session: Where the job would be sent.
+
+    Raises:
+        EstimatorError: The prices can't be read, or AWS can't be asked for them.
     """
     problems = list(_problems(arguments, call, session))
+    topology, request = Topology.of(arguments), None
     if not any(problem.severity == "error" for problem in problems):
-        problems += _refused_at_last(arguments, call, session)
-    return Plan(topology=Topology.of(arguments), problems=tuple(problems))
+        request, refused = _finished(arguments, call, session)
+        problems += refused
+    paid = _cost(topology, arguments, call, session)
+    if call.max_cost is not None:
+        problems += cost.check(paid, call.max_cost)
+    return Plan(
+        topology=topology,
+        problems=tuple(problems),
+        global_batch=global_batch(source_code.SourceCode.of(arguments), arguments.get("hyperparameters", {})),
+        resources=None if request is None else _resources(request, arguments, call, session),
+        cost=paid,
+    )
+
+
+def _cost(topology: Topology, arguments: Mapping[str, Any], call: Call, session: Session | None) -> Cost | None:
+    if parameters.is_local_mode(arguments):
+        return None if call.prices is None and call.max_cost is None else Cost.of_this_machine()
+    if call.prices is None:
+        return None
+    types = [name for _, name in topology.hosts if isinstance(name, str)]
+    return Cost.of(topology, arguments, price_table(call.prices, types, session))
+
+
+def _resources(
+    request: Mapping[str, Any], arguments: Mapping[str, Any], call: Call, session: Session | None
+) -> Resources:
+    from estimators.sdk import sessions
+
+    region = sessions.region(session)
+    assert region is not None, "a job without a region has an error, and no request"
+    return Resources.of(request, arguments, region=region, is_named=call.job_name is not None)
 
 
 def make_local_plan(arguments: Mapping[str, Any], *, session: Session) -> Plan:
@@ -198,10 +168,15 @@ def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
     return "image_uri" not in arguments and "training_recipe" not in arguments
 
 
-def _refused_at_last(arguments: Mapping[str, Any], call: Call, session: Session | None) -> Iterator[Problem]:
-    """Yield what the SDK or AWS refuses in the finished request, where no check of a parameter has said it."""
+def _finished(
+    arguments: Mapping[str, Any], call: Call, session: Session | None
+) -> tuple[Mapping[str, Any] | None, list[Problem]]:
+    """Return the request that the SDK makes, if it is right, and what the SDK or AWS refuses in it.
+
+    What a check of a parameter has said is not said again. Local jobs and training recipes have no request here.
+    """
     if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # recipes come over the network
-        return
+        return None, []
     from estimators.sdk import dry_run, sessions, training_images
 
     if chooses_image_by_version(arguments):
@@ -213,7 +188,8 @@ def _refused_at_last(arguments: Mapping[str, Any], call: Call, session: Session 
     problems = list(finished_request.check_form(request, arguments)) if request else []
     if refusal and not problems:
         problems = [error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")]
-    yield from problems or finished_request.check_rules(request, arguments)
+    problems = problems or list(finished_request.check_rules(request, arguments))
+    return (None if problems else request), problems
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:

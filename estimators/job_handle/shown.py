@@ -1,0 +1,53 @@
+"""A job as a person sees it while it runs: its log, and on a terminal a live line below that says how far it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from estimators.job_handle.events import JobEvent, StatusChange
+from estimators.log_reader import LogLine
+from estimators.log_view import LogView
+
+
+@contextmanager
+def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[Callable[[JobEvent], None]]:
+    """Show a job on stdout; the terminal is left as it was, however this ends.
+
+    Args:
+        name: The job's name.
+        live: Gives the job's hyperparameters, for a live line; None: there is none.
+
+    Returns:
+        What is to be told each event.
+    """
+    if live is None:
+        view = LogView()
+        view.show_name(name)
+        yield lambda event: _show(view, event)
+        return
+    from estimators.job_handle.progress import JobProgress
+    from smddp.process.terminal_line import TerminalLine
+
+    progress = JobProgress(live())
+    line = TerminalLine(progress.text, sys.stdout)
+    try:
+        line.start()
+        view = LogView()  # it writes to stdout, which leads above the line now
+        view.show_name(name)
+
+        def show(event: JobEvent) -> None:
+            progress.take(event)
+            _show(view, event)
+
+        yield show
+    finally:
+        line.stop()
+
+
+def _show(view: LogView, event: JobEvent) -> None:
+    if isinstance(event, LogLine):
+        view.show_line(event.host, event.message)
+    elif isinstance(event, StatusChange):
+        view.show_status(event.time, event.status, event.message)

@@ -1,0 +1,56 @@
+"""``smddp migrate``: a submit script of the SageMaker SDK as one of the Estimator, as a diff or in its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+
+def migrate(
+    submit: Annotated[Path, typer.Argument(help="The script that describes the job with the SageMaker SDK, V2 or V3.")],
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the file; as it was, it stays beside it as SUBMIT.orig.")
+    ] = False,
+) -> None:
+    """Show a script of PyTorch (SDK V2) or ModelTrainer (V3) as one of smddp's Estimator; nothing is run or sent.
+
+    The diff goes to standard output, notes on what changes to standard error. It ends with 0 if all is migrated, with
+    1 if something is left to do, with 2 if the file can't be read or describes no job.
+    """
+    try:
+        import libcst  # noqa: F401 - an extra's
+    except ModuleNotFoundError:
+        _fail("libcst is missing. Do: pip install 'smddp[migrate]'")
+    from estimators.errors import EstimatorError
+    from estimators.migrate.file import diff, written
+    from estimators.migrate.migration import migrate as migrated
+
+    if submit.suffix == ".ipynb":
+        _fail(f"{submit} is a notebook. Make a script of it first: jupyter nbconvert --to script {submit}")
+    try:
+        source = submit.read_bytes()
+        migration = migrated(source)
+    except OSError as fault:
+        _fail(f"{submit} can't be read: {fault.strerror}. Give the script that describes the job.")
+    except EstimatorError as fault:
+        _fail(f"{submit}: {fault}")
+    for note in migration.notes:
+        typer.echo(f"{submit}:{note.line}: {note}", err=True)
+    if not migration.migrated and migration.is_complete:
+        typer.echo(f"{submit}: nothing to do, its jobs are the Estimator's.", err=True)
+    if not write:
+        typer.echo(diff(source, migration.source, str(submit)), nl=False)
+    elif migration.migrated:
+        try:
+            kept = written(submit, migration.source)
+        except OSError as fault:
+            _fail(f"{fault.filename}: {fault.strerror}. Nothing was changed: move it away, or see who may write there.")
+        typer.echo(f"{submit}: migrated {migration.migrated} of its jobs; as it was, the script is {kept}.", err=True)
+    raise typer.Exit(0 if migration.is_complete else 1)
+
+
+def _fail(reason: str) -> NoReturn:
+    typer.echo(f"smddp migrate: {reason}", err=True)
+    raise typer.Exit(2)

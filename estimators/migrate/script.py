@@ -1,0 +1,250 @@
+"""A submit script as it is written: its syntax tree, what its names mean, and where its variables are used."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import libcst as cst
+from libcst.metadata import (
+    Assignment,
+    GlobalScope,
+    ImportAssignment,
+    MetadataWrapper,
+    ParentNodeProvider,
+    PositionProvider,
+    QualifiedNameSource,
+    Scope,
+    ScopeProvider,
+)
+
+from estimators.errors import EstimatorError
+
+Edit = Callable[[Any], Any]
+"""Makes what stands in a node's place, from the node with its children edited."""
+_Node = TypeVar("_Node", bound=cst.CSTNode)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """A variable of the script."""
+
+    name: str
+    bindings: tuple[cst.BaseExpression | None, ...]
+    """What it is bound to, each time; None for what is no plain assignment."""
+    uses: tuple[cst.CSTNode, ...]
+    """Where it is read."""
+
+
+class Script:
+    """A parsed script.
+
+    Raises:
+        EstimatorError: It is no Python.
+        RecursionError: It is nested too deeply.
+    """
+
+    def __init__(self, source: bytes) -> None:
+        try:
+            if _is_too_deep(source):
+                raise RecursionError
+            module = cst.parse_module(source)
+        except cst.ParserSyntaxError as fault:
+            raise EstimatorError(f"{_syntax_error(source, fault)}. Correct it first.") from fault
+        except (SyntaxError, UnicodeDecodeError, LookupError) as fault:
+            raise EstimatorError(
+                f"the file is no text in the encoding that it declares, or in UTF-8: {fault}. Give a Python script."
+            ) from fault
+        wrapper = MetadataWrapper(module)
+        self.module = wrapper.module
+        self._parents = wrapper.resolve(ParentNodeProvider)
+        self._positions = wrapper.resolve(PositionProvider)
+        self._scopes = wrapper.resolve(ScopeProvider)
+        self._variables: dict[tuple[int, str], Variable] = {}
+
+    def nodes(self, kind: type[_Node]) -> Iterator[_Node]:
+        """Yield the nodes of a kind, in the order of the script."""
+        collector = _Collector(kind)
+        self.module.visit(collector)
+        return iter(collector.found)
+
+    def parent(self, node: cst.CSTNode) -> cst.CSTNode:
+        """Return the node that a node stands in."""
+        return self._parents[node]
+
+    def line(self, node: cst.CSTNode) -> int:
+        """Return the line that a node begins on."""
+        return int(self._positions[node].start.line)
+
+    def text(self, node: cst.CSTNode) -> str:
+        """Return a node as it is written."""
+        return str(self.module.code_for_node(node))
+
+    def imported_name(self, node: cst.CSTNode) -> str | None:
+        """Return the full name of what an expression names, if that was imported: ``sagemaker.pytorch.PyTorch``."""
+        scope = self._scopes.get(node)
+        if scope is None:
+            return None
+        names = scope.get_qualified_names_for(node)
+        return next((each.name for each in names if each.source is QualifiedNameSource.IMPORT), None)
+
+    def imports(self) -> Iterator[ImportAssignment]:
+        """Yield each name that an import binds."""
+        for scope in self._all_scopes():
+            for each in scope.assignments:
+                if isinstance(each, ImportAssignment):
+                    yield each
+
+    def star_import(self) -> str:
+        """Return what to say where a name may come from ``from sagemaker.… import *``; "" if there is none."""
+        for statement in self.nodes(cst.ImportFrom):
+            if isinstance(statement.names, cst.ImportStar) and statement.module is not None:
+                module = self.text(statement.module)
+                if module.partition(".")[0] == "sagemaker":
+                    return f" (line {self.line(statement)} imports all of {module}: import what it uses by name)"
+        return ""
+
+    def imported(self) -> dict[str, str]:
+        """Return the names that are imported for the whole script, with the full name of what each is."""
+        return {each.name: _full_name(self, each) for each in self.imports() if isinstance(each.scope, GlobalScope)}
+
+    def written(self, value: cst.BaseExpression | None) -> Any:
+        """Return the value that an expression writes out, itself or as a variable's; ``...`` if it does not."""
+        if isinstance(value, cst.Name) and (variable := self.variable(value)) and len(variable.bindings) == 1:
+            value = variable.bindings[0]
+        try:
+            return ... if value is None else ast.literal_eval(self.text(value).strip())
+        except (ValueError, SyntaxError, TypeError):
+            return ...
+
+    def names(self) -> set[str]:
+        """Return all names that the script binds or reads."""
+        return {node.value for node in self.nodes(cst.Name)}
+
+    def assigned_to(self, value: cst.CSTNode) -> Variable | None:
+        """Return the variable that an expression is assigned to, if that is all that is done with it."""
+        assign = self.parent(value)
+        target: cst.CSTNode | None = None
+        if isinstance(assign, cst.Assign) and len(assign.targets) == 1:
+            target = assign.targets[0].target
+        elif isinstance(assign, cst.AnnAssign) and assign.value is value:
+            target = assign.target
+        if isinstance(target, cst.Attribute):
+            return self._attribute(target)
+        return self.variable(target) if isinstance(target, cst.Name) else None
+
+    def _attribute(self, target: cst.Attribute) -> Variable:
+        """Return an attribute, such as ``self.estimator``, as the variable that it is within its class."""
+        inside: cst.CSTNode = target
+        while not isinstance(inside, cst.ClassDef | cst.Module):
+            inside = self.parent(inside)
+        name = self.text(target)
+        key = (id(inside), name)
+        if key not in self._variables:
+            same = [node for node in within(inside) if isinstance(node, cst.Attribute) and self.text(node) == name]
+            targets = [node for node in same if isinstance(self.parent(node), cst.AssignTarget | cst.AnnAssign)]
+            uses = sorted(set(same) - set(targets), key=self.line)
+            self._variables[key] = Variable(name, tuple(map(self._bound, targets)), tuple(uses))
+        return self._variables[key]
+
+    def variable(self, name: cst.Name) -> Variable | None:
+        """Return the variable of a name that is read or bound; None for what is no variable of the script."""
+        scope: Scope | None = self._scopes.get(name)
+        found = [each for each in scope[name.value] if isinstance(each, Assignment)] if scope else []
+        if not found or any(isinstance(each, ImportAssignment) for each in found):
+            return None
+        key = (id(found[0].scope), name.value)
+        if key not in self._variables:
+            uses = {access.node: None for each in found for access in each.references}
+            bindings = tuple(self._bound(each.node) for each in found)
+            self._variables[key] = Variable(name.value, bindings, tuple(sorted(uses, key=self.line)))
+        return self._variables[key]
+
+    def scope(self, node: cst.CSTNode) -> Scope | None:
+        """Return the scope that a node stands in."""
+        while node not in self._scopes:
+            node = self.parent(node)
+        return self._scopes[node]
+
+    def _bound(self, target: cst.CSTNode) -> cst.BaseExpression | None:
+        parent = self._parents.get(target)
+        if isinstance(parent, cst.AnnAssign):
+            return parent.value
+        assign = self._parents.get(parent) if isinstance(parent, cst.AssignTarget) else None
+        return assign.value if isinstance(assign, cst.Assign) and len(assign.targets) == 1 else None
+
+    def _all_scopes(self) -> Iterator[Scope]:
+        return iter(dict.fromkeys(scope for scope in self._scopes.values() if scope is not None))
+
+    def edited(self, edits: dict[cst.CSTNode, Edit]) -> bytes:
+        """Return the script's source with nodes replaced."""
+        return bytes(self.module.visit(_Editor(edits)).bytes)
+
+
+def _is_too_deep(source: bytes) -> bool:
+    """Return whether Python refuses a script for its nesting, which would overflow the stack of libcst's parser."""
+    try:
+        ast.parse(source)
+    except (RecursionError, MemoryError):
+        return True
+    except (SyntaxError, ValueError) as fault:
+        return "too many nested parentheses" in str(fault)
+    return False
+
+
+def _syntax_error(source: bytes, fault: cst.ParserSyntaxError) -> str:
+    """Return what is wrong with a script in Python's own words, where it finds that, too."""
+    try:
+        ast.parse(source)
+    except SyntaxError as own:
+        return own.msg if own.lineno is None else f"line {own.lineno}: {own.msg}"  # a zero byte has no line
+    except ValueError as own:
+        return str(own)
+    return f"line {fault.raw_line}: {fault.message}"
+
+
+def bound_name(alias: cst.ImportAlias) -> str:
+    """Return the name that an import binds."""
+    return alias.evaluated_alias or alias.evaluated_name.partition(".")[0]
+
+
+def _full_name(script: Script, each: ImportAssignment) -> str:
+    """Return the full name of what an import binds a name to."""
+    node = each.node
+    if not isinstance(node, cst.Import | cst.ImportFrom) or isinstance(node.names, cst.ImportStar):
+        return ""
+    name = next((alias.evaluated_name for alias in node.names if bound_name(alias) == each.name), "")
+    if isinstance(node, cst.Import) or node.module is None:
+        return name
+    return f"{script.text(node.module)}.{name}"
+
+
+def within(node: cst.CSTNode) -> set[cst.CSTNode]:
+    """Return a node with all that stands in it."""
+    collector = _Collector(cst.CSTNode)
+    node.visit(collector)
+    return set(collector.found)
+
+
+class _Collector(cst.CSTVisitor):
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        self._kind = kind
+        self.found: list[Any] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, self._kind):
+            self.found.append(node)
+        return True
+
+
+class _Editor(cst.CSTTransformer):
+    def __init__(self, edits: dict[cst.CSTNode, Edit]) -> None:
+        super().__init__()
+        self._edits = edits
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        edit = self._edits.get(original_node)
+        return updated_node if edit is None else edit(updated_node)

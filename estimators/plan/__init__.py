@@ -1,0 +1,25 @@
+"""A job before it is sent: what it would run on, use and cost, and what is wrong with it."""
+
+from estimators.plan.cost import Cost
+from estimators.plan.given_prices import Prices
+from estimators.plan.make import Call, chooses_image_by_version, make_local_plan, make_plan
+from estimators.plan.plan import Plan
+from estimators.plan.policies import Policies
+from estimators.plan.price_table import HostPrice
+from estimators.plan.resources import Channel, Resources
+from estimators.plan.topology import Topology
+
+__all__ = [
+    "Call",
+    "Channel",
+    "Cost",
+    "HostPrice",
+    "Plan",
+    "Policies",
+    "Prices",
+    "Resources",
+    "Topology",
+    "chooses_image_by_version",
+    "make_local_plan",
+    "make_plan",
+]

@@ -1,0 +1,146 @@
+"""What the hosts of a job cost, in US dollars, and whether that is more than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_UP, Decimal, InvalidOperation
+from typing import Any
+
+from estimators.plan.duration import in_words
+from estimators.plan.price_table import PriceTable
+from estimators.plan.topology import Topology
+from estimators.problem import Problem, error
+
+_REMEDY = "Give prices that have it, or leave max_cost out."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What the hosts of a job cost; storage, transfer and taxes come on top.
+
+    What AWS charges is the time that a job trains, on each host, and what a warm pool is kept after it. See
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (BillableTimeInSeconds)
+    """
+
+    per_hour: Decimal | None = None
+    """Dollars an hour of all hosts, on demand; None if it is not known."""
+    per_hour_of_spot: Decimal | None = None
+    """Dollars an hour of all hosts as spot instances, for a spot job of which the table says it."""
+    at_most: Decimal | None = None
+    """Dollars for the whole of `max_run`, and of the time that a warm pool is kept, on demand; None if not known."""
+    seconds: int = 0
+    """How long that is."""
+    source: str
+    """Who says the prices."""
+    unknown: str | None = None
+    """Why the cost is not known."""
+
+    @classmethod
+    def of_this_machine(cls) -> Cost:
+        """Return that of a local job: AWS charges nothing."""
+        return cls(per_hour=Decimal(0), at_most=Decimal(0), source="it runs on this machine")
+
+    @classmethod
+    def of(cls, topology: Topology, arguments: Mapping[str, Any], table: PriceTable) -> Cost:
+        """Work out what a job costs.
+
+        Args:
+            topology: Its hosts.
+            arguments: The parameters for ``PyTorch``.
+            table: Prices.
+        """
+        if unknown := next(_unknown(topology, arguments, table), None):
+            return cls(source=table.source, unknown=unknown)
+        hosts = [(count, table.prices[name]) for count, name in topology.hosts if count is not None]
+        seconds = (arguments.get("max_run") or 0) + (arguments.get("keep_alive_period_in_seconds") or 0)
+        per_hour = sum((count * price.on_demand for count, price in hosts), Decimal(0))
+        spot = [count * price.spot for count, price in hosts if price.spot is not None]
+        told = arguments.get("use_spot_instances") is True and len(spot) == len(hosts)
+        return cls(
+            per_hour=per_hour,
+            per_hour_of_spot=sum(spot, Decimal(0)) if told else None,
+            at_most=per_hour * seconds / 3600,
+            seconds=seconds,
+            source=table.source,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON holds it: dollars as numbers."""
+        return {
+            "per_hour": _number(self.per_hour),
+            "per_hour_of_spot": _number(self.per_hour_of_spot),
+            "at_most": _number(self.at_most),
+            "seconds": self.seconds,
+            "source": self.source,
+            "unknown": self.unknown,
+        }
+
+    def __str__(self) -> str:
+        if self.unknown or self.per_hour is None or self.at_most is None:
+            return f"not known: {self.unknown}"
+        if not self.seconds:
+            return f"nothing: {self.source}"
+        low = "" if self.per_hour_of_spot is None else f"{dollars(self.per_hour_of_spot)} to "
+        return (
+            f"{low}{dollars(self.per_hour)} an hour, at most {dollars(self.at_most)} for {in_words(self.seconds)} "
+            f"({self.source})"
+        )
+
+
+def check(cost: Cost | None, max_cost: object) -> Iterator[Problem]:
+    """Yield that a job may cost more than it may, or that this is not known.
+
+    Args:
+        cost: Its cost; None if no prices were given.
+        max_cost: The most that it may cost, in dollars.
+    """
+    where = "max_cost"
+    limit = _limit(max_cost)
+    if limit is None:
+        yield error(where, f"is {max_cost!r}", "Give dollars, such as 50.")
+    elif cost is None:
+        yield error(where, "no prices are given, so nothing is known of the cost", "Give prices, a table or 'aws'.")
+    elif cost.at_most is None:
+        yield error(where, f"the cost is not known: {cost.unknown}", _REMEDY)
+    elif cost.at_most > limit:
+        yield error(
+            where,
+            f"the job may cost {cost}, and {dollars(limit)} is the most that is allowed",
+            "Lower max_run, take fewer or cheaper hosts, or allow more.",
+        )
+
+
+def dollars(amount: Decimal) -> str:
+    """Return dollars as text, rounded up: to cents, or to a hundredth of one where it is less than ten cents."""
+    step = Decimal("0.0001") if 0 < amount < Decimal("0.1") else Decimal("0.01")
+    return f"${amount.quantize(step, ROUND_UP):,}"
+
+
+def _limit(max_cost: object) -> Decimal | None:
+    if isinstance(max_cost, bool) or not isinstance(max_cost, int | float | Decimal):
+        return None
+    try:
+        limit = Decimal(str(max_cost))
+    except InvalidOperation:
+        return None
+    return limit if limit.is_finite() and limit >= 0 else None
+
+
+def _unknown(topology: Topology, arguments: Mapping[str, Any], table: PriceTable) -> Iterator[str]:
+    """Yield why the cost of a job is not known."""
+    if "training_plan" in arguments:
+        yield "a training plan is paid for when it is bought, not by the hour"
+    if not topology.hosts or any(type(count) is not int or count < 1 for count, _ in topology.hosts):
+        yield "the number of hosts is not known"
+    for _, name in topology.hosts:
+        if not isinstance(name, str) or name not in table.prices:
+            yield table.missing.get(str(name), f"{table.source} has no price of {name}")
+    for parameter in ("max_run", "keep_alive_period_in_seconds"):
+        seconds = arguments.get(parameter) or 0
+        if type(seconds) is not int or seconds < 0:
+            yield f"{parameter} is {seconds!r}"
+
+
+def _number(amount: Decimal | None) -> float | None:
+    return None if amount is None else float(round(amount, 6))

@@ -1,0 +1,129 @@
+"""Prices as a user gives them: a mapping, a file, or the word that has AWS asked for them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from estimators.errors import EstimatorError
+from estimators.plan.price_table import HostPrice, PriceTable
+
+if TYPE_CHECKING:
+    from estimators.sdk.library import Session
+
+Prices = Mapping[str, Any] | str | os.PathLike[str]
+"""A mapping of instance type to dollars an hour, or to ``{"on_demand": …, "spot": …}``; the path of a JSON file of
+such a mapping, or of a CSV file with the columns instance_type, on_demand and, if you like, spot; or ``"aws"``."""
+
+AWS = "aws"
+"""Asks AWS's Price List API for the prices of a job's own instance types in its region."""
+
+_FORM = 'Give dollars an hour, such as 1.41, or {"on_demand": 1.41, "spot": 0.6}.'
+_MOST = 10**6
+"""Dollars an hour that are no slip."""
+_COLUMNS = ("instance_type", "on_demand", "spot")
+
+
+def price_table(given: Prices, instance_types: Collection[str], session: Session | None) -> PriceTable:
+    """Return the prices that a user gives, or has AWS asked for.
+
+    Args:
+        given: A mapping, a path, or ``"aws"``.
+        instance_types: The types that a job needs: AWS is asked for no others.
+        session: Whose credentials and region AWS is asked with.
+
+    Raises:
+        EstimatorError: They can't be read, or AWS can't be asked.
+    """
+    if isinstance(given, str) and given == AWS:
+        from estimators.plan.aws_prices import aws_prices
+
+        return aws_prices(instance_types, session)
+    if isinstance(given, Mapping):
+        return PriceTable(prices=_prices(given, "prices"), source="your prices", missing={})
+    if not isinstance(given, str | os.PathLike):
+        raise EstimatorError(f"prices is {given!r:.60}. Give a mapping, the path of a JSON or CSV file, or 'aws'.")
+    path = Path(given)
+    readers: Mapping[str, Callable[[str, Path], Any]] = {".json": _from_json, ".csv": _from_csv}
+    if path.suffix not in readers:
+        raise EstimatorError(f"prices is {str(path)!r}, no file of prices. Give a .json or .csv file, or 'aws'.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as fault:  # no UTF-8 is one, a path with a zero byte another
+        raise EstimatorError(f"The prices can't be read from {path}: {fault}. Give a file of UTF-8 text.") from fault
+    return PriceTable(prices=_prices(readers[path.suffix](text, path), str(path)), source=str(path), missing={})
+
+
+def _from_json(text: str, path: Path) -> Any:
+    import json
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+            raise EstimatorError(f"{path} names {twice[0]} twice. Give one price for each instance type.")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as fault:
+        raise EstimatorError(f"{path} is not JSON: {fault}. Give {{instance type: dollars an hour, …}}.") from fault
+
+
+def _from_csv(text: str, path: Path) -> Any:
+    import csv
+
+    try:
+        lines = list(csv.reader(text.splitlines(), skipinitialspace=True))
+    except csv.Error as fault:
+        raise EstimatorError(f"{path} is no CSV: {fault}. Give a line for each instance type.") from fault
+    names, *lines = lines or [[]]
+    found = [name.strip() for name in names]
+    if not set(_COLUMNS[:2]) <= set(found) <= set(_COLUMNS):
+        raise EstimatorError(
+            f"{path} has the columns {', '.join(found) or '(none)'}. Its first line must name instance_type and "
+            "on_demand, and may name spot."
+        )
+    prices: dict[str, Any] = {}
+    for values in filter(None, lines):
+        if len(values) > len(found):
+            raise EstimatorError(f"{path} has a line of {len(values)} values under {len(found)} names.")
+        row = dict(zip(found, values, strict=False))
+        name = row.pop("instance_type", "").strip()
+        if name in prices:
+            raise EstimatorError(f"{path} has two lines for {name}. Give one price for each instance type.")
+        prices[name] = {column: value for column, value in row.items() if value}
+    return prices
+
+
+def _prices(given: Any, source: str) -> dict[str, HostPrice]:
+    if not isinstance(given, Mapping):
+        raise EstimatorError(f"{source} is {given!r:.60}, not a mapping of instance types to prices. {_FORM}")
+    return {str(name): _price(value, f"{source}: {name}") for name, value in given.items()}
+
+
+def _price(value: Any, where: str) -> HostPrice:
+    if not isinstance(value, Mapping):
+        return HostPrice(on_demand=_dollars(value, where))
+    if "on_demand" not in value or value.keys() - {"on_demand", "spot"}:
+        raise EstimatorError(f"{where} has {', '.join(map(str, value)) or 'nothing'}. {_FORM}")
+    on_demand, spot = _dollars(value["on_demand"], where), value.get("spot")
+    if spot is None:
+        return HostPrice(on_demand=on_demand)
+    if (of_spot := _dollars(spot, where)) > on_demand:
+        raise EstimatorError(
+            f"{where} has the spot price {spot}, above {value['on_demand']} on demand. AWS takes no more."
+        )
+    return HostPrice(on_demand=on_demand, spot=of_spot)
+
+
+def _dollars(value: Any, where: str) -> Decimal:
+    try:
+        price = Decimal(str(value))
+    except InvalidOperation:
+        price = Decimal("NaN")
+    if isinstance(value, bool) or not price.is_finite() or not 0 <= price <= _MOST:
+        raise EstimatorError(f"{where} is {value!r:.60}. {_FORM}")
+    return price

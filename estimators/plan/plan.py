@@ -1,0 +1,99 @@
+"""What is known of a job before it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from estimators.errors import EstimatorError
+from estimators.plan.cost import Cost
+from estimators.plan.policies import Policies
+from estimators.plan.resources import Resources
+from estimators.plan.topology import Topology
+from estimators.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `Estimator.plan` found."""
+
+    topology: Topology
+    """What the job would run on."""
+    problems: tuple[Problem, ...]
+    """What is wrong with it, or may be."""
+    global_batch: int | None = None
+    """Samples of an optimizer step over all ranks, if the script takes them from a hyperparameter of the job."""
+    resources: Resources | None = None
+    """What it uses besides: None if there are errors, for a local job, and for one of a training recipe."""
+    cost: Cost | None = None
+    """What its hosts cost, if prices were given."""
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that keep the job from being sent."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """The problems that are told, and no more."""
+        return tuple(problem for problem in self.problems if problem.severity == "warning")
+
+    def require(self) -> None:
+        """Raise if the job can't be sent as it is.
+
+        Raises:
+            EstimatorError: There are errors; the message lists them all.
+        """
+        if self.errors:
+            listed = "\n".join(f"  - {problem}" for problem in self.errors)
+            count = "one thing is" if len(self.errors) == 1 else f"{len(self.errors)} things are"
+            raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", self.errors)
+
+    def policies(self) -> Policies:
+        """Return the IAM policies that this very job needs, of its role and of the user who sends it.
+
+        Raises:
+            EstimatorError: They are not known: the job has errors, or is none that SageMaker runs as it is described.
+        """
+        if self.resources is None:
+            raise EstimatorError(
+                "What the job needs is not known: it has errors, runs on this machine, or is one of a training recipe. "
+                "Correct its errors first.",
+                self.errors,
+            )
+        return Policies.of(self.resources)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return {
+            "hosts": [{"count": count, "instance_type": name} for count, name in self.topology.hosts],
+            "launcher": self.topology.launcher,
+            "processes_per_host": self.topology.processes_per_host,
+            "processes": self.topology.processes,
+            "global_batch": self.global_batch,
+            "resources": None if self.resources is None else self.resources.to_dict(),
+            "cost": None if self.cost is None else self.cost.to_dict(),
+            "problems": [
+                {
+                    "severity": problem.severity,
+                    "parameter": problem.parameter,
+                    "found": problem.found,
+                    "remedy": problem.remedy,
+                }
+                for problem in self.problems
+            ],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.topology), *self._lines()])
+
+    def _lines(self) -> Iterator[str]:
+        if self.cost is not None:
+            yield f"  cost: {self.cost}"
+        if self.global_batch is not None:
+            yield f"  global batch: {self.global_batch}"
+        for name, value in self.resources.lines() if self.resources else ():
+            yield f"  {name}: {value}"
+        for problem in self.problems:
+            yield f"{problem.severity}: {problem}"

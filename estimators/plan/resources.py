@@ -1,0 +1,183 @@
+"""What a job uses beside its hosts, as its finished request says it: places on S3, role, image, disks, network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from estimators.plan.duration import in_words
+from estimators.sdk.code_place import code_uri
+from estimators.sdk.placeholders import CODE, NO_ACCOUNT
+from estimators.source_code import SourceCode
+
+_TIME = re.compile(r"-\d{4}(?:-\d\d){5}-\d{3}$")
+"""The time at the end of a name that the SDK makes."""
+ANY = "*"
+"""Stands for what is decided only when the job is sent: the time in its name, and the account, if no ARN says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One channel of a job's data."""
+
+    name: str
+    place: str
+    """An S3 URI, or a file system with its directory."""
+    kind: str
+    """``S3Prefix``, ``ManifestFile``, ``AugmentedManifestFile``, ``EFS`` or ``FSxLustre``, as the API calls it."""
+    mode: str
+    """How the hosts get it: ``File``, ``FastFile`` or ``Pipe``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a job uses beside its hosts."""
+
+    job_name: str
+    """Its name; with ``*`` for the time, if the SDK makes the name."""
+    region: str
+    account: str
+    """The account of its role; ``*`` if only the role's name is given."""
+    role: str
+    """The ARN of the role that it runs as."""
+    image: str | None
+    """The image of its hosts; None for an algorithm of the Marketplace."""
+    code: str | None
+    """Where its code lies on S3, or will be uploaded to; None if it has none, as one of a training image alone."""
+    uploads_code: bool
+    """Whether `code` is uploaded when the job is sent, and not there already."""
+    channels: tuple[Channel, ...]
+    checkpoints: str | None
+    """The S3 prefix of /opt/ml/checkpoints."""
+    output: str
+    """The S3 prefix of the model and the output."""
+    more_outputs: tuple[str, ...]
+    """The S3 prefixes of TensorBoard's files, of the debugger's and of the profiler's."""
+    max_run: int
+    """Seconds that the job may train."""
+    max_wait: int | None
+    """Seconds that a spot job may take, waiting included."""
+    keep_alive: int
+    """Seconds that its hosts are kept for the next job, as a warm pool."""
+    volume_gb: int | None
+    """Of each host; None for what the API chooses."""
+    volume_key: str | None
+    """The KMS key of the volumes."""
+    output_key: str | None
+    """The KMS key of the output."""
+    isolated: bool
+    """Whether the containers have no network."""
+    encrypts_traffic: bool
+    """Whether the hosts' own traffic is encrypted."""
+    subnets: tuple[str, ...]
+    """Of the user's own VPC, if the job runs in one."""
+    security_groups: tuple[str, ...]
+    remote_debug: bool
+    """Whether a shell in the containers may be opened while they run."""
+    has_tags: bool
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any], arguments: Mapping[str, Any], *, region: str, is_named: bool) -> Resources:
+        """Return what a request says.
+
+        Args:
+            request: What the SDK would send, as `estimators.sdk.dry_run` builds it.
+            arguments: The parameters for ``PyTorch`` that it was made of.
+            region: Where it would be sent.
+            is_named: Whether its name was given.
+        """
+        name: str = request["TrainingJobName"]
+        output: str = request["OutputDataConfig"]["S3OutputPath"]
+        given = SourceCode.of(arguments)
+        hosts, vpc = request["ResourceConfig"], request.get("VpcConfig", {})
+        name = name if is_named else _TIME.sub(f"-{ANY}", name)
+        on_s3 = str(given.source_dir).lower().startswith("s3://") and given.git is None
+        uploaded = code_uri(
+            arguments.get("code_location"), output, default_output="output_path" not in arguments, job_name=name
+        )
+        role: str = request["RoleArn"]
+        account = role.split(":")[4]
+        return cls(
+            job_name=name,
+            region=region,
+            account=ANY if account == NO_ACCOUNT else account,
+            role=role.replace(f":{NO_ACCOUNT}:", f":{ANY}:"),
+            image=request["AlgorithmSpecification"].get("TrainingImage"),
+            code=given.source_dir if on_s3 else _known(uploaded),
+            uploads_code=not on_s3,
+            channels=tuple(_channels(request)),
+            checkpoints=request.get("CheckpointConfig", {}).get("S3Uri"),
+            output=_known(f"{output.rstrip('/')}/{name}"),
+            more_outputs=tuple(dict.fromkeys(map(_known, _more_outputs(request)))),
+            max_run=request["StoppingCondition"]["MaxRuntimeInSeconds"],
+            max_wait=request["StoppingCondition"].get("MaxWaitTimeInSeconds"),
+            keep_alive=hosts.get("KeepAlivePeriodInSeconds", 0),
+            volume_gb=hosts.get("VolumeSizeInGB"),
+            volume_key=hosts.get("VolumeKmsKeyId"),
+            output_key=request["OutputDataConfig"].get("KmsKeyId"),
+            isolated=bool(request.get("EnableNetworkIsolation")),
+            encrypts_traffic=bool(request.get("EnableInterContainerTrafficEncryption")),
+            subnets=tuple(vpc.get("Subnets", ())),
+            security_groups=tuple(vpc.get("SecurityGroupIds", ())),
+            remote_debug=bool(request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug")),
+            has_tags=bool(request.get("Tags")),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield it for people: what, and its value."""
+        waiting = "" if self.max_wait is None else f", {in_words(self.max_wait)} with waiting for spot instances"
+        kept = f"; then kept for {in_words(self.keep_alive)}" if self.keep_alive else ""
+        yield "runs", f"at most {in_words(self.max_run)}{waiting}{kept}"
+        if self.code:
+            yield "code", self.code
+        for channel in self.channels:
+            kind = "" if channel.kind == "S3Prefix" else f"{channel.kind}, "
+            yield f"channel {channel.name}", f"{channel.place} ({kind}{channel.mode})"
+        yield "checkpoints", self.checkpoints or "not kept"
+        yield "output", self.output
+        if self.more_outputs:
+            yield "tools write to", ", ".join(self.more_outputs)
+        if self.volume_gb is not None:
+            encrypted = f", encrypted with {self.volume_key}" if self.volume_key else ""
+            yield "volume", f"{self.volume_gb} GB a host{encrypted}"
+        yield "network", ", ".join(self._network())
+
+    def _network(self) -> Iterator[str]:
+        yield "none in the containers" if self.isolated else "open"
+        if self.subnets:
+            yield f"VPC with {', '.join(self.subnets)} and {', '.join(self.security_groups)}"
+        if self.encrypts_traffic:
+            yield "traffic between hosts encrypted"
+
+
+def _channels(request: Mapping[str, Any]) -> Iterator[Channel]:
+    mode = request["AlgorithmSpecification"].get("TrainingInputMode", "File")
+    for channel in request.get("InputDataConfig", ()):
+        source = channel["DataSource"]
+        on_s3, system = source.get("S3DataSource"), source.get("FileSystemDataSource", {})
+        if on_s3 and on_s3["S3Uri"] == CODE[0]:  # the code of a job without a network, which is told of by itself
+            continue
+        yield Channel(
+            name=channel["ChannelName"],
+            place=on_s3["S3Uri"] if on_s3 else f"{system.get('FileSystemId')}:{system.get('DirectoryPath')}",
+            kind=on_s3["S3DataType"] if on_s3 else system.get("FileSystemType", "a source that is not known"),
+            mode=channel.get("InputMode", mode) if on_s3 else "mounted",
+        )
+
+
+def _more_outputs(request: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where a job's tools write to, as `DebugHookConfig` and its like say it."""
+    configs = [request.get(name, {}) for name in ("TensorBoardOutputConfig", "DebugHookConfig", "ProfilerConfig")]
+    rules = [*request.get("DebugRuleConfigurations", ()), *request.get("ProfilerRuleConfigurations", ())]
+    yield from (each["S3OutputPath"] for each in (*configs, *rules) if each.get("S3OutputPath"))
+
+
+def _known(uri: str) -> str:
+    """Return a URI with ``*`` for an account that is not known."""
+    return uri.replace(NO_ACCOUNT, ANY)

@@ -1,0 +1,212 @@
+"""A rehearsal: some steps of a job on the embedded platform, with the job's own hosts, before anything is paid for."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from estimators.checks import channels
+from estimators.errors import EstimatorError, TrainingJobStopped
+from estimators.plan import Topology
+from estimators.rehearsal.sample import bring, objects
+from estimators.source_code import PACKAGE, SourceCode, imports_package
+from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+    from estimators.sdk.library import Session
+    from estimators.training_job import TrainingJob
+
+_ELSEWHERE = frozenset(
+    {
+        *("output_path", "code_location", "output_kms_key", "volume_kms_key", "subnets", "security_group_ids", "tags"),
+        *("rules", "debugger_hook_config", "profiler_config", "disable_profiler", "tensorboard_output_config"),
+        *("use_spot_instances", "max_wait", "max_retry_attempts", "keep_alive_period_in_seconds"),
+        *("training_repository_access_mode", "training_repository_credentials_provider_arn"),
+    }
+)
+"""The parameters that say where a job's things lie on AWS, or what AWS does beside training."""
+
+_RESUMED = re.compile(r"\bsmddp\.training\.run_checkpoints\b.*\bresumed at step (\d+), in epoch \d+")
+"""What the Trainer logs, in a line that shows the logger's name."""
+
+_PLACE = "rehearsal/checkpoints"
+_CHECKPOINT = re.compile(rf"{_PLACE}/(?:(?P<part>.*?)/)??step-(?P<step>\d+)/")
+"""A key of a checkpoint; a Trainer with a name has its checkpoints in a part of the place."""
+
+_MOST_STEPS = (10**12 - 1) // 2
+"""Of an attempt: SMDDP_MAX_STEPS has 12 digits, and the second attempt ends at twice as many."""
+
+_MOST_SECONDS = 28 * 24 * 3600
+"""How long SageMaker lets a job run."""
+
+Fit = Callable[[Mapping[str, Any], "Session", Mapping[str, Any]], "TrainingJob"]
+"""Runs a job to its end, of parameters, on a session's platform, with channels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a rehearsal found; a job that can't train has raised."""
+
+    topology: str
+    """The hosts, and what started the ranks."""
+    seconds: float
+    """How long it took, the platform's start included."""
+    steps: int
+    """Optimizer steps that the job trained, in both attempts together; 0 if it has neither checkpoints nor metrics."""
+    resumed_at: int | None
+    """The step at which the second attempt went on from the checkpoint; None if the job keeps no checkpoints."""
+    metrics: Mapping[str, float]
+    """The last value of each metric, such as ``loss`` and ``samples_per_second``: of this machine."""
+    model_bytes: int
+    """The size of model.tar.gz."""
+    checkpoint_bytes: int
+    """The size of the newest checkpoint, of all named Trainers together; 0 if there is none."""
+    samples: tuple[str, ...]
+    """How much was fetched of each channel on S3."""
+
+    def __str__(self) -> str:
+        checkpoints = "no checkpoints, for the job has no checkpoint_s3_uri: once stopped, it begins anew"
+        if self.resumed_at is not None:
+            checkpoints = f"resumed from the checkpoint of step {self.resumed_at} ({_size(self.checkpoint_bytes)})"
+        metrics = ", ".join(f"{name} {value:g}" for name, value in sorted(self.metrics.items()))
+        return (
+            f"rehearsed on {self.topology}: {self.steps} steps in {self.seconds:.0f} s; {checkpoints}; "
+            f"model.tar.gz {_size(self.model_bytes)}; {'; '.join([metrics or 'no metrics', *self.samples])}"
+        )
+
+
+def rehearse(
+    arguments: Mapping[str, Any],
+    inputs: Any,
+    *,
+    fit: Fit,
+    steps: int,
+    seconds: int,
+    s3: Callable[[], S3Client],
+) -> Rehearsal:
+    """Train a job for some steps on a platform of its own, and once more from the checkpoint.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+        inputs: The channels: on S3, from which a sample is fetched, or directories and files of this machine.
+        fit: Runs a job.
+        steps: Optimizer steps of each of the two attempts.
+        seconds: After which an attempt is given up.
+        s3: Gives the client that fetches samples, if one is needed.
+
+    Raises:
+        EstimatorError: The job can't be rehearsed, an attempt took too long, or the second did not resume.
+        TrainingJobFailed: It can't train; its reason says why.
+    """
+    from estimators.local import LocalSageMaker
+
+    _check_count("steps", steps, _MOST_STEPS)
+    _check_count("seconds", seconds, _MOST_SECONDS)
+    _check(arguments, inputs)
+    topology = Topology.of(arguments)
+    hosts = sum(count or 1 for count, _ in topology.hosts)
+    began = time.monotonic()
+    with LocalSageMaker() as platform:
+        bucket, client = platform.default_bucket, platform.boto_session.client("s3")
+        brought = {
+            name: bring(name, place, platform, s3, hosts=hosts) for name, place in channels.by_name(inputs).items()
+        }
+        data = {name: place for name, (place, _) in brought.items()}
+        here = {name: value for name, value in arguments.items() if name not in _ELSEWHERE}
+        here |= {"role": platform.role, "max_run": seconds}
+        given = dict(arguments.get("environment") or {})
+        saves_directly = given.pop(CHECKPOINT_URI_VARIABLE, None)  # else a rehearsal would write to the job's own place
+        keeps = bool(arguments.get("checkpoint_s3_uri") or saves_directly)
+        if keeps:
+            here["checkpoint_s3_uri"] = f"s3://{bucket}/{_PLACE}"
+        job, resumed_at, metrics = None, None, dict[str, float]()
+        for attempt in (1, 2) if keeps else (1,):
+            environment = {**given, MAX_STEPS_VARIABLE: str(attempt * steps)}
+            job = _attempt(fit, {**here, "environment": environment}, platform.session, data)
+            metrics |= job.final_metrics()  # the second has none if the first did all that there is to do
+            if attempt > 1:
+                resumed_at = _resumed_at(job)
+        assert job is not None
+        newest = _newest(objects(client, bucket, f"{_PLACE}/"))
+        model_bucket, _, model = job.model_data.removeprefix("s3://").partition("/")
+        logged = int(metrics.pop("step", 0))
+        return Rehearsal(
+            topology=str(topology),
+            seconds=time.monotonic() - began,
+            steps=max((step for step, _ in newest), default=logged),
+            resumed_at=resumed_at,
+            metrics={name: value for name, value in metrics.items() if name != "epoch"},
+            model_bytes=client.head_object(Bucket=model_bucket, Key=model)["ContentLength"],
+            checkpoint_bytes=sum(size for _, size in newest),
+            samples=tuple(said for _, said in brought.values() if said),
+        )
+
+
+def _check_count(name: str, count: object, most: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        raise EstimatorError(f"{name}={count!r}: give a whole number from 1 to {most:,}.")
+
+
+def _check(arguments: Mapping[str, Any], inputs: Any) -> None:
+    if isinstance(inputs, (list, tuple)):
+        raise EstimatorError(
+            f"inputs is a {type(inputs).__name__}: a rehearsal needs the channels by name. Give {{'training': "
+            "'directory'}, or s3://bucket/prefix."
+        )
+    if str(arguments.get("instance_type")).startswith("local"):
+        raise EstimatorError("A job of instance_type='local' runs on this machine anyway: call fit().")
+    source = SourceCode.of(arguments)
+    if str(source.source_dir).lower().startswith("s3://"):
+        raise EstimatorError(
+            f"The job can't be rehearsed: its code ({source.source_dir}) is not on this machine. Download it, and give "
+            "source_dir the directory."
+        )
+    if source.is_local and source.script.is_file() and not imports_package(source):
+        raise EstimatorError(
+            f"The job can't be rehearsed: its code does not import {PACKAGE}, whose Trainer counts the steps. Train it "
+            "on a LocalSageMaker with a small channel instead."
+        )
+
+
+def _attempt(fit: Fit, arguments: Mapping[str, Any], session: Session, data: Mapping[str, Any]) -> TrainingJob:
+    try:
+        return fit(arguments, session, data)
+    except TrainingJobStopped as fault:
+        if fault.secondary_status != "MaxRuntimeExceeded":
+            raise
+        until, seconds = arguments["environment"][MAX_STEPS_VARIABLE], arguments["max_run"]
+        raise EstimatorError(
+            f"The rehearsal was given up after {seconds} s, in which the script did not end. Only loops of "
+            f"smddp.Trainer end after {until} optimizer steps; give fewer steps, more seconds, or less data."
+        ) from fault
+
+
+def _resumed_at(job: TrainingJob) -> int:
+    """Return the step that a job's log says it went on from."""
+    found = [match for _, line in job.logs() if (match := _RESUMED.search(line))]
+    if not found:
+        raise EstimatorError(
+            "The rehearsal's second attempt did not go on from the checkpoint of the first, but began anew. Let the "
+            "script train by smddp.Trainer, or load what job.checkpoint_location has. A script that sets up logging "
+            "itself must show INFO with the logger's name: it is the Trainer's line that tells."
+        )
+    return int(found[0][1])
+
+
+def _newest(saved: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
+    """Return step and size of the newest checkpoint of each Trainer, of objects' keys and sizes."""
+    sizes: dict[str | None, dict[int, int]] = {}
+    for key, size in saved:
+        if found := _CHECKPOINT.match(key):
+            steps = sizes.setdefault(found["part"], {})
+            steps[int(found["step"])] = steps.get(int(found["step"]), 0) + size
+    return [max(steps.items()) for steps in sizes.values()]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

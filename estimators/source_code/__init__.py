@@ -1,0 +1,13 @@
+"""The training code of a job: checked before anything is uploaded, and bundled."""
+
+from estimators.source_code.bundle import Bundle as Bundle
+from estimators.source_code.bundle import stage as stage
+from estimators.source_code.check import check as check
+from estimators.source_code.package import PACKAGE as PACKAGE
+from estimators.source_code.package import REQUIREMENTS as REQUIREMENTS
+from estimators.source_code.package import imports_package as imports_package
+from estimators.source_code.package import needs_package as needs_package
+from estimators.source_code.package import package_directory as package_directory
+from estimators.source_code.package import package_requirements as package_requirements
+from estimators.source_code.source import SourceCode as SourceCode
+from estimators.source_code.source import parsed as parsed

@@ -1,0 +1,109 @@
+"""The installed smddp, and what it needs: which code imports it, and what a bundle of such code gets."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import requires
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from estimators.errors import EstimatorError
+from estimators.source_code.source import SourceCode
+from estimators.source_code.tree import Tree
+
+PACKAGE = "smddp"
+REQUIREMENTS = "requirements.txt"
+
+_NOT_SHIPPED = frozenset({"torch", "boto3", "typer", "rich"})
+"""What smddp needs but a bundle does not ask for: the image brings the first two, the others serve the command line."""
+
+
+def needs_package(source: SourceCode) -> bool:
+    """Return whether any of the code imports smddp, and does not bring its own."""
+    return imports_package(source) and not _brings_package(source)
+
+
+def _brings_package(source: SourceCode) -> bool:
+    if any(Path(path).name == PACKAGE and Path(path).is_dir() for path in source.dependencies):
+        return True
+    return source.source_dir is not None and any(
+        path.startswith(f"{PACKAGE}/") for path in Tree.of(Path(source.source_dir)).files
+    )
+
+
+def imports_package(source: SourceCode) -> bool:
+    """Return whether any of the code that is bundled imports smddp, its own or another."""
+    roots = [Path(source.source_dir) if source.source_dir else source.script, *map(Path, source.dependencies)]
+    return any(_imports_package(path) for root in roots for path in _scripts(root))
+
+
+def package_directory() -> Path:
+    """Return where the installed smddp lies."""
+    spec = find_spec(PACKAGE)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def package_requirements() -> list[Requirement]:
+    """Return what a container must have for smddp, beside what every PyTorch image has."""
+    declared = [Requirement(text) for text in requires(PACKAGE) or ()]
+    return [
+        requirement
+        for requirement in declared
+        if requirement.name not in _NOT_SHIPPED
+        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+    ]
+
+
+def add_requirements(file: Path) -> None:
+    """Append what smddp needs and the file does not name; the user's own lines stay as they are."""
+    own = file.read_text() if file.exists() else ""
+    named = {_named_in(line) for line in own.splitlines()}
+    added = [str(requirement) for requirement in package_requirements() if requirement.name not in named]
+    if own and not own.endswith("\n"):
+        own += "\n"
+    file.write_text(own + "".join(f"{line}\n" for line in added))
+
+
+def _named_in(line: str) -> str | None:
+    """Return the package that a line of requirements names; None for an option, an address or a comment."""
+    try:
+        return canonicalize_name(Requirement(line.partition("#")[0].strip()).name)
+    except InvalidRequirement:
+        return None
+
+
+def _scripts(root: Path) -> Iterator[Path]:
+    """Yield the Python files at or below a path that are bundled."""
+    if root.is_file():
+        yield root
+    elif root.is_dir():
+        with suppress(EstimatorError):  # what is wrong with the directory is said by the checks
+            yield from (root / path for path in Tree.of(root).files if path.endswith(".py"))
+
+
+def _imports_package(path: Path) -> bool:
+    try:
+        text = path.read_bytes()
+        if path.suffix != ".py" or PACKAGE.encode() not in text:
+            return False
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):  # not the entry point, or that one was judged already
+        return False
+    return any(_is_import_of_package(node) for node in ast.walk(tree))
+
+
+def _is_import_of_package(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        names = [node.module or ""]
+    else:
+        return False
+    return any(name.partition(".")[0] == PACKAGE for name in names)

@@ -1,0 +1,1 @@
+"""A submit script as it runs without sending anything: what its jobs would be."""

@@ -1,0 +1,78 @@
+"""``smddp plan``: what a submit script would send, what it costs and needs, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from estimators.submit_script.run import PlannedJobs
+
+
+def plan(
+    submit: Annotated[
+        Path,
+        typer.Argument(help="The script that calls Estimator.fit()."),
+    ],
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own command line.")
+    ] = [],  # noqa: B006  # typer makes a new one
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    prices: Annotated[
+        str | None, typer.Option(metavar="FILE|aws", help="What instance types cost: a .json or .csv file, or aws.")
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(help="The most dollars that each job may cost.")] = None,
+    iam: Annotated[bool, typer.Option("--iam", help="Print the IAM policies that each job needs, too.")] = False,
+) -> None:
+    """Show what SUBMIT would send: hosts, places, cost, and what is wrong with it; nothing is sent.
+
+    The script runs as ever, but for Estimator.fit(). Exit code 1 if a job can't be sent, 2 if the script fails.
+    """
+    from estimators.errors import EstimatorError
+    from estimators.submit_script.run import planned_jobs
+
+    try:
+        planned = planned_jobs(submit, arguments, prices=prices, max_cost=max_cost)
+    except EstimatorError as error:
+        typer.echo(f"smddp plan: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(_document(planned, iam=iam) if as_json else _text(planned, iam=iam))
+    raise typer.Exit(0 if _can_be_sent(planned) else 1)
+
+
+def _can_be_sent(planned: PlannedJobs) -> bool:
+    return not planned.is_refused and not any(plan.errors for plan in planned.plans)
+
+
+def _document(planned: PlannedJobs, *, iam: bool) -> str:
+    import json
+
+    document: dict[str, Any] = {
+        "can_be_sent": _can_be_sent(planned),
+        "stopped": planned.stopped or None,
+        "jobs": [
+            {**plan.to_dict(), **({"iam": plan.policies().to_dict() if plan.resources else None} if iam else {})}
+            for plan in planned.plans
+        ],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _text(planned: PlannedJobs, *, iam: bool) -> str:
+    import json
+
+    parts = []
+    for number, plan in enumerate(planned.plans, start=1):
+        parts.append(f"job {number}: {plan}" if len(planned.plans) > 1 else str(plan))
+        if iam and plan.resources is None:
+            parts.append("The policies that it needs are not known: it has errors, or is no job that AWS runs.")
+        elif iam:
+            policies = plan.policies()
+            parts += [f"The role that it runs as needs:\n{json.dumps(policies.role, indent=2)}"]
+            parts += [f"The user who sends it needs:\n{json.dumps(policies.submitter, indent=2)}"]
+            parts += [f"note: {note}." for note in policies.notes]
+    if planned.stopped:
+        parts.append(f"The script was not run to its end: {planned.stopped}. Jobs that come after are not shown.")
+    return "\n".join(parts)

@@ -1,0 +1,252 @@
+"""Runs a submit script as ever, but for `Estimator.fit`, which sends nothing.
+
+What the script does besides is really done: it may upload data. A job that it would create past the Estimator, by
+boto3 or the SDK itself, is refused. This process sends no job from then on, either: a thread or an exit handler of the
+script may outlive its main line. Other Python programs that it starts refuse `fit` by their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import boto3
+from botocore import handlers
+
+from estimators.errors import EstimatorError
+from estimators.estimator import NOTHING_SENT, Estimator
+from estimators.plan import Plan, Prices
+from estimators.submit_script.sent_job import SentJob
+
+_CREATING = "before-call.sagemaker"
+"""The event of botocore before each call of SageMaker's API."""
+_READING = ("Describe", "Get", "List", "Search", "BatchDescribe")
+"""How the names of the operations begin that change nothing."""
+_THREADS_END = 60.0
+"""Seconds that the script's threads may run on after its main line."""
+
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJobs:
+    """What a submit script would send."""
+
+    plans: tuple[Plan, ...]
+    """Of its jobs, in their order."""
+    stopped: str
+    """Why the script was not run to its end; "" if it was."""
+    is_refused: bool
+    """Whether it would send more than is planned: past the Estimator, or in a thread that does not end."""
+
+
+class _Ended(BaseException):  # so that no ``except Exception`` of the script takes it for a failure
+    """The script is not run any further, for a reason to tell, if there is one."""
+
+    def __init__(self, reason: str = "", *, error: EstimatorError | None = None, is_refused: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.error, self.is_refused = reason, error, is_refused
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A run of a script."""
+
+    take: Callable[[_Run, SentJob], Any]
+    """Takes a job that is not sent; returns what stands for it."""
+    ends: list[_Ended] = field(default_factory=list)
+    """Also those that a thread raised, or that the script has caught."""
+    process: int = field(default_factory=os.getpid)
+    is_over: bool = False
+
+    def ended(self, reason: str = "", *, error: EstimatorError | None = None, is_refused: bool = False) -> _Ended:
+        """Return what is to be raised to end the script, and keep it."""
+        self.ends.append(_Ended(reason, error=error, is_refused=is_refused))
+        return self.ends[-1]
+
+    @property
+    def reason(self) -> str:
+        """Why the script was not run to its end; "" if it was."""
+        return "; ".join(dict.fromkeys(each.reason for each in self.ends if each.reason))
+
+
+class _NotRun:
+    """Stands for the result of what is not run here: a script that goes on with it ends."""
+
+    def __init__(self, run: _Run, what: str) -> None:
+        self._run, self._what = run, what
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._run.ended(f"it goes on with .{name} of {self._what}")
+
+
+class _UnsentJob(_NotRun):
+    """Stands for the `TrainingJob` of a job that was not sent: it has the name that it was given, and nothing else."""
+
+    def __init__(self, run: _Run, job: SentJob) -> None:
+        super().__init__(run, "a job, which there is only once that is sent")
+        if job.name is not None:
+            self.name = job.name
+
+    def wait(self, *_: Any, **__: Any) -> None:
+        """Return at once."""
+
+
+def first_job(script: Path, arguments: Sequence[str] = ()) -> SentJob:
+    """Run a submit script until it sends a job.
+
+    What the script prints goes to standard error. A second job is not come to: it may depend on what the first does.
+
+    Args:
+        script: The Python file.
+        arguments: Its command line.
+
+    Raises:
+        EstimatorError: There is no such file, it failed, or it ended without a job of `Estimator`.
+    """
+    jobs: list[SentJob] = []
+
+    def stop(run: _Run, job: SentJob) -> NoReturn:
+        jobs.append(job)
+        raise run.ended()
+
+    run = _run(script, arguments, stop)
+    return _some(jobs, script, run.reason)[0]
+
+
+def planned_jobs(
+    script: Path, arguments: Sequence[str] = (), *, prices: Prices | None = None, max_cost: float | None = None
+) -> PlannedJobs:
+    """Run a submit script, and return the plan of each job that it would send.
+
+    It goes on after a job, until it ends, or needs what only a job that was sent has.
+
+    Args:
+        script: The Python file.
+        arguments: Its command line.
+        prices: What instance types cost; by default what the script gives.
+        max_cost: The most that each job may cost; by default what the script gives.
+
+    Raises:
+        EstimatorError: There is no such file, it failed, or it ended without a job of `Estimator`; or the prices can't
+            be read.
+    """
+    plans: list[Plan] = []
+
+    def go_on(run: _Run, job: SentJob) -> _UnsentJob:
+        try:
+            plans.append(job.plan(prices=prices, max_cost=max_cost))  # now: the script may change its values later
+        except EstimatorError as fault:
+            raise run.ended(error=fault) from fault
+        return _UnsentJob(run, job)
+
+    run = _run(script, arguments, go_on)
+    return PlannedJobs(
+        plans=tuple(_some(plans, script, run.reason)),
+        stopped=run.reason,
+        is_refused=any(each.is_refused for each in run.ends),
+    )
+
+
+def _some(found: list[_Found], script: Path, reason: str = "") -> list[_Found]:
+    if not found:
+        ended = f"was not run to its end: {reason}" if reason else "has ended, and sent no job"
+        raise EstimatorError(f"{script} {ended}. It must call fit() of an estimators.Estimator.")
+    return found
+
+
+def _run(script: Path, arguments: Sequence[str], take: Callable[[_Run, SentJob], Any]) -> _Run:
+    """Run a script whose jobs are taken instead of sent."""
+    if not script.is_file():
+        raise EstimatorError(f"There is no submit script {script} (looked in {Path.cwd()}).")
+    words, path, threads = sys.argv, sys.path[:], threading.enumerate()
+    sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.resolve().parent)]
+    run = _Run(take=take)
+    _send_nothing(run)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), _output_to_stderr():
+            _run_main_line(script)
+            _await_threads(run, threads)
+    finally:
+        run.is_over = True
+        sys.argv, sys.path[:] = words, path
+    for each in run.ends:
+        if each.error is not None:
+            raise each.error from None
+    return run
+
+
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Have what child processes print on standard error, too."""
+    output = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def _run_main_line(script: Path) -> None:
+    try:
+        with contextlib.suppress(_Ended):  # the run has kept it
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as exit_:
+        if exit_.code:
+            raise EstimatorError(f"{script} has ended with {exit_.code!r}: see above what it says.") from exit_
+    except Exception as fault:  # whatever a script raises is the user's to see, with its place
+        raise EstimatorError(f"{script} has failed{_place(script, fault)}: {type(fault).__name__}: {fault}") from fault
+
+
+def _await_threads(run: _Run, before: Iterable[threading.Thread]) -> None:
+    """Let the script's threads come to their end, as Python does before it exits."""
+    deadline = time.monotonic() + _THREADS_END
+    known = {*before, threading.current_thread()}
+    while left := [each for each in threading.enumerate() if each not in known and not each.daemon]:
+        if time.monotonic() > deadline:
+            run.ended(f"its thread {left[0].name} still runs after {_THREADS_END:.0f} s", is_refused=True)
+            return
+        gc.collect()  # the threads of a pool that nothing refers to any more end
+        left[0].join(0.1)
+
+
+def _place(script: Path, fault: Exception) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(fault.__traceback__) if Path(frame.filename) == script]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+def _send_nothing(run: _Run) -> None:
+    """Let this process send no job from now on: by the Estimator it is taken, by others refused."""
+    own = Estimator.fit
+
+    def fit(self: Estimator, *arguments: Any, **named: Any) -> Any:
+        if run.is_over or os.getpid() != run.process:  # it refuses, for NOTHING_SENT
+            return own(self, *arguments, **named)
+        return run.take(run, SentJob.of(self, *arguments, **named))
+
+    def rehearse(_self: Estimator, *_: Any, **__: Any) -> Any:
+        return _NotRun(run, "a rehearsal, which is not run here")
+
+    def refuse(model: Any, **_: Any) -> None:
+        if not model.name.startswith(_READING):
+            reason = f"it calls {model.name} itself, which is not sent here: only Estimator.fit() is planned"
+            raise run.ended(reason, is_refused=True)
+
+    os.environ[NOTHING_SENT] = "1"
+    Estimator.fit, Estimator.rehearse = fit, rehearse  # type: ignore[method-assign,assignment]
+    handlers.BUILTIN_HANDLERS.append((_CREATING, refuse))  # of each botocore session that is made from here on
+    boto3.DEFAULT_SESSION = None

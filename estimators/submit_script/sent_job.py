@@ -1,0 +1,61 @@
+"""A job at the moment at which a submit script would send it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from estimators.estimator import Estimator
+from estimators.plan import Plan, Prices
+
+_FIT = inspect.signature(Estimator.fit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentJob:
+    """A job at the moment at which it would be sent."""
+
+    estimator: Estimator
+    call: Mapping[str, Any]
+    """The arguments of ``fit`` by name."""
+
+    @classmethod
+    def of(cls, estimator: Estimator, *arguments: Any, **named: Any) -> SentJob:
+        """Return the job of a call of ``fit``.
+
+        Raises:
+            TypeError: ``fit`` takes no such arguments.
+        """
+        call = _FIT.bind(estimator, *arguments, **named).arguments
+        return cls(estimator=estimator, call={name: value for name, value in call.items() if name != "self"})
+
+    @property
+    def inputs(self) -> Any:
+        """The channels, as for ``fit``."""
+        return self.call.get("inputs")
+
+    @property
+    def name(self) -> str | None:
+        """The job's name, if the script gives it one."""
+        name: str | None = self.call.get("job_name")
+        return name
+
+    def plan(self, *, prices: Prices | None = None, max_cost: float | None = None) -> Plan:
+        """Return the job's plan.
+
+        Args:
+            prices: What instance types cost; by default what the script gives.
+            max_cost: The most that the job may cost; by default what the script gives.
+
+        Raises:
+            EstimatorError: The prices can't be read, or AWS can't be asked for them.
+        """
+        return self.estimator.plan(
+            self.inputs,
+            job_name=self.name,
+            experiment_config=self.call.get("experiment_config"),
+            prices=self.call.get("prices") if prices is None else prices,
+            max_cost=self.call.get("max_cost") if max_cost is None else max_cost,
+        )

@@ -1,0 +1,42 @@
+"""What live lines are made of: the parts that fit, durations, speeds; and whether to show one at all."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+PROGRESS_VARIABLE = "SMDDP_PROGRESS"
+"""0 turns live lines off."""
+
+_GAP = "  "
+
+
+def is_watched(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal that can show a live line, and nobody has turned it off."""
+    on_terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    return on_terminal and os.environ.get(PROGRESS_VARIABLE) != "0"
+
+
+def fitting(parts: list[tuple[int, str]], columns: int) -> str:
+    """Return the parts in their order, without the least important ones (the highest numbers) that do not fit."""
+    kept: set[int] = set()
+    used = 0
+    for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
+        used += len(parts[index][1]) + (len(_GAP) if kept else 0)
+        if used > columns:
+            break
+        kept.add(index)
+    return _GAP.join(text for index, (_, text) in enumerate(parts) if index in kept)[:columns]
+
+
+def speed(samples_a_second: float) -> str:
+    """Return a speed such as ``8123 samples/s``."""
+    return f"{samples_a_second:.0f} samples/s" if samples_a_second >= 10 else f"{samples_a_second:.2g} samples/s"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration such as ``12 s``, ``3:07 min``, ``2:15 h``."""
+    whole = int(max(seconds, 0.0))
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02} h"

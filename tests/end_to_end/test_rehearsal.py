@@ -1,0 +1,215 @@
+"""`Estimator.rehearse`: a job that would train for days is tried on this machine, in seconds."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sagemaker.inputs import TrainingInput
+
+from estimators import Estimator
+from estimators.errors import EstimatorError, TrainingJobFailed
+from estimators.local import LocalSageMaker
+from estimators.rehearsal import sample
+from estimators.rehearsal.rehearsal import _RESUMED, _newest
+
+Build = Callable[..., Estimator]
+
+
+@pytest.fixture
+def data(platform: LocalSageMaker) -> str:
+    """Twelve objects of one byte."""
+    s3 = platform.boto_session.client("s3")
+    for number in range(12):
+        s3.put_object(Bucket=platform.default_bucket, Key=f"numbers/{number % 2}/{number:02}", Body=b"1")
+    return f"s3://{platform.default_bucket}/numbers"
+
+
+def test_a_job_of_two_hosts_trains_saves_and_resumes(
+    estimator: Build, platform: LocalSageMaker, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("estimators.rehearsal.sample.SAMPLE_BYTES", 4)
+    job = estimator(
+        "reads_channel.py",
+        instance_count=2,
+        distribution="torchrun",
+        use_spot_instances=True,
+        max_run=3600,
+        max_wait=7200,
+        output_path="s3://somebody-elses/output",
+        checkpoint_s3_uri="s3://somebody-elses/checkpoints",
+        environment={"SHARED": "yes"},
+    )
+    found = job.rehearse({"training": data}, steps=6, seconds=100, logs=False)
+    assert (found.steps, found.resumed_at) == (12, 6)
+    assert found.metrics["files"] == 4
+    assert found.metrics["samples_per_second"] > 0
+    assert found.checkpoint_bytes > 0
+    assert found.model_bytes > 0
+    assert found.topology == "2 × ml.g5.xlarge, torchrun"
+    assert "12 steps in" in str(found)
+    assert str(found).endswith("; sample of channel training: 4 of 12 objects, 0 MiB")
+    assert "resumed from the checkpoint of step 6" in str(found)
+    listed = platform.boto_session.client("sagemaker").list_training_jobs(NameContains="reads-channel")
+    assert listed["TrainingJobSummaries"] == []  # nothing of it was sent where the job would go
+
+
+@pytest.mark.parametrize(
+    ("sizes", "distribution", "taken"),
+    [
+        ([6, *[1] * 12], "FullyReplicated", [0, 9, 11]),  # in proportion to their bytes
+        ([1, 9, 1, 9], "FullyReplicated", [0, 2]),
+        ([8, *[4] * 5], "ShardedByS3Key", [1, 2, 3]),  # one for each host, the smallest
+        ([0, 0, 4, 5, 6], "ShardedByS3Key", [2, 3, 4]),
+    ],
+)
+def test_a_sample_is_taken_by_bytes_and_for_each_host(
+    platform: LocalSageMaker,
+    sizes: list[int],
+    distribution: str,
+    taken: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("estimators.rehearsal.sample.SAMPLE_BYTES", 8)
+    s3, bucket, prefix = platform.boto_session.client("s3"), platform.default_bucket, secrets.token_hex(4)
+    for number, size in enumerate(sizes):
+        s3.put_object(Bucket=bucket, Key=f"{prefix}/{number:02}", Body=b"0" * size)
+    place = TrainingInput(f"s3://{bucket}/{prefix}", distribution=distribution)
+    moved, said = sample.bring(prefix, place, platform, lambda: s3, hosts=3)
+    there = [int(key[-2:]) for key, _ in sample.objects(s3, bucket, f"rehearsal/data/{prefix}/")]
+    assert there == taken
+    assert moved.config["DataSource"]["S3DataSource"]["S3Uri"] == f"s3://{bucket}/rehearsal/data/{prefix}"
+    assert f"{prefix}: {len(taken)} of {len(sizes)} objects" in said
+    assert said.endswith("none of the 2 that have more than 0 MiB") == (9 in sizes) == (said in caplog.text)
+
+
+def test_a_marker_is_no_sample(platform: LocalSageMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("estimators.rehearsal.sample.SAMPLE_BYTES", 8)
+    s3, bucket = platform.boto_session.client("s3"), platform.default_bucket
+    for key, body in {"_SUCCESS": b"ok", "empty": b"", "part-0": b"0" * 9}.items():
+        s3.put_object(Bucket=bucket, Key=f"marked/{key}", Body=body)
+    with pytest.raises(EstimatorError, match=r"1 of its objects have more than 0 MiB, .* 0 with data are left"):
+        sample.bring("marked", f"s3://{bucket}/marked", platform, lambda: s3, hosts=1)
+
+
+def test_a_job_that_does_not_pass_its_rehearsal_is_not_sent(
+    estimator: Build, platform: LocalSageMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    place = f"s3://{platform.default_bucket}/rehearsed"
+    with pytest.raises(TrainingJobFailed):
+        estimator("needs_channel.py", base_job_name="unrehearsed").fit(rehearse=2, logs=False)
+    listed = platform.boto_session.client("sagemaker").list_training_jobs(NameContains="unrehearsed")
+    assert listed["TrainingJobSummaries"] == []
+    job = estimator("trains.py", checkpoint_s3_uri=place).fit(rehearse=2, logs=False, wait=False)
+    job.stop()
+    assert "4 steps in" in caplog.text
+
+
+def test_a_job_that_is_soon_done_tells_what_it_did(estimator: Build) -> None:
+    found = estimator("trains.py", checkpoint_s3_uri="s3://somebody-elses/checkpoints").rehearse(
+        steps=200, seconds=100, logs=False
+    )
+    assert (found.steps, found.resumed_at) == (150, 150)
+    assert found.metrics.keys() >= {"loss", "samples_per_second"}
+
+
+def test_all_of_several_models_resume_and_only_the_trainers_own_line_tells_it(estimator: Build) -> None:
+    found = estimator("two_models.py", checkpoint_s3_uri="s3://somebody-elses/checkpoints").rehearse(
+        steps=3, seconds=100, logs=False
+    )
+    assert (found.steps, found.resumed_at) == (6, 3)
+    assert found.checkpoint_bytes > 0
+
+
+def test_the_newest_checkpoint_is_that_of_each_model() -> None:
+    saved = {"step-9/a": 1, "step-10/a": 2, "step-10/b/step-99/c": 4, "my-step-3/step-8/a": 8, "teacher/x": 16}
+    assert sorted(_newest((f"rehearsal/checkpoints/{key}", size) for key, size in saved.items())) == [(8, 8), (10, 6)]
+
+
+def test_a_line_of_the_script_is_no_resume() -> None:
+    line = "2026-01-02 03:04:05,678 [rank 0] INFO smddp.training.run_checkpoints: resumed at step 6, in epoch 1"
+    assert _RESUMED.search(line)
+    assert not _RESUMED.search(line.replace("smddp.training.run_checkpoints", "__main__"))
+
+
+def test_a_directory_will_do_and_a_job_without_checkpoints_is_tried_once(estimator: Build, tmp_path: Path) -> None:
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "one").write_text("1")
+    found = estimator("reads_channel.py").rehearse({"training": tmp_path}, steps=3, seconds=100, logs=False)
+    assert (found.steps, found.resumed_at, found.metrics["files"]) == (3, None, 1)
+    assert "no checkpoints, for the job has no checkpoint_s3_uri" in str(found)
+
+
+def test_a_job_that_cannot_train_says_why(estimator: Build, tmp_path: Path) -> None:
+    (tmp_path / "word").write_text("one")
+    with pytest.raises(TrainingJobFailed, match="could not convert string to float: 'one'"):
+        estimator("reads_channel.py").rehearse({"training": str(tmp_path)}, steps=3, seconds=100, logs=False)
+
+
+def test_a_loop_of_ones_own_is_given_up(estimator: Build) -> None:
+    with pytest.raises(
+        EstimatorError,
+        match=r"given up after 4 s, in which the script did not end\. Only loops of smddp\.Trainer end after 3 opt",
+    ):
+        estimator("count.py").rehearse(steps=3, seconds=4, logs=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "said"),
+    [
+        ("import smddp", {"steps": 0}, "steps=0: give a whole number from 1 to 499,999,999,999"),
+        ("import smddp", {"steps": 10**12 // 2}, "steps=500000000000: give a whole number"),
+        ("import smddp", {"seconds": 0}, "seconds=0: give a whole number from 1 to 2,419,200"),
+        ("import smddp", {"seconds": 2.5}, r"seconds=2\.5: give a whole number"),
+        ("import smddp", {"seconds": 28 * 24 * 3600 + 1}, "seconds=2419201: give a whole number"),
+        ("print('never heard of it')", {}, "its code does not import smddp"),
+        ("import smddp", {"inputs": ["s3://bucket/data"]}, "inputs is a list: a rehearsal needs the channels by name"),
+        ("import smddp", {"inputs": TrainingInput("file:///data")}, r"TrainingInput\('file:///data'\) is not on S3"),
+        ("import smddp", {"inputs": "file://empty"}, r"inputs\['training'\]: there are no files in file://empty"),
+        ("import smddp", {"inputs": "nowhere"}, r"inputs\['training'\]: there is no nowhere"),
+        ("import smddp", {"inputs": "s3://sagemaker-us-east-1-123456789012/nothing"}, "there are no objects"),
+        ("import smddp", {"inputs": "s3://nobodys-bucket/data"}, r"no sample of .* can be fetched: .*NoSuchBucket"),
+        (
+            "import smddp",
+            {"inputs": {"big": "s3://sagemaker-us-east-1-123456789012/big"}},
+            "big: 1 of its objects have more than 0 MiB",
+        ),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_said_at_once(
+    platform: LocalSageMaker,
+    text: str,
+    given: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    platform.boto_session.client("s3").put_object(Bucket=platform.default_bucket, Key="big/shard.tar", Body=b"0" * 9)
+    monkeypatch.setattr("estimators.rehearsal.sample.SAMPLE_BYTES", 8)
+    job = Estimator(
+        entry_point=tmp_path / "train.py",
+        role=platform.role,
+        instance_type="ml.g5.xlarge",
+        sagemaker_session=platform.session,
+    )
+    with pytest.raises(EstimatorError, match=said):
+        job.rehearse(**given)
+
+
+def test_code_on_s3_cannot_be_rehearsed(estimator: Build) -> None:
+    with pytest.raises(EstimatorError, match=r"its code \(s3://bucket/code\.tar\.gz\) is not on this machine"):
+        estimator("train.py", source_dir="s3://bucket/code.tar.gz").rehearse()
+
+
+def test_checkpoints_that_the_job_saves_to_s3_itself_go_to_the_rehearsals_own_place(estimator: Build) -> None:
+    environment = {"SMDDP_CHECKPOINT_S3_URI": "s3://somebody-elses/checkpoints"}
+    found = estimator("two_models.py", environment=environment).rehearse(steps=3, seconds=100, logs=False)
+    assert (found.steps, found.resumed_at) == (6, 3)

@@ -1,0 +1,83 @@
+"""Who is told what happens to a job never ends who tells."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from estimators.job_handle import listener
+from estimators.job_handle.events import StatusChange
+from estimators.job_handle.listener import Listener
+
+EVENT = StatusChange(time=datetime(2026, 1, 1, tzinfo=timezone.utc), status="Training", message="")
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (r"printf '\377'; exit 3", "on_event ended with exit code 3, and the waiting goes on: .*\ufffd"),
+        ("true\0", r"on_event can't be run, and the waiting goes on: 'true\\x00': embedded null byte"),
+    ],
+)
+def test_a_command_that_cannot_be_run_or_read_is_warned_of(
+    command: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Listener(command, "digits").tell(EVENT)
+    (message,) = warned(caplog)
+    assert re.search(said, message)
+
+
+def test_a_machine_without_room_for_a_process_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    Listener("true", "digits").tell(EVENT)
+    assert warned(caplog) == [
+        "on_event can't be run, and the waiting goes on: 'true': [Errno 11] Resource temporarily unavailable"
+    ]
+
+
+def test_what_a_command_leaves_in_the_background_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    began = time.monotonic()
+    Listener("sleep 8 & exit 0", "digits").tell(EVENT)
+    assert time.monotonic() - began < 4
+    assert warned(caplog) == []
+
+
+def test_a_command_that_is_ended_leaves_no_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "COMMAND_SECONDS", 0.5)
+    Listener(f"(sleep 1.5; touch {tmp_path}/late) & wait", "digits").tell(EVENT)
+    (message,) = warned(caplog)
+    assert "ended after 0.5 seconds" in message
+    time.sleep(1.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failures_of_a_kind_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+
+    def fail(event: object) -> None:
+        told.append(event)
+        raise KeyError(len(told)) if len(told) % 2 else OSError(len(told))
+
+    listening = Listener(fail, "digits")
+    for _ in range(6):
+        listening.tell(EVENT)
+    assert warned(caplog) == [
+        "on_event failed, and the waiting goes on: KeyError: 1",
+        "on_event failed, and the waiting goes on: OSError: 2",
+    ]

@@ -1,0 +1,55 @@
+"""A local job's handle, after its end: what nothing keeps is refused with a reason, and no deeper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimators import Estimator
+from estimators.errors import EstimatorError
+from estimators.local_mode.job import LocalModeJob
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> LocalModeJob:
+    (tmp_path / "step-000000000010").mkdir()
+    description = {"TrainingJobStatus": "Completed", "CheckpointConfig": {"S3Uri": f"file://{tmp_path}"}}
+    return LocalModeJob("mine", description)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda job: job.metrics(), "mine has no log"),
+        (lambda job: job.plot(), "mine has no log"),
+        (lambda job: list(job.events()), "mine has no log"),
+        (lambda job: job.lines(), "mine has no log"),
+        (lambda job: job.download("."), "what it has left lies in its output_path"),
+        (lambda job: job.resume(), r"not started again by its name; the next fit\(\) goes on"),
+    ],
+)
+def test_what_nothing_keeps_is_refused(job: LocalModeJob, call: Callable[[LocalModeJob], Any], said: str) -> None:
+    with pytest.raises(EstimatorError, match=said):
+        call(job)
+
+
+def test_its_checkpoints_are_those_of_its_directory(job: LocalModeJob) -> None:
+    assert [(info.step, info.status) for info in job.checkpoints()] == [(10, "incomplete")]
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "wait", "on_event", "said"),
+    [
+        ("local", True, "cat", "not told of jobs of instance_type='local'"),
+        ("ml.m5.xlarge", False, "cat", r"Give it to job.wait\(\), or wait=True"),
+        ("ml.m5.xlarge", True, 3, "on_event is 3"),
+    ],
+)
+def test_who_would_be_told_nothing_is_refused_before_anything_is_sent(
+    instance_type: str, wait: bool, on_event: Any, said: str
+) -> None:
+    with pytest.raises(EstimatorError, match=said):
+        Estimator("train.py", instance_type=instance_type).fit(wait=wait, on_event=on_event)

@@ -1,0 +1,247 @@
+"""``smddp plan`` shows each job of a submit script, and sends none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from estimators import Estimator
+from estimators.errors import EstimatorError
+from estimators.submit_script import run
+from smddp.cli.app import app
+
+SUBMIT = """
+import sys
+import boto3
+from estimators import Estimator
+
+print("about to send")
+options = dict(role="arn:aws:iam::123456789012:role/SageMaker", instance_type="ml.g5.xlarge", max_run=3600)
+estimator = Estimator("train.py", **options, hyperparameters={"epochs": 3})
+"""
+
+
+CREATE = """
+try:
+    boto3.client("sagemaker").create_training_job(
+        TrainingJobName="a",
+        RoleArn="arn:aws:iam::123456789012:role/A",
+        AlgorithmSpecification={"TrainingInputMode": "File"},
+        OutputDataConfig={"S3OutputPath": "s3://b"},
+        ResourceConfig={},
+        StoppingCondition={},
+    )
+except Exception:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An account, as the working directory's submit script finds it, without a job at the end, either."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    (tmp_path / "train.py").write_text("print('training')\n")
+    (tmp_path / "prices.json").write_text('{"ml.g5.xlarge": 1.408}')
+    with mock_aws():
+        yield
+        assert not boto3.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, may_send_again: None) -> Any:
+    def run(body: str, *options: str) -> Any:
+        (tmp_path / "submit.py").write_text(SUBMIT + body)
+        return CliRunner().invoke(app, ["plan", "submit.py", *options])
+
+    return run
+
+
+def test_a_job_that_can_be_sent_is_shown(plan: Any) -> None:
+    shown = plan("estimator.fit({'training': 's3://data/train'})", "--prices", "prices.json", "--max-cost", "2")
+    assert (shown.exit_code, "about to send" in shown.stderr) == (0, True)
+    assert shown.stdout.splitlines()[:2] == [
+        "1 × ml.g5.xlarge, the script alone",
+        "  cost: $1.41 an hour, at most $1.41 for 1 h (prices.json)",
+    ]
+    with pytest.raises(EstimatorError, match="fit\\(\\) sends nothing while SMDDP_NOTHING_SENT is set"):
+        Estimator("train.py").fit()
+
+
+def test_a_job_that_costs_too_much_fails_the_command(plan: Any) -> None:
+    refused = plan("estimator.fit()", "--prices=prices.json", "--max-cost=1")
+    assert refused.exit_code == 1
+    assert "error: max_cost: the job may cost $1.41 an hour" in refused.stdout
+
+
+def test_the_scripts_own_limit_counts_unless_the_command_gives_one(plan: Any) -> None:
+    body = "estimator.fit(prices='prices.json', max_cost=1)"
+    assert plan(body).exit_code == 1
+    assert plan(body, "--max-cost", "3").exit_code == 0
+
+
+def test_one_document_holds_all_jobs_and_their_policies(plan: Any) -> None:
+    body = """
+options["instance_type"] = sys.argv[1]
+job = estimator.fit(job_name="first")
+job.wait()
+assert job.name == "first"
+options.pop("role")
+Estimator("train.py", **options).fit("data", False)
+"""
+    shown = plan(body, "--json", "--iam", "--", "ml.m5.xlarge")
+    document = json.loads(shown.stdout)
+    assert (shown.exit_code, document["can_be_sent"], document["stopped"]) == (1, False, None)
+    first, second = document["jobs"]
+    assert first["hosts"] == [{"count": 1, "instance_type": "ml.g5.xlarge"}]
+    assert {statement["Sid"] for statement in first["iam"]["submitter"]["Statement"]} >= {"TrainingJob", "PassRole"}
+    assert second["hosts"][0]["instance_type"] == "ml.m5.xlarge"
+    assert {problem["parameter"] for problem in second["problems"]} == {"role", "inputs['training']"}
+    assert second["iam"] is None
+
+
+def test_the_policies_are_printed(plan: Any) -> None:
+    shown = plan("estimator.fit(); estimator.fit('data')", "--iam").stdout
+    assert "job 2: 1 × ml.g5.xlarge" in shown
+    assert '"Sid": "WriteOutput"' in shown.partition("The user who sends it needs:")[0]
+    assert '"Sid": "PassRole"' in shown.partition("The user who sends it needs:")[2]
+    assert "The policies that it needs are not known: it has errors" in shown
+
+
+def test_what_only_a_sent_job_has_ends_the_script(plan: Any) -> None:
+    shown = plan("print(estimator.fit().model_data)\nraise ValueError('never come to')")
+    assert shown.exit_code == 0
+    assert "The script was not run to its end: it goes on with .model_data of a job" in shown.stdout
+
+
+def test_a_rehearsal_is_not_run(plan: Any) -> None:
+    shown = plan("estimator.rehearse()\nestimator.fit(job_name='real')\nestimator.rehearse().resumed")
+    assert (shown.exit_code, shown.stdout.count("1 × ml.g5.xlarge")) == (0, 1)
+    assert "it goes on with .resumed of a rehearsal, which is not run here" in shown.stdout
+
+
+def test_jobs_that_threads_send_are_shown(plan: Any) -> None:
+    body = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(lambda name: estimator.fit(job_name=name), ["a", "b"]))
+"""
+    jobs = json.loads(plan(body, "--json").stdout)["jobs"]
+    assert {job["resources"]["job_name"] for job in jobs} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CREATE,
+        "boto3.client('s3').create_bucket(Bucket='sagemaker-us-east-1-123456789012')\n"
+        "estimator.to_sagemaker().fit(wait=False)",
+    ],
+    ids=["boto3", "to_sagemaker"],
+)
+def test_a_job_past_the_estimator_is_not_sent(plan: Any, body: str) -> None:
+    boto3.client("s3")  # a session that was there before
+    refused = plan(body)
+    assert refused.exit_code == 2, refused.output
+    assert "it calls CreateTrainingJob itself, which is not sent here" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", "submit.py has ended, and sent no job. It must call fit()"),
+        ("estimator.fitt()", "submit.py has failed in line 9: AttributeError: 'Estimator' object has no attribute"),
+        ("sys.exit('no data')", "submit.py has ended with 'no data'"),
+        ("estimator.fit(prices='prices.txt')", "prices is 'prices.txt', no file of prices"),
+        ("estimator.fit(waiting=True)", "TypeError: got an unexpected keyword argument 'waiting'"),
+    ],
+)
+def test_a_script_that_fails_is_told_of_in_one_line(plan: Any, body: str, said: str) -> None:
+    failed = plan(body)
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert said in failed.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"def create():{CREATE.replace(chr(10), chr(10) + '    ')}\n"
+        "import threading\nthread = threading.Thread(target=create)\nthread.start(); thread.join()",
+        f"try:{CREATE.replace(chr(10), chr(10) + '    ')}\nexcept BaseException:\n    pass",
+    ],
+    ids=["in a thread", "caught"],
+)
+def test_a_refusal_that_the_script_does_not_see_is_told(plan: Any, body: str) -> None:
+    shown = plan(f"estimator.fit()\n{body}", "--json")
+    document = json.loads(shown.stdout)
+    assert (shown.exit_code, document["can_be_sent"], len(document["jobs"])) == (1, False, 1)
+    assert document["stopped"].startswith("it calls CreateTrainingJob itself, which is not sent here")
+
+
+def test_a_thread_that_does_not_end_is_told(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_THREADS_END", 0.2)
+    body = (
+        "import threading, time\nestimator.fit()\nthreading.Thread(target=time.sleep, args=(2,), name='slow').start()"
+    )
+    shown = plan(body)
+    assert shown.exit_code == 1
+    assert "its thread slow still runs after" in shown.stdout
+
+
+LATER = """
+import atexit, os, subprocess, threading, time
+from concurrent.futures import ThreadPoolExecutor
+
+def send():
+    time.sleep(0.5)
+    try:
+        estimator.fit(job_name="later")
+    except BaseException as refusal:
+        print("refused:", type(refusal).__name__, refusal, file=sys.stderr)
+
+estimator.fit()
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "threading.Thread(target=send).start()",
+        "pool = ThreadPoolExecutor(); pool.submit(send)",
+        "threading.Thread(target=send).start(); sys.exit()",
+    ],
+    ids=["thread", "pool", "exit"],
+)
+def test_a_job_of_a_thread_that_outlives_the_main_line_is_shown(plan: Any, body: str) -> None:
+    assert len(json.loads(plan(LATER + body, "--json").stdout)["jobs"]) == 2
+
+
+def test_at_exit_and_in_child_processes_nothing_is_sent_or_printed(tmp_path: Path) -> None:
+    body = """
+atexit.register(send)
+if not os.fork():
+    send()
+    os._exit(0)
+os.wait()
+other = "from estimators import Estimator; Estimator('train.py').fit()"
+subprocess.run([sys.executable, "-c", other])
+os.system("echo a child")
+print("past the script's own output", file=sys.__stdout__)
+"""
+    (tmp_path / "submit.py").write_text(SUBMIT + LATER + body)
+    command = [sys.executable, "-m", "smddp.cli", "plan", "submit.py", "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (shown.returncode, len(json.loads(shown.stdout)["jobs"])) == (0, 1)
+    assert shown.stderr.count("refused: EstimatorError fit() sends nothing while") == 2, shown.stderr
+    assert "estimators.errors.EstimatorError: fit() sends nothing while" in shown.stderr
+    assert "\na child\n" in shown.stderr
