@@ -105,7 +105,7 @@ def test_a_real_mpirun() -> None:
     )
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "-c", script]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    # Not by lines: mpirun passes on what it has read of a rank, and an unbuffered Python writes a line's end on its own.
+    # Not by lines: mpirun passes on what it has read of a rank, and an unbuffered Python writes a line's end alone.
     first, second = sorted(json.loads(found) for found in re.findall(r"\[.*?\]", output))
     assert (first[:5], second[:5]) == ([0, 2, 0, "mpi", "127.0.0.1"], [1, 2, 1, "mpi", "127.0.0.1"])
     assert first[5] == second[5] != 29500

@@ -6,6 +6,8 @@ import logging
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv4Network
+from itertools import islice
 from pathlib import PurePath, PurePosixPath
 from types import TracebackType
 
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 _ML_ROOT = "/opt/ml"
 _CUT_OFF = ("--internal", "--opt", "com.docker.network.bridge.inhibit_ipv4=true")
 """A network without a way out, in which this machine itself has no address either."""
+_SUBNET_TRIES = 20
 
 
 class DockerCluster:
@@ -51,7 +54,7 @@ class DockerCluster:
         self._labels = (f"--label={LABEL}={self._name}", f"--label=smddp.job={spec.name}")
 
     def known_as(self, host: str) -> str:
-        """Return the host's name, which Docker's name service knows."""
+        """Return the host's name, which every host's ``/etc/hosts`` knows."""
         return host
 
     def ml_root(self, host: str) -> PurePath:  # noqa: ARG002  # the same for all
@@ -70,7 +73,6 @@ class DockerCluster:
         options = (
             f"--hostname={host.name}",
             f"--network={self._name}",
-            f"--network-alias={host.name}",
             f"--mount={bind(self._roots[host.name], _ML_ROOT)}",
             *(f"--mount={bind(str(source.absolute()), target)}" for target, source in self._spec.mounts.items()),
             "--log-driver=none",  # whoever has the cluster reads it all
@@ -81,8 +83,11 @@ class DockerCluster:
         words = (*(host.entrypoint[1:] if host.entrypoint else ("train",)), *host.arguments)
         environment = {"OMP_NUM_THREADS": str(self._threads()), **host.environment}
         try:
-            self._network.result()
-            create(name, (*options, self._spec.image, *words), environment, keep=self._reaper.alive)
+            # Docker's own name service forgets a host when it ends, which may be before another has begun to look.
+            addresses = self._network.result()
+            names = (f"--add-host={other}:{address}" for other, address in addresses.items())
+            at = (f"--ip={addresses[host.name]}", *names)
+            create(name, (*options, *at, self._spec.image, *words), environment, keep=self._reaper.alive)
         except DockerError as error:
             self._unsure = True
             raise not_started(f"{host.name}: its container could not be made: {error}") from error
@@ -118,10 +123,28 @@ class DockerCluster:
                 raise
             logger.warning("%s: %s", self._name, problem)
 
-    def _make_network(self) -> None:
-        isolation = _CUT_OFF if self._spec.network_isolation else ()
-        command = ("network", "create", *isolation, *self._labels, self._name)
-        docker(*command, timeout=docker_program.SECONDS, keep=[self._reaper.alive])
+    def _make_network(self) -> dict[str, IPv4Address]:
+        """Make the network, and return each host's address in it."""
+        for _ in range(_SUBNET_TRIES):
+            # Docker keeps to addresses that it is told only in a subnet that it was told: it is told the one it chose.
+            self._docker_network("create", *self._network_options(), self._name)
+            subnet = self._docker_network("inspect", "--format={{(index .IPAM.Config 0).Subnet}}", self._name)
+            self._docker_network("rm", self._name)
+            try:
+                self._docker_network("create", *self._network_options(), f"--subnet={subnet}", self._name)
+            except DockerError as error:
+                if "overlap" not in str(error):
+                    raise
+                continue  # somebody else was given it meanwhile
+            numbers = islice(IPv4Network(subnet).hosts(), 1, None)  # the first is the gateway's
+            return dict(zip(self._roots, numbers, strict=False))
+        raise DockerError(f"Docker gave {_SUBNET_TRIES} subnets for a network, and each to somebody else, too.")
+
+    def _network_options(self) -> tuple[str, ...]:
+        return (*(_CUT_OFF if self._spec.network_isolation else ()), *self._labels)
+
+    def _docker_network(self, *arguments: str) -> str:
+        return docker("network", *arguments, timeout=docker_program.SECONDS, keep=[self._reaper.alive])
 
     def _limits(self) -> list[str]:
         settings = self._settings

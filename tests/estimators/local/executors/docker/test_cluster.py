@@ -143,6 +143,39 @@ def test_hosts_reach_each_other_by_name_and_the_platform(enter: Enter) -> None:
     said(server)
 
 
+def test_a_host_is_known_by_its_name_before_it_starts_and_when_it_has_ended(enter: Enter) -> None:
+    hosts = enter("algo-1", "algo-2", "algo-3")
+    assert said(start(hosts, "true", name="algo-2")) == ""
+    looks = "import socket\nprint(*(socket.gethostbyname(f'algo-{n}').rpartition('.')[2] for n in (1, 2, 3)))"
+    assert said(start(hosts, *python(looks))) == "2 3 4\n"
+
+
+def test_a_network_is_made_though_its_subnet_is_given_to_somebody_else_first(
+    prepare: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its network is made again with its addresses, another one takes them, once."""
+    real, other = shutil.which("docker"), f"smddp-test-{os.getpid()}"
+    path = fake_docker(
+        tmp_path / "bin",
+        f'''
+        case "$1 $2 $*" in "network create "*--subnet=*)
+            if mkdir "$0.taken" 2>/dev/null; then
+                for word in "$@"; do
+                    case "$word" in --subnet=*) {real} network create "$word" {other} >/dev/null; esac
+                done
+            fi
+        esac
+        exec {real} "$@"''',
+    )
+    monkeypatch.setenv("PATH", path)
+    try:
+        with prepare("algo-1", "algo-2") as hosts:
+            assert said(start(hosts, "getent", "hosts", "algo-2")).split()[1] == "algo-2"
+        assert docker("network", "inspect", other)
+    finally:
+        docker("network", "rm", other)
+
+
 def test_isolated_hosts_reach_each_other_and_nothing_else(enter: Enter) -> None:
     hosts = enter("algo-1", "algo-2", network_isolation=True)
     server = start(hosts, "python3", "-u", "-m", "http.server", "7777", name="algo-2")
