@@ -30,10 +30,10 @@ class LocalSageMaker:
     """A SageMaker of one's own. Training jobs sent to it run on this machine, as processes or in containers.
 
     Nothing outside its directory, its own processes and 127.0.0.1 is touched, and nothing of it outlives the block,
-    or this process, but what is yours: the objects of ``storage="disk"`` in a `directory` of your choice, with the keys
-    to them; and the files of a job that could not be uploaded, or that Docker could not hand over, where the job's
-    FailureReason says: in `directory`, or without one in the machine's temporary directory. Training jobs themselves
-    are forgotten.
+    or this process, but what is yours: with ``storage="disk"`` in a `directory` of your choice, the objects, the keys
+    to them, and the records and logs of all jobs, which the next platform there knows; and the files of a job that
+    could not be uploaded, or that Docker could not hand over, where the job's FailureReason says: in `directory`, or
+    without one in the machine's temporary directory.
 
     With `Docker`, it also makes containers and networks, which go with their jobs, and listens on the address of
     Docker's bridge. With `Slurm`, it keeps the jobs' files where all nodes see them, and has an allocation for each.

@@ -27,10 +27,12 @@ from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
 from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
+from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, HostStartError, ProcessExecutor
 from estimators.local.executors.docker import Docker, DockerExecutor, bridge_address
 from estimators.local.executors.slurm import SlurmExecutor, own_address
+from estimators.local.private_directory import make_private
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
 
@@ -108,6 +110,8 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     access.write_files(client_directory)
     clients = access.boto_session()
     s3 = clients.client("s3", config=ENGINE_S3)
+    store = _open_store(settings)
+    stack.callback(store.close)
     engine = Engine(
         directory=run_directory / "jobs",
         s3=s3,
@@ -117,6 +121,7 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
         account_id=ACCOUNT_ID,
         grace_seconds=settings.grace_seconds,
         rescue=run_directory.parent,
+        store=store,
     )
     for listener in listeners:
         server = HttpServer(listener, engine=engine, keys=settings.keys, body_directory=run_directory)
@@ -127,7 +132,20 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
         storage.wait_until_ready()
         storage.watch(engine.fail)
     _create_bucket(s3, access)
+    engine.go_on()
     return access
+
+
+def _open_store(settings: ServerSettings) -> JobStore:
+    """Open what remembers the jobs, beside the objects on disk."""
+    if settings.storage_directory is None:
+        return NOTHING_KEPT
+    directory = Path(settings.storage_directory).parent / "records"
+    make_private(directory)
+    try:
+        return JobStore(directory / "jobs.sqlite")
+    except ValueError as error:
+        raise LocalPlatformError(f"{error} Move {directory} away: its jobs are forgotten then.") from error
 
 
 def _raise_open_files() -> int:

@@ -132,6 +132,12 @@ def kill_platforms(count: int, seed: int, directory: Path) -> tuple[Outcome, ...
     return (kill_platforms(kills=count, seed=seed, directory=directory),)
 
 
+def restart_platforms(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.platform_restarts import kill_servers
+
+    return (kill_servers(kills=count, seed=seed, directory=directory),)
+
+
 FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
     Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
@@ -180,6 +186,13 @@ FORMS = (
         option="platform-kills",
         count=20,
         run=kill_platforms,
+    ),
+    Form(
+        promises=("R14",),
+        title="SIGKILL takes a local platform's server",
+        option="platform-restarts",
+        count=50,
+        run=restart_platforms,
     ),
     Form(promises=("R11",), title="what it costs training", option="measurements", count=3, run=cost),
 )

@@ -121,7 +121,7 @@ def kill(target: Target, storage: str, home: Path, seconds: float) -> list[str]:
 
     def left() -> list[str]:
         platform = home / "platform"
-        kept = {platform / "storage", platform / "access"}  # the latter by intent: for the next one there
+        kept = {platform / name for name in ("storage", "records", "access")}  # for the next one there
         every = [Path(parent, name) for parent, *names in os.walk(home) for name in (*names[0], *names[1])]
         paths = [path for path in every if path != platform and not kept & {path, *path.parents}]
         return [

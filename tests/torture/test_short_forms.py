@@ -49,6 +49,13 @@ def test_whichever_process_of_a_platform_is_killed_nothing_of_it_is_left() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.seaweedfs
+def test_what_a_killed_platform_has_answered_the_next_one_knows() -> None:
+    told = torture("tests.torture.platform_restarts", "--kills", "2", "--seed", "1")
+    assert "done=2, unit='kills'" in told
+
+
+@pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
     # The machine is shared with all the other tests: one thread, which waits for no other, twice the bound, and the
     # best stall by the best memcpy of up to three processes: a neighbour may take the memory while one of them runs.

@@ -39,6 +39,12 @@ class TrainingJobs(Protocol):
     def interrupt(self, job_name: str) -> None:
         """Reclaim the job's spot instances."""
 
+    def bring_logs(self, streams: str) -> None:
+        """Return once the earlier log streams whose names begin so are there."""
+
+    def forget_logs(self, streams: str) -> None:
+        """Forget the earlier log streams whose names begin so."""
+
 
 class TrainingJobApi:
     """A WSGI application: the engine's operations here, everything else to `otherwise`."""

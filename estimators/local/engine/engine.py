@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.directory_reaper import remove_tree
+from estimators.local.engine.earlier_logs import EarlierLogs
 from estimators.local.engine.errors import ApiError, invalid, not_found
 from estimators.local.engine.job import JobRecord
 from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest, read_tags
@@ -20,12 +24,16 @@ from estimators.local.engine.tuning.tuning_job import TuningRecord
 from estimators.local.engine.validation import check_request
 from estimators.local.executors import Executor, NoImageError
 from estimators.service_model import service_model
+from smddp.job.failure_report import within_limit
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
     from mypy_boto3_s3 import S3Client
 
+logger = logging.getLogger(__name__)
+
 CLOSE_SECONDS = 10.0
+_KIND = "training-job"
 _MAX_TAGS = 50
 
 
@@ -42,6 +50,7 @@ class Engine:
         grace_seconds: Between SIGTERM and SIGKILL when a job is stopped or interrupted.
         sync_seconds: The pause between two looks at the checkpoint directories.
         rescue: Where the files of a job are left that can't be saved; None: beside ``directory``.
+        store: Remembers the jobs, and knows those of earlier engines.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class Engine:
         grace_seconds: float = 120,
         sync_seconds: float = 1.0,
         rescue: Path | None = None,
+        store: JobStore = NOTHING_KEPT,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         service_model()  # it takes 0.1 s to read: now, and not in the first request
@@ -70,14 +80,19 @@ class Engine:
             grace_seconds=grace_seconds,
             sync_seconds=sync_seconds,
             rescue=rescue or directory.parent,
+            store=store,
         )
+        self._store = store
+        self._earlier_logs = EarlierLogs(store, logs)
         # Guards the three below, and tags. Order: a job is created under it, and none once there is a refusal: `fail`
         # and `close` set one, and end all jobs that there are then.
         self._lock = threading.Lock()
-        self._jobs: dict[str, JobRecord] = {}
+        self._jobs = store.load(_KIND, JobRecord.from_json)
         self._runners: dict[str, JobRunner] = {}
         self._refusal = ""
-        self._tuning = TuningJobs(self._start, lambda name: self._arn("hyper-parameter-tuning-job", name))
+        self._tuning = TuningJobs(
+            self._start, lambda name: self._arn("hyper-parameter-tuning-job", name), store, dict(self._jobs)
+        )
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateTrainingJob": self._create,
             "DescribeTrainingJob": self._describe,
@@ -121,7 +136,33 @@ class Engine:
                 f"This platform is in the region {self._platform.region}; the request is for {region}. "
                 f"Set AWS_REGION={self._platform.region}, or the client's region_name."
             )
-        return answer(check_request(operation, request))
+        answered = answer(check_request(operation, request))
+        self._store.require_saved()
+        return answered
+
+    def go_on(self) -> None:
+        """Go on with the jobs that an earlier engine ran until it was killed: the spot jobs; the others are Failed."""
+        for job in [job for job in self._all() if not job.ended]:
+            last = self._store.last_line_time(job.name)
+            said = datetime.fromtimestamp((last or 0) / 1000, timezone.utc)
+            if not job.outlive(max(said, job.describe()["LastModifiedTime"])):
+                continue
+            try:
+                runner = JobRunner(job, self._find_image(job.request), self._platform)
+            except ApiError as error:
+                job.finish(failure_reason=within_limit(f"ClientError: {error.message}"))
+                continue
+            with self._lock:
+                self._runners[job.name] = runner
+                runner.start()
+
+    def bring_logs(self, streams: str) -> None:
+        """Return once those log streams of earlier engines' jobs whose names begin so are in CloudWatch Logs."""
+        self._earlier_logs.bring(streams)
+
+    def forget_logs(self, streams: str) -> None:
+        """Forget the log streams whose names begin so: somebody deletes them."""
+        self._earlier_logs.forget(streams)
 
     def interrupt(self, job_name: str) -> None:
         """Reclaim the spot instances of a job that trains: it begins anew from its checkpoints.
@@ -159,7 +200,7 @@ class Engine:
 
     def _start(self, request: Mapping[str, Any]) -> JobRecord:
         parsed = TrainingRequest.parse(request)
-        job = JobRecord(parsed, self._arn("training-job", parsed.name))
+        job = JobRecord(parsed, self._arn("training-job", parsed.name), self._store.keeper(_KIND, parsed.name))
         runner = JobRunner(job, self._find_image(parsed), self._platform)
         with self._lock:
             if self._refusal:
@@ -170,6 +211,8 @@ class Engine:
                     "Training job names must be unique within an AWS account and region; there is one named "
                     f"{parsed.name} already.",
                 )
+            job.note()
+            self._store.require_saved()
             self._jobs[parsed.name], self._runners[parsed.name] = job, runner
             runner.start()
         return job
@@ -184,7 +227,7 @@ class Engine:
         return self._job(request["TrainingJobName"]).describe()
 
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
-        return list_jobs((job.describe() for job in self._all()), request)
+        return list_jobs((job.summary() for job in self._all()), request)
 
     def _search(self, request: dict[str, Any]) -> dict[str, Any]:
         return search_jobs(({**job.describe(), "Tags": _tag_list(job)} for job in self._all()), request)
@@ -203,10 +246,12 @@ class Engine:
         job = self._job(name)
         if not job.ended:
             raise ApiError("ResourceInUse", f"{name} has not ended; stop it before it is deleted.")
-        self._runners[name].join()
+        if name in self._runners:  # an earlier engine's has none
+            self._runners[name].join()
         with self._lock:
             self._jobs.pop(name, None)
             self._runners.pop(name, None)
+            self._store.delete(_KIND, name)
         return {}
 
     def _add_tags(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -216,6 +261,7 @@ class Engine:
             if len(job.tags | added) > _MAX_TAGS:
                 raise invalid(f"{job.name} would have {len(job.tags | added)} tags; {_MAX_TAGS} is the limit.")
             job.tags.update(added)
+            job.note()
         return {"Tags": _tag_list(job)}
 
     def _list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +272,7 @@ class Engine:
         with self._lock:
             for key in request["TagKeys"]:
                 job.tags.pop(key, None)
+            job.note()
         return {}
 
     def _all(self) -> list[JobRecord]:

@@ -22,9 +22,12 @@ from estimators.hosts.exit import Exit
 from estimators.local.engine import states
 from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.errors import invalid
+from estimators.local.engine.job_store import Keep
 from estimators.local.engine.metrics import Metrics
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import JobProgress
+
+KILLED = "InternalServerError: The local platform ended while the job ran, and is another one now."
 
 
 class Ending(enum.Enum):
@@ -56,12 +59,20 @@ class StoppedError(Exception):
 class JobRecord:
     """A job from its creation on."""
 
-    def __init__(self, request: TrainingRequest, arn: str) -> None:
+    def __init__(self, request: TrainingRequest, arn: str, keep: Keep = lambda _: None) -> None:
+        """Begin a job.
+
+        Args:
+            request: What was asked for.
+            arn: Its ARN.
+            keep: Saves it, at each change, in the order of the changes.
+        """
         self.request = request
         self.arn = arn
-        self.metrics = Metrics(request.metrics)
+        self.metrics = Metrics(request.metrics, changed=self.note)
         self.tags = dict(request.tags)
         self._updates: dict[str, Any] = {}
+        self._keep = keep
         # Guards `_updates` and all below. The first reason to end stays; only a stop takes the place of one after which
         # the job would begin again.
         self._changed = threading.Condition()
@@ -73,6 +84,38 @@ class JobRecord:
         self._ending: Ending | None = None
         self._platform_failure: str | None = None
         self._stopped_as = states.STOPPED
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], keep: Keep) -> JobRecord:
+        """Return a job that an earlier platform has kept.
+
+        Args:
+            document: What `to_json` has returned.
+            keep: As for a new one.
+
+        Raises:
+            ApiError: The platform would not take its request now.
+        """
+        job = cls(TrainingRequest.parse(document["request"]), document["arn"], keep)
+        job.tags = dict(document["tags"])
+        job.metrics.restore(document["metrics"])
+        job._updates, job._stopped_as = dict(document["updates"]), document["stopped_as"]
+        job._progress = JobProgress.from_json(document["progress"])
+        job._created -= (_now() - job._progress.created).total_seconds()
+        return job
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that another platform needs to go on with it; times as datetimes."""
+        with self._changed:
+            return {
+                "request": self.request.members,
+                "arn": self.arn,
+                "tags": dict(self.tags),
+                "updates": self._updates,
+                "metrics": self.metrics.describe(),
+                "stopped_as": self._stopped_as,
+                "progress": self._progress.to_json(),
+            }
 
     @property
     def name(self) -> str:
@@ -107,6 +150,10 @@ class JobRecord:
             "FinalMetricDataList": self.metrics.describe(),
         }
 
+    def summary(self) -> dict[str, Any]:
+        """Return the part of the description that does not repeat the request: what lists show, and are ordered by."""
+        return {"TrainingJobName": self.name, "TrainingJobArn": self.arn, **describe_progress(self._progress)}
+
     def update(self, members: Mapping[str, Any]) -> None:
         """Change members of the description; of a structure, those that are given.
 
@@ -117,6 +164,7 @@ class JobRecord:
             self._refuse_if_ended()
             for name, value in members.items():
                 self._updates[name] = merged(self._updates.get(name), value)
+            self.note()
 
     def stop(self) -> None:
         """Stop the job; nothing if it is stopping, or if its program has ended already.
@@ -142,6 +190,33 @@ class JobRecord:
                 raise invalid(f"{self.name} is {state} or about to end: only a job in Training can be interrupted.")
             self._decide(Ending.INTERRUPT)
 
+    def note(self) -> None:
+        """Have the job kept as it is now; after each change that is not made here."""
+        with self._changed:
+            # Not how it ends: to whoever keeps it, a job that the engine's end breaks off was killed.
+            if self._ending is not Ending.CLOSE:
+                self._keep(self.to_json)
+
+    def outlive(self, seen: datetime) -> bool:
+        """Come to terms with an earlier platform's end, which it did not see coming.
+
+        Args:
+            seen: When the job gave its last sign of life.
+
+        Returns:
+            Whether another life follows, as after an interruption. If not, the job has ended.
+        """
+        with self._changed:
+            self._progress = self._progress.broken_off(seen)
+            if self._progress.status == "Stopping":
+                self._move(self._progress.enter(self._stopped_as, seen))
+            elif not self.request.spot or "TuningJobArn" in self._updates:
+                self._move(replace(self._progress.enter(states.FAILED, seen), failure_reason=KILLED))
+            else:
+                self._progress = self._progress.enter(states.INTERRUPTED, seen)
+                self._move(self._progress.enter(states.STARTING, _now()))
+            return not self.ended
+
     def close(self) -> None:
         """End at once, with nothing saved."""
         with self._changed:
@@ -159,7 +234,7 @@ class JobRecord:
         with self._changed:
             if self.must_end():
                 raise StoppedError
-            self._progress = self._progress.enter(status, _now())
+            self._move(self._progress.enter(status, _now()))
 
     def must_end(self) -> bool:
         """Return whether the job was stopped, has reached a time limit, or the engine ends."""
@@ -220,7 +295,7 @@ class JobRecord:
             assert self._training_since is not None
             trained = time.monotonic() - self._training_since
             self._training_since = None
-            self._progress = replace(self._progress, training_seconds=self._progress.training_seconds + trained)
+            self._move(replace(self._progress, training_seconds=self._progress.training_seconds + trained))
             assert self._ending is not None
             return self._ending, dict(self._exits)
 
@@ -240,7 +315,7 @@ class JobRecord:
         with self._changed:
             if self._ending is Ending.LOST:
                 self._ending = Ending.FAILED  # no other life follows
-            self._progress = self._progress.enter(states.UPLOADING, _now())
+            self._move(self._progress.enter(states.UPLOADING, _now()))
 
     def finish(self, *, failure_reason: str | None = None, model_artifacts: str | None = None) -> None:
         """Come to the end: Failed if there is a reason, else what was decided."""
@@ -250,7 +325,7 @@ class JobRecord:
             else:
                 status = states.COMPLETED if self._ending is Ending.DONE else self._stopped_as
             ended = self._progress.enter(status, _now())
-            self._progress = replace(ended, failure_reason=failure_reason, model_artifacts=model_artifacts)
+            self._move(replace(ended, failure_reason=failure_reason, model_artifacts=model_artifacts))
             self._changed.notify_all()
 
     def _decide(self, ending: Ending) -> None:
@@ -261,8 +336,12 @@ class JobRecord:
     def _stop_as(self, status: str) -> None:
         if self._ending is None or self._ending.goes_on:
             self._ending, self._stopped_as = Ending.STOP, status
-            self._progress = self._progress.enter(states.STOPPING, _now())
+            self._move(self._progress.enter(states.STOPPING, _now()))
             self._changed.notify_all()
+
+    def _move(self, progress: JobProgress) -> None:
+        self._progress = progress
+        self.note()
 
     def _heed_limits(self) -> None:
         if self._runtime_left() <= 0:

@@ -221,7 +221,9 @@ class JobRunner:
         return checkpoints
 
     def _log(self, host: Host) -> HostLog:
-        return HostLog(self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read)
+        return HostLog(
+            self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read, store=self._platform.store
+        )
 
     def _save(self, trees: Mapping[str, HostTree], checkpoints: CheckpointSync | None, problems: list[str]) -> None:
         """Bring what the hosts leave to S3, as much of it as can be, and finish.

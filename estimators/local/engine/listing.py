@@ -31,7 +31,7 @@ def list_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> 
     """Answer ListTrainingJobs.
 
     Args:
-        jobs: The descriptions of all jobs.
+        jobs: The summaries of all jobs.
         request: The request, already checked.
 
     Raises:

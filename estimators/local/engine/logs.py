@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from estimators.local.engine.job_store import NOTHING_KEPT, JobStore, StoredLine
+
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
     from mypy_boto3_logs.type_defs import InputLogEventTypeDef
@@ -42,10 +44,21 @@ class HostLog:
         job_name: The job's name.
         host: The host's name.
         seen: Is given every line, too.
+        store: Remembers them.
     """
 
-    def __init__(self, client: CloudWatchLogsClient, job_name: str, host: str, *, seen: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: CloudWatchLogsClient,
+        job_name: str,
+        host: str,
+        *,
+        seen: Callable[[str], None],
+        store: JobStore = NOTHING_KEPT,
+    ) -> None:
         self._client = client
+        self._job_name = job_name
+        self._store = store
         self._stream = f"{job_name}/{host}-{int(time.time())}"
         self._seen = seen
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -66,8 +79,7 @@ class HostLog:
 
     def open(self) -> None:
         """Make the stream, and the group at need; a stream that is there is gone on with."""
-        self._create(self._client.create_log_group, logGroupName=LOG_GROUP)
-        self._create(self._client.create_log_stream, logGroupName=LOG_GROUP, logStreamName=self._stream)
+        make_stream(self._client, self._stream)
 
     def follow(self, output: BinaryIO) -> None:
         """Read ``output`` to its end."""
@@ -111,31 +123,47 @@ class HostLog:
                 batch = self._take_batch()
             if not batch:
                 return
+            kept = [StoredLine(self._stream, event["timestamp"], event["message"]) for event in batch]
+            self._store.add_lines(self._job_name, kept)
             try:
                 self._client.put_log_events(logGroupName=LOG_GROUP, logStreamName=self._stream, logEvents=batch)
             except Exception:  # whatever it is: the next lines must not be lost for these
                 logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
 
     def _take_batch(self) -> list[InputLogEventTypeDef]:
-        batch: list[InputLogEventTypeDef] = []
-        size = 0
+        dropped: list[InputLogEventTypeDef] = []
         if self._dropped and self._lines:
             text = f"[{self._dropped} lines were dropped here: they came faster than the log takes them]"
-            batch.append({"timestamp": self._lines[0]["timestamp"], "message": text})
+            dropped.append({"timestamp": self._lines[0]["timestamp"], "message": text})
             self._dropped = 0
-        while self._lines and len(batch) < MAX_BATCH_EVENTS and size < MAX_BATCH_BYTES:
-            batch.append(self._lines.popleft())
-            size += _size(batch[-1])
-        self._buffered -= size
-        return batch
+        batch = take_batch(self._lines)
+        self._buffered -= sum(map(_size, batch))
+        return dropped + batch
 
-    def _create(self, create: Callable[..., Any], **names: str) -> None:
-        try:
-            create(**names)
-        except self._client.exceptions.ResourceAlreadyExistsException:
-            return
-        except (ClientError, BotoCoreError):
-            logger.warning("the log stream %s could not be made", self._stream, exc_info=True)
+
+def take_batch(events: deque[InputLogEventTypeDef]) -> list[InputLogEventTypeDef]:
+    """Take as many of the first events as CloudWatch takes at once; none if there are none."""
+    batch: list[InputLogEventTypeDef] = []
+    size = 0
+    while events and len(batch) < MAX_BATCH_EVENTS and size < MAX_BATCH_BYTES:
+        batch.append(events.popleft())
+        size += _size(batch[-1])
+    return batch
+
+
+def make_stream(client: CloudWatchLogsClient, stream: str) -> None:
+    """Make a stream, and the group at need; what is there already is gone on with."""
+    _make(client, client.create_log_group, logGroupName=LOG_GROUP)
+    _make(client, client.create_log_stream, logGroupName=LOG_GROUP, logStreamName=stream)
+
+
+def _make(client: CloudWatchLogsClient, create: Callable[..., Any], **names: str) -> None:
+    try:
+        create(**names)
+    except client.exceptions.ResourceAlreadyExistsException:
+        return
+    except (ClientError, BotoCoreError):
+        logger.warning("the log stream %s could not be made", names, exc_info=True)
 
 
 def _lines(output: BinaryIO) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -21,10 +21,16 @@ MOST_VALUES = 10_000
 
 
 class Metrics:
-    """Takes in lines of all hosts, from any thread; the last value of each metric stays."""
+    """Takes in lines of all hosts, from any thread; the last value of each metric stays.
 
-    def __init__(self, definitions: Iterable[MetricDefinition]) -> None:
+    Args:
+        definitions: What to look for.
+        changed: Is called after each value, by a thread of this object's own.
+    """
+
+    def __init__(self, definitions: Iterable[MetricDefinition], changed: Callable[[], None] = lambda: None) -> None:
         self._definitions = tuple(definitions)
+        self._changed = changed
         self._last: dict[str, tuple[float, datetime]] = {}
         self._history: dict[str, list[float]] = {definition.name: [] for definition in self._definitions}
         # Held from the look at `_matching` to its use: `settle` must end no process that `read` is about to send to.
@@ -68,6 +74,12 @@ class Metrics:
             if value is not None
         ]
 
+    def restore(self, described: Iterable[Mapping[str, Any]]) -> None:
+        """Take what `describe` has returned, with each time as text, for what was read until now."""
+        for metric in described:
+            value = metric["Value"]
+            self._last[metric["MetricName"]] = (value, datetime.fromisoformat(metric["Timestamp"]))
+
     def last(self, name: str) -> float | None:
         """Return the last value of a metric; None if there is none."""
         value, _time = self._last.get(name, (None, None))
@@ -89,3 +101,4 @@ class Metrics:
             self._last[name] = (value, datetime.now(timezone.utc))
             if len(self._history[name]) < MOST_VALUES:
                 self._history[name].append(value)
+            self._changed()

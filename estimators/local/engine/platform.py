@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.executors import Executor
 
 if TYPE_CHECKING:
@@ -30,3 +31,5 @@ class Platform:
     """Between two looks at the checkpoint directories."""
     rescue: Path
     """Where the files of a job are left that can't be saved."""
+    store: JobStore = NOTHING_KEPT
+    """What remembers the jobs."""

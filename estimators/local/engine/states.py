@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -72,6 +73,16 @@ class JobProgress:
         """Return a job that was just created."""
         return cls(status="InProgress", transitions=(Transition(status=STARTING, start=now),), modified=now)
 
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> JobProgress:
+        """Return what `to_json` has returned."""
+        transitions = (Transition(**{**each, **_times(each, Transition)}) for each in document["transitions"])
+        return cls(**{**document, **_times(document, cls), "transitions": tuple(transitions)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `write_time` makes JSON of it."""
+        return asdict(self)
+
     @property
     def secondary_status(self) -> str:
         """The state that the job is in."""
@@ -86,6 +97,16 @@ class JobProgress:
     def ended(self) -> bool:
         """Whether nothing will change any more."""
         return self.status in _TERMINAL
+
+    def broken_off(self, seen: datetime) -> JobProgress:
+        """Return what there is to go on from if nothing has followed since a time: until then it trained, if it did."""
+        trained = 0.0
+        for transition in reversed(self.transitions):
+            if transition.status == TRAINING:
+                trained = max(0.0, (seen - transition.start).total_seconds())
+            if transition.status != STOPPING:  # of a training that is over, the time is counted already
+                break
+        return replace(self, training_seconds=self.training_seconds + trained)
 
     def enter(self, status: str, now: datetime) -> JobProgress:
         """Return the next secondary status; the last one ends, and a terminal one ends at once."""
@@ -102,3 +123,16 @@ class JobProgress:
             training_start=start,
             training_end=end,
         )
+
+
+def write_time(value: object) -> str:
+    """Return a time as text: what `json.dumps` needs for its ``default``."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _times(document: Mapping[str, Any], kind: type[JobProgress | Transition]) -> dict[str, datetime]:
+    """Return the members of a document that are times in a dataclass, and are there."""
+    names = (field.name for field in fields(kind) if "datetime" in str(field.type))
+    return {name: datetime.fromisoformat(document[name]) for name in names if document[name] is not None}

@@ -125,7 +125,7 @@ def test_stays_up_until_it_is_told_to_stop_and_comes_back_where_it_was(tmp_path)
         evaluated = "".join(lines).replace("$(smddp", f"$({SMDDP}")
         assert in_shell(f"{evaluated}\n{client}") == ["sagemaker-us-east-1-123456789012", "None"]
         exports = run("local", "env", "--directory", str(tmp_path), AWS_USE_FIPS_ENDPOINT="true").stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["access", "storage"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["access", "records", "storage"]
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "access").iterdir()} == {0}
     gone = run("local", "env", "--directory", str(tmp_path))
     assert (gone.returncode, gone.stdout) == (1, "")

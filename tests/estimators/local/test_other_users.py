@@ -83,7 +83,7 @@ A_PLATFORM = """
 def test_run_platforms_of_their_own_without_root(storage, open_directory):
     os.chown(open_directory, STRANGER, STRANGER)
     assert run_as_stranger(A_PLATFORM, str(open_directory / "own"), storage, HOME=str(open_directory)) == "kept"
-    assert {path.name for path in (open_directory / "own").iterdir()} <= {"access", "storage"}
+    assert {path.name for path in (open_directory / "own").iterdir()} <= {"access", "records", "storage"}
 
 
 def test_who_may_rename_in_the_platforms_directory_keep_it_from_starting(open_directory):

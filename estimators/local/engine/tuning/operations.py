@@ -9,6 +9,7 @@ from typing import Any
 
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job_store import JobStore
 from estimators.local.engine.listing import cut_page, list_records
 from estimators.local.engine.tuning.request import TuningRequest
 from estimators.local.engine.tuning.runner import TuningRunner
@@ -18,6 +19,7 @@ from estimators.local.engine.tuning.tuning_job import TuningRecord
 logger = logging.getLogger(__name__)
 
 _NAME = "HyperParameterTuningJobName"
+_KIND = "tuning-job"
 _SUMMARY = (
     _NAME,
     "HyperParameterTuningJobArn",
@@ -43,18 +45,27 @@ class TuningJobs:
     Args:
         start_job: Starts a training job of a CreateTrainingJob request.
         arn: Makes the ARN of a tuning job of its name.
+        store: Remembers the tuning jobs, and knows earlier ones.
+        jobs: The training jobs that there are in it, by their names.
     """
 
-    def __init__(self, start_job: Callable[[Mapping[str, Any]], JobRecord], arn: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        start_job: Callable[[Mapping[str, Any]], JobRecord],
+        arn: Callable[[str], str],
+        store: JobStore,
+        jobs: Mapping[str, JobRecord],
+    ) -> None:
         self._start_job = start_job
         self._arn = arn
         # Guards the three below. Order: a tuning job is created under it, and none once there is a reason to end. The
         # first reason stays, and each runner is given that one only: a failure is what ended the jobs, whatever closes
         # the platform then.
         self._lock = threading.Lock()
-        self._records: dict[str, TuningRecord] = {}
+        self._records = store.load(_KIND, lambda document, keep: TuningRecord.from_json(document, keep, jobs))
         self._runners: dict[str, TuningRunner] = {}
         self._close_reason = ""
+        self._store = store
         self.operations: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateHyperParameterTuningJob": self._create,
             "DescribeHyperParameterTuningJob": self._describe,
@@ -91,7 +102,7 @@ class TuningJobs:
         study = Study(parsed)
         for parent in parsed.parents:
             self._start_warm(study, parsed, self._record(parent))
-        record = TuningRecord(parsed, self._arn(parsed.name))
+        record = TuningRecord(parsed, self._arn(parsed.name), self._store.keeper(_KIND, parsed.name))
         with self._lock:
             if self._close_reason:
                 raise ApiError("ServiceUnavailable", f"No tuning job can start any more: {self._close_reason}", 503)
@@ -101,6 +112,8 @@ class TuningJobs:
                     "Tuning job names must be unique within an AWS account and region; there is one named "
                     f"{parsed.name} already.",
                 )
+            record.note()
+            self._store.require_saved()
             runner = TuningRunner(record, study, self._start_job)
             self._records[parsed.name], self._runners[parsed.name] = record, runner
             runner.start()
@@ -164,6 +177,7 @@ class TuningJobs:
         with self._lock:
             self._records.pop(record.name, None)
             self._runners.pop(record.name, None)
+            self._store.delete(_KIND, record.name)
         return {}
 
     def _record(self, name: str) -> TuningRecord:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job import KILLED, JobRecord
+from estimators.local.engine.job_store import Keep
 from estimators.local.engine.tuning.request import TuningRequest
 
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
@@ -41,7 +42,14 @@ class Trial:
 class TuningRecord:
     """A tuning job from its creation on."""
 
-    def __init__(self, request: TuningRequest, arn: str) -> None:
+    def __init__(self, request: TuningRequest, arn: str, keep: Keep = lambda _: None) -> None:
+        """Begin a tuning job.
+
+        Args:
+            request: What was asked for.
+            arn: Its ARN.
+            keep: Saves it, at each change, in the order of the changes.
+        """
         self.request = request
         self.arn = arn
         self.tags = dict(request.tags)
@@ -49,7 +57,8 @@ class TuningRecord:
         self._since = time.monotonic()
         # Guards all below. Order: the runner's thread alone adds trials and comes to the end, which is its last step;
         # so nothing changes after that.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._keep = keep
         self._status = IN_PROGRESS
         self._modified = self.created
         self._ended_at: datetime | None = None
@@ -57,6 +66,61 @@ class TuningRecord:
         self._trials: list[Trial] = []
         self._results: list[tuple[Mapping[str, str], float]] = []  # in the order of the ends
         self._found = False
+
+    @classmethod
+    def from_json(
+        cls,
+        document: Mapping[str, Any],
+        keep: Keep,
+        jobs: Mapping[str, JobRecord],
+    ) -> TuningRecord:
+        """Return a tuning job that an earlier platform has kept. One that had not ended is Failed: its search is gone.
+
+        Args:
+            document: What `to_json` has returned.
+            keep: As for a new one.
+            jobs: The training jobs that there are, by their names.
+
+        Raises:
+            ApiError: The platform would not take its request now.
+        """
+        record = cls(TuningRequest.parse(document["request"]), document["arn"], keep)
+        record.tags = dict(document["tags"])
+        record.created = datetime.fromisoformat(document["created"])
+        record._modified = datetime.fromisoformat(document["modified"])
+        record._status, record._failure_reason = document["status"], document["failure_reason"]
+        record._trials = [
+            Trial(job=jobs[name], number=number, hyperparameters=tuned, pruned=pruned)
+            for name, number, tuned, pruned in document["trials"]
+            if name in jobs  # else it was deleted
+        ]
+        record._results = [(tuned, value) for tuned, value in document["results"]]
+        if document["ended"] is None:
+            record.finish(*((STOPPED,) if record.is_stopping else (FAILED, KILLED)))
+        else:
+            record._ended_at = datetime.fromisoformat(document["ended"])
+        return record
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that another platform needs to show it; times as datetimes."""
+        with self._lock:
+            return {
+                "request": self.request.members,
+                "arn": self.arn,
+                "tags": dict(self.tags),
+                "created": self.created,
+                "modified": self._modified,
+                "ended": self._ended_at,
+                "status": self._status,
+                "failure_reason": self._failure_reason,
+                "trials": [[each.job.name, each.number, each.hyperparameters, each.pruned] for each in self._trials],
+                "results": self._results,
+            }
+
+    def note(self) -> None:
+        """Have the tuning job kept as it is now; after each change that is not made here."""
+        with self._lock:
+            self._keep(self.to_json)
 
     @property
     def name(self) -> str:
@@ -84,6 +148,7 @@ class TuningRecord:
         with self._lock:
             self._trials.append(trial)
             self._modified = _now()
+            self.note()
 
     def add_result(self, trial: Trial, value: float) -> None:
         """Note what a trial came to, and whether that is all that the search is for."""
@@ -97,6 +162,7 @@ class TuningRecord:
             reached = request.target is not None and best is not None and not request.is_better(request.target, best)
             stands = request.most_without_progress is not None and since >= request.most_without_progress
             self._found = self._found or reached or stands
+            self.note()
 
     def results(self) -> list[tuple[Mapping[str, str], float]]:
         """Return the tuned hyperparameters of the trials that came to a value, with it."""
@@ -108,12 +174,14 @@ class TuningRecord:
         with self._lock:
             if self._status == IN_PROGRESS:
                 self._status, self._modified = STOPPING, _now()
+                self.note()
 
     def finish(self, status: str, failure_reason: str | None = None) -> None:
         """Come to the end."""
         with self._lock:
             self._status, self._failure_reason = status, failure_reason
             self._modified = self._ended_at = _now()
+            self.note()
 
     def wants_more(self) -> bool:
         """Return whether another trial is to start: neither a stop, nor what was sought, nor the limit came."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimators.local.engine.errors import ApiError
+from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.engine.tuning import TuningJobs
 from estimators.local.engine.tuning.study import Study
 
@@ -20,8 +22,8 @@ OBJECTIVE = "FinalHyperParameterTuningJobObjectiveMetric"
 class Client:
     """The operations as boto3 would show them."""
 
-    def __init__(self, start_job: Any) -> None:
-        self.tuning = TuningJobs(start_job, lambda name: f"arn:tuning/{name}")
+    def __init__(self, start_job: Any, store: JobStore = NOTHING_KEPT, jobs: Mapping[str, Any] = {}) -> None:
+        self.tuning = TuningJobs(start_job, lambda name: f"arn:tuning/{name}", store, jobs)
 
     def call(self, operation: str, **request: Any) -> dict[str, Any]:
         return self.tuning.operations[operation](request)
@@ -325,3 +327,37 @@ def test_names_are_unique_and_lists_are_filtered(client: Client, make_request: R
     rest = client.call("ListHyperParameterTuningJobs", NameContains="one", NextToken=listed["NextToken"])
     assert [job["Strategy"] for job in rest["HyperParameterTuningJobSummaries"]] == ["Random"]
     assert rest.keys() == {"HyperParameterTuningJobSummaries"}
+
+
+def test_another_platform_knows_the_searches_and_what_they_found_but_goes_on_with_none(
+    make_jobs: Callable[..., Any], distance: Any, make_request: Request, tmp_path: Path
+) -> None:
+    jobs, store = make_jobs(distance), JobStore(tmp_path / "jobs")
+    first = Client(jobs, store)
+    ended = first.run(make_request())
+    endless = make_jobs(distance, values_a_look=0)
+    second = Client(endless, store)
+    second.call("CreateHyperParameterTuningJob", **make_request(HyperParameterTuningJobName="broken-off"))
+    while len(endless.started) < 2:
+        time.sleep(0.01)
+    (tmp_path / "killed").write_bytes((tmp_path / "jobs").read_bytes())
+    (tmp_path / "killed-wal").write_bytes((tmp_path / "jobs-wal").read_bytes())
+    second.tuning.close("The test is over.")
+
+    known = {job.name: job for job in (*jobs.started, *endless.started)}
+    next_one = Client(jobs, JobStore(tmp_path / "killed"), known)
+    found = next_one.describe()
+    assert {name: found[name] for name in ended if name not in ("BestTrainingJob",)} == {
+        name: ended[name] for name in ended if name not in ("BestTrainingJob",)
+    }
+    assert [job[OBJECTIVE] for job in next_one.jobs()] == [job[OBJECTIVE] for job in first.jobs()]
+    broken_off = next_one.describe("broken-off")
+    assert broken_off["HyperParameterTuningJobStatus"] == "Failed"
+    assert "The local platform ended while the job ran" in broken_off["FailureReason"]
+    assert len(next_one.jobs("broken-off")) == 2
+    parent = {"ParentHyperParameterTuningJobs": [{"HyperParameterTuningJobName": "search"}]}
+    warm = make_request(
+        HyperParameterTuningJobName="warm",
+        WarmStartConfig={**parent, "WarmStartType": "IdenticalDataAndAlgorithm"},
+    )
+    assert next_one.run(warm)["HyperParameterTuningJobStatus"] == "Completed"

@@ -1,0 +1,42 @@
+"""Log streams of jobs that an earlier platform ran: brought back before a request about them goes on, and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from estimators.local.api.front import DOCUMENT, OPERATION
+from estimators.local.api.training_jobs import TrainingJobs
+from estimators.local.engine.logs import LOG_GROUP
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+_ABOUT_STREAMS = frozenset({"DescribeLogStreams", "GetLogEvents", "FilterLogEvents", "DeleteLogStream"})
+
+
+class EarlierLogs:
+    """A WSGI application: requests go on to ``inner`` once it has the streams that they are about."""
+
+    def __init__(self, engine: TrainingJobs, inner: WSGIApplication) -> None:
+        self._engine = engine
+        self._inner = inner
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request that `OfferedOperations` let through."""
+        operation, document = environ[OPERATION], environ.get(DOCUMENT, {})
+        if operation.service == "logs" and document.get("logGroupName") == LOG_GROUP:
+            if operation.name in _ABOUT_STREAMS:
+                for streams in _streams(document):
+                    self._engine.bring_logs(streams)
+            if operation.name == "DeleteLogStream":
+                self._engine.forget_logs(str(document.get("logStreamName")))
+            elif operation.name == "DeleteLogGroup":
+                self._engine.forget_logs("")
+        return self._inner(environ, start_response)
+
+
+def _streams(document: Mapping[str, Any]) -> Iterable[str]:
+    """Return what the names of the streams begin with that a request is about; ``""`` if it may be about any."""
+    names = document.get("logStreamNames") or [document.get("logStreamName") or document.get("logStreamNamePrefix")]
+    return [name if isinstance(name, str) else "" for name in names] if isinstance(names, list) else [""]
