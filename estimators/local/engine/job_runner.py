@@ -25,6 +25,7 @@ from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job import Ending, JobRecord, StoppedError
 from estimators.local.engine.logs import HostLog
+from estimators.local.engine.members import only_recorded
 from estimators.local.engine.objects import CancelledError, require_place
 from estimators.local.engine.opt_ml import lay_out
 from estimators.local.engine.platform import Platform
@@ -96,7 +97,10 @@ class JobRunner:
         hosts = name_hosts(self._request.groups)
         roots = {host.name: self._directory / host.name for host in hosts}
         logs = {host.name: self._log(host) for host in hosts}
-        self._job.metrics.report_to(logs[hosts[0].name].say)
+        first_log = logs[hosts[0].name]
+        self._job.metrics.report_to(first_log.say)
+        if recorded := only_recorded(self._request.members):
+            first_log.say(f"[platform] Recorded alone, and not done here: {', '.join(recorded)}")
         cluster = self._platform.executor.cluster(
             ClusterSpec(
                 name=self._job.name,
@@ -105,7 +109,7 @@ class JobRunner:
                 mounts=self._request.files.mounts if self._request.files else {},
                 network_isolation=self._request.network_isolation,
                 cancelled=self._job.must_end,
-                say=logs[hosts[0].name].say,
+                say=first_log.say,
             )
         )
         trees = {

@@ -92,6 +92,12 @@ def test_the_request_is_described(client: Any) -> None:
     assert "Tags" not in job
 
 
+def test_what_is_recorded_alone_is_told_in_the_log(client: Any, lines: Lines) -> None:
+    name = client.submit("", RetryStrategy={"MaximumRetryAttempts": 1})
+    assert client.wait(name)["TrainingJobStatus"] == "Completed"
+    assert lines(name) == ["[platform] Recorded alone, and not done here: RetryStrategy"]
+
+
 def test_lines_reach_the_log_of_their_host_before_the_job_completes(client: Any, lines: Lines) -> None:
     name = client.run(
         "import socket; print('hello from', socket.gethostname()); import sys; print('error', file=sys.stderr)",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from copy import deepcopy
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-import botocore.session
 import pytest
 
 from estimators.local.engine import ApiError
@@ -206,12 +204,3 @@ def test_metric_regexes_are_checked(regex: str, said: str) -> None:
     algorithm = REQUEST["AlgorithmSpecification"] | {"MetricDefinitions": [{"Name": "loss", "Regex": regex}]}
     with pytest.raises(ApiError, match=said):
         parse(AlgorithmSpecification=algorithm)
-
-
-def test_the_page_says_what_becomes_of_each_member() -> None:
-    page = Path(__file__).parents[4] / "docs" / "reference" / "local-platform.md"
-    table = page.read_text().split("## What becomes of a CreateTrainingJob")[1].split("\n## ")[0]
-    listed = [name for row in re.findall(r"^\| ([A-Z][^|]*) \|", table, re.MULTILINE) for name in row.split(", ")]
-    model = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
-    assert model.input_shape is not None
-    assert sorted(listed) == sorted(model.input_shape.members)

@@ -1,0 +1,117 @@
+"""What the local platform does with each member of a CreateTrainingJob; docs/reference/local-platform.md lists it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class Fate(enum.Enum):
+    """What becomes of a member."""
+
+    HONOURED = "honoured"
+    RECORDED = "recorded"
+    """DescribeTrainingJob shows it, and nothing is done: the job's log says so."""
+    REFUSED = "refused"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Rule:
+    """The fate of one member, and of all in it that have no rule of their own."""
+
+    fate: Fate
+    note: str = ""
+    """For the table: what there is to know beside it."""
+    said: bool = True
+    """Whether the log says that it is only recorded; not where it could change nothing here."""
+
+
+_H, _R, _NO = Fate.HONOURED, Fate.RECORDED, Fate.REFUSED
+
+RULES: Mapping[str, Rule] = {
+    "TrainingJobName": Rule(fate=_H),
+    "HyperParameters": Rule(fate=_H),
+    "Environment": Rule(fate=_H),
+    "Tags": Rule(fate=_H),
+    "AlgorithmSpecification": Rule(fate=_H),
+    "AlgorithmSpecification.TrainingImage": Rule(
+        fate=_H, note="with `executor=Docker(…)`; else the program is run in this Python"
+    ),
+    "AlgorithmSpecification.AlgorithmName": Rule(fate=_NO),
+    "AlgorithmSpecification.TrainingImageConfig": Rule(fate=_R, note="images come from where Docker has them"),
+    "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": Rule(fate=_R, note="there are the last values alone"),
+    "InputDataConfig": Rule(fate=_H),
+    "InputDataConfig.ContentType": Rule(fate=_H, note="as what the script is told"),
+    "InputDataConfig.DataSource.S3DataSource.S3DataType": Rule(
+        fate=_H, note="S3Prefix and ManifestFile; refused: AugmentedManifestFile, Converse"
+    ),
+    "InputDataConfig.DataSource.S3DataSource.AttributeNames": Rule(
+        fate=_NO, note="with AugmentedManifestFile, which it needs"
+    ),
+    "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": Rule(fate=_R, said=False),
+    "InputDataConfig.DataSource.S3DataSource.HubAccessConfig": Rule(fate=_R),
+    "InputDataConfig.DataSource.FileSystemDataSource": Rule(fate=_NO),
+    "InputDataConfig.DataSource.DatasetSource": Rule(fate=_NO),
+    "OutputDataConfig": Rule(fate=_H),
+    "OutputDataConfig.KmsKeyId": Rule(fate=_R, note="nothing is encrypted"),
+    "ResourceConfig": Rule(fate=_H),
+    "ResourceConfig.InstanceType": Rule(fate=_H, note="as what the script is told"),
+    "ResourceConfig.InstanceCount": Rule(fate=_H, note="254 hosts at most"),
+    "ResourceConfig.InstanceGroups": Rule(fate=_H, note="254 hosts at most"),
+    "ResourceConfig.VolumeSizeInGB": Rule(fate=_R, said=False, note="the disk is this machine's"),
+    "ResourceConfig.VolumeKmsKeyId": Rule(fate=_R, note="nothing is encrypted"),
+    "ResourceConfig.KeepAlivePeriodInSeconds": Rule(fate=_R, note="there are no warm pools"),
+    "ResourceConfig.TrainingPlanArn": Rule(fate=_R),
+    "ResourceConfig.InstancePlacementConfig": Rule(fate=_R),
+    "ResourceConfig.InstancePreferences": Rule(fate=_NO),
+    "ResourceConfig.SelectedInstanceType": Rule(fate=_R),
+    "ResourceConfig.SelectedInstanceCount": Rule(fate=_R),
+    "StoppingCondition": Rule(fate=_H),
+    "StoppingCondition.MaxPendingTimeInSeconds": Rule(fate=_R, said=False, note="no job is pending here"),
+    "CheckpointConfig": Rule(fate=_H, note="LocalPath below `/opt/ml`"),
+    "EnableManagedSpotTraining": Rule(fate=_H),
+    "EnableNetworkIsolation": Rule(fate=_H, note="with `executor=Docker(…)`; hosts that are processes share a network"),
+    "EnableInterContainerTrafficEncryption": Rule(fate=_R, note="nothing leaves this machine"),
+    "RoleArn": Rule(fate=_R, said=False, note="no role is assumed"),
+    "VpcConfig": Rule(fate=_R, note="hosts are in no VPC"),
+    "DebugHookConfig": Rule(fate=_R, note="nothing is collected or copied"),
+    "DebugRuleConfigurations": Rule(fate=_R, note="no rule is run"),
+    "ProfilerConfig": Rule(fate=_R, said=False, note="nothing is profiled; the SDK sends it by itself"),
+    "ProfilerRuleConfigurations": Rule(fate=_R, note="no rule is run"),
+    "TensorBoardOutputConfig": Rule(fate=_R, note="nothing is copied"),
+    "ExperimentConfig": Rule(fate=_R, note="no trial component is made"),
+    "RetryStrategy": Rule(fate=_R, note="a job that fails is not run again"),
+    "RemoteDebugConfig": Rule(fate=_R),
+    "InfraCheckConfig": Rule(fate=_R, said=False, note="the machine is yours"),
+    "SessionChainingConfig": Rule(fate=_R, said=False, note="no session is made"),
+    "MlflowConfig": Rule(fate=_R, note="nothing is logged there"),
+    "ModelPackageConfig": Rule(fate=_R, note="no model package is made"),
+    "ServerlessJobConfig": Rule(fate=_NO),
+}
+
+
+def rule_of(path: str) -> Rule | None:
+    """Return the rule of a member, such as ``VpcConfig.Subnets``: its own, or that of the nearest that it is in."""
+    while path and path not in RULES:
+        path = path.rpartition(".")[0]
+    return RULES.get(path)
+
+
+def only_recorded(members: Mapping[str, Any]) -> list[str]:
+    """Return the members of a request that its author may take for done, and that are not, by their paths."""
+    asked = dict.fromkeys(_paths(members))
+    return [path for path, rule in RULES.items() if path in asked and rule.fate is Fate.RECORDED and rule.said]
+
+
+def _paths(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of all that a request holds; what is off, or empty, asks for nothing."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _paths(each, path)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if inner not in (False, "", [], {}):
+                yield (inside := f"{path}.{name}".lstrip("."))
+                yield from _paths(inner, inside)
