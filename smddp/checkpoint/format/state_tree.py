@@ -9,7 +9,8 @@ what is left is JSON. Where JSON has no such thing, a JSON object with the key `
     {"$": "ordered", "items": [[key, value], ...], "metadata": ...}    an OrderedDict, with a module's _metadata
     {"$": "counter", "items": [[key, value], ...]}                     a collections.Counter
 
-Whatever else there is cannot be saved: it is refused by name, never pickled and never left out.
+Whatever else there is cannot be saved: it is refused by name, never pickled and never left out. Who saves something
+else than a checkpoint may know `MoreKinds`, each of which is ``{"$": kind, "value": ...}``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,12 +32,27 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict,
 _KINDS = {kind: name for name, kind in _DICTS.items()}
 
 
-def flatten(state: object, *, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
+class MoreKinds(Protocol):
+    """Kinds of values beside those of a state_dict."""
+
+    def take_apart(self, value: object) -> tuple[str, Any] | None:
+        """Return a value's kind and what stands for it, which `flatten` can take apart; None: it is none of these."""
+
+    def put_together(self, kind: str, value: Any) -> Any:
+        """Return the value of what stands for it.
+
+        Raises:
+            CheckpointError: There is no such kind.
+        """
+
+
+def flatten(state: object, *, path: str, more: MoreKinds | None = None) -> tuple[Any, dict[str, torch.Tensor]]:
     """Take a state apart.
 
     Args:
         state: What a state_dict() gave.
         path: What to call the state in errors: ``optimizer``.
+        more: What else there may be in it; by default nothing.
 
     Returns:
         The skeleton, ready for json.dumps, and the tensors by name, where they are: not copied. A name is the way
@@ -45,19 +61,19 @@ def flatten(state: object, *, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
     Raises:
         CheckpointError: Something in the state cannot be saved; says what and where.
     """
-    parts = _Parts()
+    parts = _Parts(more)
     return parts.skeleton(state, path, ""), parts.tensors
 
 
-def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor], more: MoreKinds | None = None) -> Any:
     """Put together what `flatten` took apart."""
     if isinstance(skeleton, list):
-        return [unflatten(item, tensors) for item in skeleton]
+        return [unflatten(item, tensors, more) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     kind = skeleton.get(_TAG)
     if kind is None:
-        return {key: unflatten(value, tensors) for key, value in skeleton.items()}
+        return {key: unflatten(value, tensors, more) for key, value in skeleton.items()}
     if kind == "tensor":
         return tensors[skeleton["name"]]
     if kind == "array":
@@ -67,20 +83,23 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "float":
         return float(skeleton["value"])
     if kind == "tuple":
-        return tuple(unflatten(item, tensors) for item in skeleton["items"])
+        return tuple(unflatten(item, tensors, more) for item in skeleton["items"])
+    if kind not in _DICTS and more is not None:
+        return more.put_together(kind, unflatten(skeleton["value"], tensors, more))
     if kind not in _DICTS:
         raise CheckpointError(f"the state holds a {kind!r}, which this smddp does not know; install a newer one")
-    pairs = {unflatten(key, tensors): unflatten(value, tensors) for key, value in skeleton["items"]}
+    pairs = {unflatten(key, tensors, more): unflatten(value, tensors, more) for key, value in skeleton["items"]}
     result = _DICTS[kind](pairs)
     if "metadata" in skeleton:
-        setattr(result, _METADATA, unflatten(skeleton["metadata"], tensors))
+        setattr(result, _METADATA, unflatten(skeleton["metadata"], tensors, more))
     return result
 
 
 class _Parts:
     """The tensors found so far, and the names that they got."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: MoreKinds | None) -> None:
+        self._more = more
         self.tensors: dict[str, torch.Tensor] = {}
         self._at: dict[int, list[str]] = {}  # by their addresses
 
@@ -104,9 +123,11 @@ class _Parts:
             return {_TAG: "tuple", "items": self._items(value, path, name)}
         if kind in _KINDS:
             return self._dict(value, path, name)
+        if self._more is not None and (apart := self._more.take_apart(value)) is not None:
+            return {_TAG: apart[0], "value": self.skeleton(apart[1], path, name)}
         raise CheckpointError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: tensors, numpy "
-            "arrays, numbers, texts, None, and dicts, lists and tuples of them can be saved"
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which safetensors and JSON cannot hold: tensors, "
+            "numpy arrays, numbers, texts, None, and dicts, lists and tuples of them can be saved"
         )
 
     def _items(self, values: Iterable[Any], path: str, name: str) -> list[Any]:
