@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from estimators import api_retries
 from estimators.errors import EstimatorError
@@ -177,18 +177,21 @@ class TrainingJob:
 
         return checkpoints.listed(checkpoints.place(self.name, self.describe()), self._s3(), deep=deep)
 
-    def download(self, directory: str | os.PathLike[str]) -> JobFiles:
+    def download(
+        self, directory: str | os.PathLike[str], *, only: Literal["model", "output"] | None = None
+    ) -> JobFiles:
         """Download what the job has left: its model and its output, unpacked.
 
         Args:
             directory: Where they come, as ``model`` and ``output``; made if missing.
+            only: The one that is wanted; by default both.
 
         Raises:
             EstimatorError: The job has left nothing (yet), something is in the way, or an archive is damaged or unsafe.
         """
         from estimators.job_handle import files
 
-        return files.download(self._s3(), self.describe(), Path(directory))
+        return files.download(self._s3(), self.describe(), Path(directory), only=only)
 
     def resume(
         self,

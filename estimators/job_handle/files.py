@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from estimators.errors import EstimatorError
 
@@ -28,13 +28,16 @@ class JobFiles:
     """The directory with what was in /opt/ml/output/data; None if nothing was."""
 
 
-def download(s3: Any, description: Mapping[str, Any], directory: Path) -> JobFiles:
+def download(
+    s3: Any, description: Mapping[str, Any], directory: Path, *, only: Literal["model", "output"] | None = None
+) -> JobFiles:
     """Download a job's files into two directories, ``model`` and ``output``.
 
     Args:
         s3: A client that finds S3 where the job does.
         description: What DescribeTrainingJob says about it.
         directory: Where the two come; made if missing.
+        only: The one that is wanted; by default both.
 
     Raises:
         EstimatorError: The job is under way, or has left nothing; something is in the way; S3 refuses; or an archive
@@ -46,18 +49,20 @@ def download(s3: Any, description: Mapping[str, Any], directory: Path) -> JobFil
     kinds = {"model": model_uri, "output": f"{output}/output.tar.gz"}
     if description["OutputDataConfig"].get("CompressionType") == "NONE":
         kinds["output"] = f"{output}/data/"
+    kinds = {kind: uri for kind, uri in kinds.items() if only in (None, kind)}
     for kind in kinds:
         _require_room(directory / kind)
     found = {kind: _objects(s3, uri) for kind, uri in kinds.items() if uri is not None}
     if not any(found.values()):
+        nothing = "neither a model nor output" if only is None else f"no {only}"
         raise EstimatorError(
-            f"{name} has left neither a model nor output: it is {description['TrainingJobStatus']}, and there is "
-            f"nothing in {output}."
+            f"{name} has left {nothing}: it is {description['TrainingJobStatus']}, and there is nothing in {output}."
         )
     for kind, keys in found.items():
         if keys:
             _fetch(s3, str(kinds[kind]), keys, directory / kind)
-    return JobFiles(**{kind: directory / kind if found.get(kind) else None for kind in kinds})
+    places = {kind: directory / kind if found.get(kind) else None for kind in ("model", "output")}
+    return JobFiles(**places)
 
 
 def _require_room(place: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from estimators.errors import EstimatorError
 from estimators.log_reader import LogLine, LogReader
@@ -53,7 +53,12 @@ class LocalModeJob(TrainingJob):
     def wait(self, logs: bool = True, *, on_event: OnEvent | None = None) -> None:
         """Return at once: the job has ended."""
 
-    def download(self, directory: str | os.PathLike[str]) -> JobFiles:  # noqa: ARG002
+    def download(
+        self,
+        directory: str | os.PathLike[str],  # noqa: ARG002
+        *,
+        only: Literal["model", "output"] | None = None,  # noqa: ARG002
+    ) -> JobFiles:
         """Refuse: what a local job leaves is on this machine, or where its output path says.
 
         Raises:
