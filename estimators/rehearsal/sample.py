@@ -47,12 +47,7 @@ def bring(
     there, bucket, prefix = platform.boto_session.client("s3"), platform.default_bucket, f"rehearsal/data/{name}"
     brought = f"s3://{bucket}/{prefix}"
     if isinstance(place, (str, PurePath)) and not str(place).startswith("s3://"):
-        files = list(_files(name, Path(str(place).removeprefix("file://"))))
-        if not files:
-            raise EstimatorError(f"inputs[{name!r}]: there are no files in {place}. Give a directory that has some.")
-        for key, file in files:
-            there.upload_file(str(file), bucket, f"{prefix}/{key}")
-        return brought, None
+        return upload(name, place, platform, prefix), None
     uri = channels.uri_of(place)
     source = getattr(place, "config", {}).get("DataSource", {}).get("S3DataSource", {})
     kind = source.get("S3DataType", "S3Prefix") if uri else type(place).__name__
@@ -82,6 +77,27 @@ def bring(
     moved = copy.deepcopy(place)
     moved.config["DataSource"]["S3DataSource"]["S3Uri"] = brought
     return moved, said
+
+
+def upload(name: str, place: str | PurePath, platform: LocalSageMaker, prefix: str) -> str:
+    """Bring a channel's files to a platform's default bucket, and return their URI.
+
+    Args:
+        name: The channel's.
+        place: A directory or file of this machine, also as ``file://``.
+        platform: Where to.
+        prefix: Of the keys.
+
+    Raises:
+        EstimatorError: There are none.
+    """
+    files = list(_files(name, Path(str(place).removeprefix("file://"))))
+    if not files:
+        raise EstimatorError(f"inputs[{name!r}]: there are no files in {place}. Give a directory that has some.")
+    client = platform.boto_session.client("s3")
+    for key, file in files:
+        client.upload_file(str(file), platform.default_bucket, f"{prefix}/{key}")
+    return f"s3://{platform.default_bucket}/{prefix}"
 
 
 def objects(s3: S3Client, bucket: str, prefix: str, *, most: int | None = None) -> Iterator[tuple[str, int]]:

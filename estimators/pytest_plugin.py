@@ -1,0 +1,144 @@
+"""Fixtures for pytest, installed with smddp: a platform of one's own, jobs that must train, and interruptions.
+
+pytest loads this file in every project that has smddp installed: it imports nothing until a fixture is used.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from estimators import Estimator, TrainingJob
+    from estimators.local import LocalSageMaker
+
+_PLACES = ("checkpoint_s3_uri", "output_path", "output_kms_key", "code_location")
+_LOOK_SECONDS = 0.2
+_SHOWN_LINES = 20
+
+
+class AssertTrains(Protocol):
+    """What the fixture ``assert_trains`` is."""
+
+    def __call__(
+        self,
+        estimator: Estimator,
+        inputs: Mapping[str, Any] | str | None = None,
+        *,
+        interruptions: int = 0,
+        seconds: float = 600,
+    ) -> TrainingJob:
+        """Train to the end, here.
+
+        Args:
+            estimator: The job. Whatever its session is, it is sent to the platform of this machine alone; its outputs
+                and checkpoints get places of their own there, so that it begins anew.
+            inputs: Its channels: directories and files of this machine, or objects of the platform.
+            interruptions: How often its instances are taken away, each time after it has saved another checkpoint; it
+                must be a spot job with a checkpoint_s3_uri.
+            seconds: How long it may take.
+
+        Returns:
+            The job, which is Completed; otherwise the test fails, with the FailureReason and the end of the log.
+        """
+
+
+@pytest.fixture(scope="session")
+def sagemaker() -> Iterator[LocalSageMaker]:
+    """Start a SageMaker of this test run's own: `LocalSageMaker`, with objects in memory."""
+    from estimators.local import LocalSageMaker
+
+    with LocalSageMaker() as platform:
+        yield platform
+
+
+@pytest.fixture
+def interrupt(sagemaker: LocalSageMaker) -> Callable[..., None]:
+    """Take a running spot job's instances away: ``interrupt(job, seconds=300)``.
+
+    It is done once the job has saved a checkpoint that was not there when this was called, and returns when the next
+    attempt has begun. The test fails if the job ends first, or has saved none in so many seconds.
+    """
+
+    def interrupt(job: TrainingJob, *, seconds: float = 300) -> None:
+        deadline = time.monotonic() + seconds
+        known = {checkpoint.step for checkpoint in job.checkpoints()}
+
+        def has_saved() -> bool:
+            saved = any(checkpoint.step not in known for checkpoint in job.checkpoints())
+            return saved and job.secondary_status == "Training"
+
+        _await(job, has_saved, "has saved a checkpoint", deadline)
+        before = _attempts(job)
+        sagemaker.interrupt(job.name)
+        _await(job, lambda: _attempts(job) > before, "has begun again", deadline)
+
+    return interrupt
+
+
+@pytest.fixture
+def assert_trains(sagemaker: LocalSageMaker, interrupt: Callable[..., None]) -> AssertTrains:
+    """Train a job to its end on this machine, with interruptions if asked for; see `AssertTrains`."""
+
+    def assert_trains(
+        estimator: Estimator,
+        inputs: Mapping[str, Any] | str | None = None,
+        *,
+        interruptions: int = 0,
+        seconds: float = 600,
+    ) -> TrainingJob:
+        from estimators import Estimator
+
+        deadline = time.monotonic() + seconds
+        place = f"tests/{uuid.uuid4().hex}"
+        arguments = {name: value for name, value in estimator.arguments.items() if name not in _PLACES}
+        if estimator.arguments.get("checkpoint_s3_uri"):
+            arguments["checkpoint_s3_uri"] = f"s3://{sagemaker.default_bucket}/{place}/checkpoints"
+        here = Estimator(**arguments, sagemaker_session=sagemaker.session)
+        job = here.fit(_upload(sagemaker, inputs, place), wait=False)
+        for _ in range(interruptions):
+            interrupt(job, seconds=deadline - time.monotonic())
+        _await(job, lambda: job.status == "Completed", "is Completed", deadline)
+        return job
+
+    return assert_trains
+
+
+def _upload(platform: LocalSageMaker, inputs: Any, prefix: str) -> Mapping[str, Any] | None:
+    from estimators.checks import channels
+    from estimators.rehearsal.sample import upload
+
+    return {
+        name: upload(name, place, platform, f"{prefix}/{name}")
+        if isinstance(place, (str, PurePath)) and not str(place).startswith("s3://")
+        else place
+        for name, place in channels.by_name(inputs).items()
+    } or None
+
+
+def _attempts(job: TrainingJob) -> int:
+    transitions = job.describe()["SecondaryStatusTransitions"]
+    return sum(transition["Status"] == "Training" for transition in transitions)
+
+
+def _await(job: TrainingJob, condition: Callable[[], bool], what: str, deadline: float) -> None:
+    while not condition():
+        if (status := job.status) not in ("InProgress", "Stopping"):
+            if condition():
+                return
+            _fail(job, f"{job.name} is {status} before it {what}")
+        if time.monotonic() > deadline:
+            job.stop()
+            _fail(job, f"{job.name} is stopped: its time was over before it {what}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _fail(job: TrainingJob, what: str) -> None:
+    reason = job.describe().get("FailureReason", "")
+    lines = [f"  {host}: {line}" for host, line in job.logs()][-_SHOWN_LINES:]
+    pytest.fail("\n".join([f"{what}. {reason}".strip(), "The end of its log:", *lines]), pytrace=False)
