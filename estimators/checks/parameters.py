@@ -19,6 +19,14 @@ from estimators.request_rules import LONGEST_RUNTIME
 
 Arguments = Mapping[str, Any]
 
+_WITHOUT_WHICH_DROPPED: Mapping[str, str] = {
+    "checkpoint_local_path": "checkpoint_s3_uri",
+    "model_channel_name": "model_uri",
+    "recipe_overrides": "training_recipe",
+    "training_repository_credentials_provider_arn": "training_repository_access_mode",
+}
+"""Parameters that do nothing without another one, of which the SDK says nothing."""
+
 _WRONG_IN_JAVA_TOO = ("missing )", "unbalanced parenthesis", "unterminated character set", "nothing to repeat")
 """How `re` begins to say what is wrong in Java, too, whose expressions AWS takes."""
 
@@ -54,6 +62,15 @@ def check_switches(arguments: Arguments, names: frozenset[str]) -> Iterator[Prob
         # 0 and 1 mean what they do in Python, and the request's own check refuses them where they would be sent.
         if isinstance(value, (str, float, list, tuple, Mapping)) or (type(value) is int and value not in (0, 1)):
             yield error(name, f"is {value!r}, of type {type(value).__name__}", "Give True or False.")
+
+
+def check_dropped(arguments: Arguments) -> Iterator[Problem]:
+    """Yield what would not get into the request; a local job has more to say of its checkpoints."""
+    if is_local_mode(arguments):
+        return
+    for name, needed in _WITHOUT_WHICH_DROPPED.items():
+        if name in arguments and not arguments.get(needed):
+            yield warning(name, f"without {needed} the SDK drops it in silence", f"Give {needed}, or leave it out.")
 
 
 def check_instances(arguments: Arguments) -> Iterator[Problem]:

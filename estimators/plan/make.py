@@ -122,6 +122,7 @@ def _problems(arguments: Mapping[str, Any], call: Call, session: Session | None)
         yield error("entry_point", "missing", "Give the path of the training script.")
     yield from parameters.check_role(arguments, sessions.configured_role(session))
     yield from parameters.check_switches(arguments, adapter().switches())
+    yield from parameters.check_dropped(arguments)
     yield from parameters.check_instances(arguments)
     if not by_sdk:
         yield from parameters.check_time(arguments)

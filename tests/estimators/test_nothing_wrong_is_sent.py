@@ -321,6 +321,21 @@ def test_what_aws_takes_is_sent(
     assert not caplog.records
 
 
+DROPPED = {
+    "checkpoint_local_path": "/opt/ml/other",
+    "model_channel_name": "first",
+    "recipe_overrides": {"trainer": {}},
+    "training_repository_credentials_provider_arn": "arn:aws:lambda:us-west-2:123456789012:function:registry",
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_what_the_sdk_drops_in_silence_is_a_warning(name: str, script: str, sagemaker_session: Any) -> None:
+    plan = job(**{name: DROPPED[name]})().plan(script, sagemaker_session)
+    assert plan.errors == ()
+    assert [(problem.parameter, problem.found.split(" ")[-1]) for problem in plan.warnings] == [(name, "silence")]
+
+
 @pytest.mark.parametrize("regex", ["(?<loss>[0-9.]+)", r"loss=(\p{Digit}+)", r"\Qloss[\E([0-9]+)"])
 def test_an_expression_that_only_java_knows_is_a_warning(regex: str, script: str, sagemaker_session: Any) -> None:
     plan = job(metric_definitions=[{"Name": "loss", "Regex": regex}])().plan(script, sagemaker_session)
