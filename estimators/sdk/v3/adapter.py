@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sagemaker.core.local.local_session import LocalSession
@@ -85,13 +86,24 @@ def trainer(arguments: Mapping[str, Any], session: Session) -> Any:
     """
     from estimators.sdk.v3.model_trainer import model_trainer
 
-    return model_trainer(_accepted(arguments, session, None))
+    job = _accepted(arguments, session, None)
+    with _refusals_told():
+        return model_trainer(job)
 
 
 def _accepted(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> Job:
     """Return a job whose code is on this machine."""
-    try:
+    with _refusals_told():
         return _job(cloned(arguments), session, job_name)
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Turn what the SDK, or what is built here in its place, raises of a job's parameters into an error of ours."""
+    try:
+        yield
+    except EstimatorError:
+        raise
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
 

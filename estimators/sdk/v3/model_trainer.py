@@ -76,24 +76,24 @@ def _built(job: Job, request: dict[str, Any]) -> ModelTrainer:
         role=request["RoleArn"],
         base_job_name=job.base_name,
         training_image=algorithm["TrainingImage"],
-        training_image_config=_shape(shapes.TrainingImageConfig, algorithm.get("TrainingImageConfig")),
+        training_image_config=shape(shapes.TrainingImageConfig, algorithm.get("TrainingImageConfig")),
         training_input_mode=algorithm["TrainingInputMode"],
         hyperparameters={name: text for name, text in request["HyperParameters"].items() if name != _JOB_NAME},
-        input_data_config=[_shape(shapes.Channel, channel) for channel in request.get("InputDataConfig", ())] or None,
-        output_data_config=_shape(shapes.OutputDataConfig, request["OutputDataConfig"]),
-        checkpoint_config=_shape(shapes.CheckpointConfig, request.get("CheckpointConfig")),
+        input_data_config=[shape(shapes.Channel, channel) for channel in request.get("InputDataConfig", ())] or None,
+        output_data_config=shape(shapes.OutputDataConfig, request["OutputDataConfig"]),
+        checkpoint_config=shape(shapes.CheckpointConfig, request.get("CheckpointConfig")),
         compute=Compute(
             **_snake(request["ResourceConfig"]),
             enable_managed_spot_training=request.get("EnableManagedSpotTraining"),
         ),
-        networking=_shape(Networking, networking or None),
-        stopping_condition=_shape(shapes.StoppingCondition, request["StoppingCondition"]),
+        networking=shape(Networking, networking or None),
+        stopping_condition=shape(shapes.StoppingCondition, request["StoppingCondition"]),
         environment=request.get("Environment", {}),
-        tags=[_shape(shapes.Tag, tag) for tag in request.get("Tags", ())] or None,
+        tags=[shape(shapes.Tag, tag) for tag in request.get("Tags", ())] or None,
     )
     if definitions := algorithm.get("MetricDefinitions"):
-        trainer.with_metric_definitions([_shape(shapes.MetricDefinition, each) for each in definitions])
-    for member, shape, take in (
+        trainer.with_metric_definitions([shape(shapes.MetricDefinition, each) for each in definitions])
+    for member, kind, take in (
         ("RetryStrategy", shapes.RetryStrategy, trainer.with_retry_strategy),
         ("InfraCheckConfig", shapes.InfraCheckConfig, trainer.with_infra_check_config),
         ("RemoteDebugConfig", shapes.RemoteDebugConfig, trainer.with_remote_debug_config),
@@ -101,11 +101,11 @@ def _built(job: Job, request: dict[str, Any]) -> ModelTrainer:
         ("TensorBoardOutputConfig", shapes.TensorBoardOutputConfig, trainer.with_tensorboard_output_config),
     ):
         if member in request:
-            take(_shape(shape, request[member]))
+            take(shape(kind, request[member]))
     return trainer
 
 
-def _shape(kind: Any, members: Mapping[str, Any] | None) -> Any:
+def shape(kind: Any, members: Mapping[str, Any] | None) -> Any:
     """Return one of the SDK's shapes from the request's own form of it; None for None."""
     return None if members is None else kind(**_snake(members))
 

@@ -55,8 +55,7 @@ def job_sets(seed: int, count: int) -> list[Json]:
 def _job(draw: Draw, number: int) -> Json:
     is_configured = draw.random() < 0.04
     role = draw.choice([ROLE, None]) if is_configured else ROLE
-    drawn = {name: draw.choice(values) for name, values in _OPTIONS.items() if draw.random() < 0.15}
-    arguments: Json = {"role": role, **drawn, **_hosts(draw), **_code(draw), **_spot(draw)}
+    arguments: Json = {"role": role, **_some(draw, _OPTIONS, 0.15), **_hosts(draw), **_code(draw), **_spot(draw)}
     if {"use_spot_instances", "instance_groups"} & arguments.keys():
         arguments.pop("keep_alive_period_in_seconds", None)  # a warm pool keeps neither
     if "instance_groups" in arguments:
@@ -70,7 +69,7 @@ def _job(draw: Draw, number: int) -> Json:
         arguments["training_repository_credentials_provider_arn"] = draw.choice(
             [None, "arn:aws:lambda:us-west-2:123456789012:function:registry"]
         )
-    calls: Json = {"inputs": _inputs(draw), "job_name": f"job-{number}" if draw.random() < 0.8 else None}
+    calls: Json = {"inputs": _inputs(draw, arguments), "job_name": f"job-{number}" if draw.random() < 0.8 else None}
     if draw.random() < 0.1:
         calls["experiment_config"] = {"ExperimentName": "digits", "TrialName": "first"}
     if draw.random() < 0.9:
@@ -133,7 +132,7 @@ def _code(draw: Draw) -> Json:
             {"entry_point": "train.py", "source_dir": "s3://jobs/old/sourcedir.tar.gz"},
         ]
         * 4
-        + [{"entry_point": "code/uses_smddp.py"}]
+        + [{"entry_point": "with_smddp/train.py"}]
     )
 
 
@@ -149,30 +148,57 @@ def _spot(draw: Draw) -> Json:
     }
 
 
-def _inputs(draw: Draw) -> Any:
-    channel = _object(
-        "inputs.TrainingInput",
-        "s3://data/train",
-        distribution="ShardedByS3Key",
-        input_mode=draw.choice(["FastFile", "Pipe"]),
-    )
-    rich = _object(
-        "inputs.TrainingInput",
-        "s3://data/list.json",
-        input_mode="Pipe",
-        s3_data_type="AugmentedManifestFile",
-        attribute_names=["source-ref", "label"],
-        content_type="application/x-image",
-        record_wrapping="RecordIO",
-        compression="Gzip",
-        shuffle_config=_object("inputs.ShuffleConfig", 7),
-    )
-    system = _object("inputs.FileSystemInput", "fs-01234567", "FSxLustre", "/data", "ro")
-    one = [None, "s3://data/train", channel, rich, system]
+def _inputs(draw: Draw, job: Json) -> Any:
+    """Draw channels: none, a single one, or several by name."""
+    groups = [group["arguments"][0] for group in job.get("instance_groups", ())]
     if draw.random() < 0.6:
-        return draw.choice(one)
+        return draw.choice([lambda: None, lambda: _channel(draw, groups)])()
     names = draw.sample(["training", "test", "validation"] * 4 + ["model", "code"], draw.choice([1, 2, 3]))
-    return {name: draw.choice(one[1:]) for name in names}
+    return {name: _channel(draw, groups) for name in names}
+
+
+def _channel(draw: Draw, groups: list[str]) -> Any:
+    kind = draw.random()
+    if kind < 0.25:
+        return "s3://data/train"
+    if kind < 0.4:
+        return _object(
+            "inputs.FileSystemInput",
+            "fs-01234567",
+            draw.choice(["FSxLustre", "EFS"]),
+            "/data",
+            **_some(draw, {"file_system_access_mode": ["ro", "rw"], "content_type": ["application/x-image"]}),
+        )
+    options = _some(draw, _CHANNEL_OPTIONS)
+    if draw.random() < 0.3:
+        options |= draw.choice(_MANIFESTS)
+    if draw.random() < 0.9 and _ONLY_PIPE & options.keys():
+        options["input_mode"] = "Pipe"
+    if groups and draw.random() < 0.5:
+        options["instance_groups"] = draw.sample(groups, draw.randint(1, len(groups)))
+    return _object("inputs.TrainingInput", "s3://data/train", **options)
+
+
+def _some(draw: Draw, options: dict[str, list[Any]], share: float = 0.2) -> Json:
+    return {name: draw.choice(values) for name, values in options.items() if draw.random() < share}
+
+
+_CHANNEL_OPTIONS: dict[str, list[Any]] = {
+    "distribution": ["FullyReplicated", "ShardedByS3Key"],
+    "compression": ["Gzip", "None"],
+    "content_type": ["application/x-image"],
+    "record_wrapping": ["RecordIO", "None"],
+    "input_mode": ["File", "FastFile", "Pipe"],
+    "shuffle_config": [_object("inputs.ShuffleConfig", 7)],
+    "hub_access_config": [{"HubContentArn": "arn:aws:sagemaker:us-east-1:123456789012:hub-content/mine/Model/one"}],
+    "model_access_config": [{"AcceptEula": True}],
+}
+_MANIFESTS: list[Json] = [
+    {"s3_data_type": "ManifestFile", "input_mode": "File"},
+    {"s3_data_type": "AugmentedManifestFile", "attribute_names": ["source-ref", "label"]},
+    {"target_attribute_name": "label"},  # for AutoML alone: no training job takes it
+]
+_ONLY_PIPE = {"compression", "record_wrapping", "attribute_names"}
 
 
 def _rule(kind: str, name: str, **options: Any) -> Json:
@@ -275,6 +301,7 @@ _OPTIONS: dict[str, list[Any]] = {
     "enable_infra_check": [True, False],
     "enable_remote_debug": [True, False],
     "enable_session_tag_chaining": [True, False],
+    "recipe_overrides": [{"trainer": {}}],
 }
 
 _CONFIGURED: list[Json] = [

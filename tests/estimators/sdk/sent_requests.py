@@ -18,8 +18,9 @@ from typing import Any
 from unittest.mock import patch
 
 import boto3
+import botocore.session
 import jsonschema.validators
-from moto import mock_aws
+from botocore.awsrequest import AWSResponse
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
@@ -27,8 +28,13 @@ from estimators.sdk import sessions
 from estimators.sdk.installed import installed
 from tests.estimators.sdk.job_sets import REGIONS, built
 
-_RECORDED = ("sagemaker.CreateTrainingJob", "s3.PutObject")
-_BUCKETS = ("jobs", "elsewhere")
+_RECORDED = frozenset({"CreateTrainingJob", "PutObject"})
+_ANSWERS: dict[str, dict[str, Any]] = {
+    "GetCallerIdentity": {"Account": "123456789012"},
+    "ListBuckets": {"Buckets": []},
+    "DescribeTrainingJob": {"TrainingJobName": "any"},
+}
+"""What AWS says, where the SDK looks at it."""
 
 Sent = list[Any]
 
@@ -37,7 +43,7 @@ def lay_out_code() -> None:
     """Write the code that jobs may name into the current directory."""
     for name, text in {
         "code/train.py": "import layers\n",
-        "code/uses_smddp.py": "import smddp\n\ntrainer.log(accuracy=1)\n",
+        "with_smddp/train.py": "import smddp\n\ntrainer.log(accuracy=1)\n",
         "library/layers.py": "",
     }.items():
         Path(name).parent.mkdir(exist_ok=True)
@@ -45,13 +51,14 @@ def lay_out_code() -> None:
 
 
 def sent_for(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each job what was sent, or that it was refused, by which checks, and why."""
+    """Return for each job what was sent, by V3's ModelTrainer too; or that it was refused, by which checks and why."""
     package = "sagemaker" if installed() == "V2" else "sagemaker.core"
     answers = []
-    with mock_aws(), _repetition_spared("sagemaker.utils" if installed() == "V2" else "sagemaker.core.common_utils"):
-        made = {(region, bucket): _session(region, bucket) for region in set(REGIONS) for bucket in ("jobs", None)}
-        for bucket in _BUCKETS:
-            boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=bucket)
+    with _repetition_spared("sagemaker.utils" if installed() == "V2" else "sagemaker.core.common_utils"):
+        sent: Sent = []
+        made = {
+            (region, bucket): _session(region, bucket, sent) for region in set(REGIONS) for bucket in ("jobs", None)
+        }
         for job in jobs:
             asked = job["session"]
             session = copy.copy(made[asked["region"], asked["bucket"]])
@@ -59,7 +66,12 @@ def sent_for(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if asked["configured"] is not None:
                 members = {"SageMaker": {"TrainingJob": asked["configured"]}}
                 session.sagemaker_config = {"SchemaVersion": "1.0", **members}
-            answers.append(_answer(built(job["arguments"], package), built(job["calls"], package), session))
+            sent.clear()
+            arguments, calls = built(job["arguments"], package), built(job["calls"], package)
+            refused = _refused(arguments, calls, session)
+            answers.append({**refused, "sent": list(sent)})
+            if package == "sagemaker.core" and not refused and job["number"] % 3 == 0:
+                answers[-1]["trainer"] = _by_trainer(arguments, sent[-1][1].get("InputDataConfig", []), session, sent)
     return answers
 
 
@@ -70,39 +82,53 @@ def _repetition_spared(module: str) -> Iterator[None]:
     with (
         patch.object(names, "_botocore_resolver", lru_cache(names._botocore_resolver)),
         patch.object(jsonschema.validators.validator_for({}), "check_schema"),
+        patch.object(boto3, "client", lru_cache(boto3.client)),
     ):
         yield
 
 
-def _answer(arguments: dict[str, Any], calls: dict[str, Any], session: Any) -> dict[str, Any]:
-    with _recorded(session) as sent:
-        try:
-            Estimator(**arguments, sagemaker_session=session).fit(**calls, wait=False)
-        except EstimatorError as fault:
-            return {"refused_by": sorted(each.parameter for each in fault.problems), "why": str(fault), "sent": sent}
-    return {"sent": sent}
+def _refused(arguments: dict[str, Any], calls: dict[str, Any], session: Any) -> dict[str, Any]:
+    try:
+        Estimator(**arguments, sagemaker_session=session).fit(**calls, wait=False)
+    except EstimatorError as fault:
+        return {"refused_by": sorted(each.parameter for each in fault.problems), "why": str(fault)}
+    return {}
 
 
-@contextmanager
-def _recorded(session: Any) -> Iterator[Sent]:
-    """Record what a block's clients send, without the bytes."""
-    sent: Sent = []
+def _by_trainer(
+    arguments: dict[str, Any], channels: list[dict[str, Any]], session: Any, sent: Sent
+) -> dict[str, Any] | str:
+    """Return what ModelTrainer sends of a job with these channels, or why there is no ModelTrainer of it."""
+    from sagemaker.core.shapes import Channel
+
+    from estimators.sdk.v3.model_trainer import shape
+
+    try:
+        trainer = Estimator(**arguments, sagemaker_session=session).to_sagemaker()
+    except EstimatorError as fault:
+        return str(fault)
+    own = {channel.channel_name for channel in trainer.input_data_config or ()}
+    data = [shape(Channel, channel) for channel in channels if channel["ChannelName"] not in own]
+    sent.clear()
+    trainer.train(input_data_config=data, wait=False, logs=False)
+    return dict(sent[-1][1])
+
+
+def _session(region: str, bucket: str | None, sent: Sent) -> Any:
+    """Return a session that reaches no AWS: what its clients send is noted, without the bytes, and answered here."""
+    core = botocore.session.Session()
+    core.set_credentials("KEY", "SECRET")
 
     def record(params: dict[str, Any], model: Any, **_: Any) -> None:
-        sent.append([model.name, {name: value for name, value in params.items() if name != "Body"}])
+        if model.name in _RECORDED:
+            sent.append([model.name, {name: value for name, value in params.items() if name != "Body"}])
 
-    clients = (session.sagemaker_client, session.s3_resource.meta.client)
-    for client, name in zip(clients, _RECORDED, strict=True):
-        client.meta.events.register(f"provide-client-params.{name}", record)
-    try:
-        yield sent
-    finally:
-        for client, name in zip(clients, _RECORDED, strict=True):
-            client.meta.events.unregister(f"provide-client-params.{name}", record)
+    def answer(model: Any, **_: Any) -> Any:
+        return AWSResponse("", 200, {}, None), _ANSWERS.get(model.name, {})
 
-
-def _session(region: str, bucket: str | None) -> Any:
-    return sessions.session(boto3.Session(region_name=region), default_bucket=bucket)
+    core.register("provide-client-params", record)
+    core.register("before-call", answer)
+    return sessions.session(boto3.Session(botocore_session=core, region_name=region), default_bucket=bucket)
 
 
 if __name__ == "__main__":

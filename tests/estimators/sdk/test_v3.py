@@ -93,6 +93,7 @@ with LocalSageMaker(grace_seconds=10) as platform:
 
 REFUSED = """
 import boto3, json
+from sagemaker.core.instance_group import InstanceGroup
 from sagemaker.core.local.local_session import LocalSession
 from sagemaker.core.training_compiler.config import TrainingCompilerConfig
 from estimators import Estimator
@@ -105,6 +106,8 @@ def refusal(**arguments):
         getattr(Estimator("train.py", **{**common, **arguments}), call)()
     except EstimatorError as fault:
         return str(fault)
+groups = [InstanceGroup("gpus", "ml.g5.xlarge", 1)]
+alone = {"torch_distributed": {"enabled": True}, "smdistributed": {}, "instance_groups": groups}
 boto_session = boto3.Session("KEY", "SECRET", region_name="us-east-1")
 print(json.dumps({
     "LocalSession": refusal(instance_type="local", sagemaker_session=LocalSession(boto_session)),
@@ -118,6 +121,14 @@ print(json.dumps({
         container_entry_point=["train"],
         debugger_hook_config=True,
         enable_sagemaker_metrics=True,
+        call="to_sagemaker",
+    ),
+    "groups alone": refusal(
+        image_uri="mine",
+        output_path="s3://jobs/models",
+        instance_type=None,
+        instance_groups=groups,
+        distribution=alone,
         call="to_sagemaker",
     ),
     "inputs": refusal(model_uri="s3://jobs/model.tar.gz", model_channel_name=""),
@@ -220,6 +231,7 @@ def test_what_only_v2_has_is_refused_in_words(python: str, tmp_path: Path) -> No
         "can't hold ContainerEntrypoint, DebugHookConfig, EnableSageMakerMetricsTimeSeries of the job's request"
         in refusals["ModelTrainer"]
     )
+    assert "refuses the job: Don't set training instance groups" in refusals["groups alone"]
     assert "Expected a channel name if a channel URI s3://jobs/model.tar.gz" in refusals["inputs"]
 
 
