@@ -135,6 +135,7 @@ class Estimator:
         self.arguments: Mapping[str, Any] = MappingProxyType({**defaults, **known})
         """The parameters for ``PyTorch``, as far as they are decided without the SDK."""
         self._session = sagemaker_session
+        self._defaults = frozenset(defaults)
 
     def fit(
         self,
@@ -150,6 +151,10 @@ class Estimator:
         on_event: OnEvent | None = None,
     ) -> TrainingJob:
         """Check the job, upload its code, start it, and wait for its end.
+
+        With a ``PipelineSession`` of SDK V2 nothing is started: it returns the arguments of a step, as ``PyTorch.fit``
+        does, for ``TrainingStep(step_args=…)``. The plan looks at the defaults of the pipeline's variables, and warns
+        of each.
 
         Args:
             inputs: The channels: an S3 URI (the channel ``training``), a dict of them by name, or the SDK's
@@ -175,6 +180,12 @@ class Estimator:
                 "only what the submit script itself sends before it ends, and neither its child processes nor what it "
                 "does at exit. Call fit() there, or unset the variable."
             )
+        in_pipeline = self._is_in_pipeline()
+        if in_pipeline and (on_event is not None or rehearse is not None):
+            raise EstimatorError(
+                "With a PipelineSession fit() trains nothing, so that there is nothing to rehearse, and no event. "
+                "Leave on_event and rehearse out; rehearse() of an Estimator with the values themselves does it."
+            )
         if on_event is not None:
             self._check_listener(on_event, waits=wait)
         plan = self.plan(
@@ -183,6 +194,8 @@ class Estimator:
         plan.require()
         for problem in plan.warnings:
             logger.warning("%s", problem)
+        if in_pipeline:
+            return self._step(inputs, job_name=job_name, experiment_config=experiment_config)
         shows_log = logs not in (False, "None")
         if rehearse is not None:
             logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=shows_log))
@@ -197,7 +210,8 @@ class Estimator:
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
         try:
             with sessions.credentials_explained():
-                arguments = self._completed({**self.arguments, **bundle.source.arguments}, session)
+                arguments = self._completed({**self._configured(), **bundle.source.arguments}, session)
+                arguments = sessions.with_role_found(arguments, session)
                 name = adapter().send(
                     arguments, inputs, session=session, job_name=job_name, experiment_config=experiment_config
                 )
@@ -209,6 +223,16 @@ class Estimator:
         if wait:
             job.wait(logs=shows_log, on_event=on_event)
         return job
+
+    def _is_in_pipeline(self) -> bool:
+        from estimators.sdk.adapter import adapter
+
+        return self._session is not None and adapter().is_pipeline(self._session)
+
+    def _step(self, inputs: Any, *, job_name: str | None, experiment_config: Mapping[str, str] | None) -> TrainingJob:
+        """Return what the SDK makes of the job in a pipeline's session, which is no job yet."""
+        arguments: TrainingJob = self._trainer().fit(inputs, job_name=job_name, experiment_config=experiment_config)
+        return arguments
 
     def _check_listener(self, on_event: OnEvent, *, waits: bool) -> None:
         """See that it will be told something.
@@ -281,7 +305,14 @@ class Estimator:
             prices=prices,
             max_cost=max_cost,
         )
-        return make_plan(self.arguments, call, session=self._session)
+        return make_plan(self._configured(), call, session=self._session)
+
+    def _configured(self) -> Mapping[str, Any]:
+        """Return the parameters without those defaults of ours of which the user's SDK configuration says something."""
+        from estimators.sdk import sessions
+
+        decided = sessions.configured_switches(self._session) & self._defaults
+        return {name: value for name, value in self.arguments.items() if name not in decided}
 
     def rehearse(self, inputs: Any = None, *, steps: int = 20, seconds: int = 600, logs: bool = True) -> Rehearsal:
         """Train some steps of the job on this machine, with its hosts and ranks, and go on from the checkpoint.
@@ -345,7 +376,7 @@ class Estimator:
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into)
         try:
             session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
-            arguments = given.for_sdk(self.arguments) if local_mode else self.arguments
+            arguments = given.for_sdk(self.arguments) if local_mode else self._configured()
             trainer = adapter().trainer(self._completed({**arguments, **bundle.source.arguments}, session), session)
         except BaseException:
             bundle.remove()
@@ -357,12 +388,13 @@ class Estimator:
 
     def _completed(self, arguments: Mapping[str, Any], session: Session) -> Mapping[str, Any]:
         """Return parameters with the defaults that the code and the SDK decide."""
-        from estimators.sdk import training_images
+        from estimators.sdk import pipeline_variables, training_images
 
         if "metric_definitions" not in arguments and not parameters.is_local_mode(arguments):
             arguments = {**arguments, **self._metric_definitions()}
         if chooses_image_by_version(arguments):
-            framework, _ = training_images.choose_versions(Framework.of(arguments, session.boto_region_name))
+            known = pipeline_variables.with_defaults(arguments)
+            framework, _ = training_images.choose_versions(Framework.of(known, session.boto_region_name))
             arguments = {**arguments, **framework.arguments}
             if not {"framework_version", "py_version"} <= self.arguments.keys():
                 logger.info("using PyTorch %s on %s, the newest that fits", framework.version, framework.py_version)

@@ -129,6 +129,8 @@ class PlatformSession(boto3.Session):
 
     ends_with_program = True
     """The platform's jobs end with this program; jobs on AWS go on."""
+    role_prefix = ROLE.removesuffix("SmddpLocal")
+    """How the ARN of a role begins that is given by its name: no role is assumed, so that none need be known."""
 
 
 class _LocalSession(botocore.session.Session):

@@ -49,9 +49,15 @@ def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | No
     Raises:
         EstimatorError: The prices can't be read, or AWS can't be asked for them.
     """
-    problems = list(_problems(arguments, call, session))
+    from estimators.sdk import pipeline_variables
+
+    given = {**arguments, "inputs": call.inputs, "job_name": call.job_name, "experiment_config": call.experiment_config}
+    not_known_yet = pipeline_variables.any_unknown(given)
+    in_pipeline = list(pipeline_variables.check(given))
+    arguments, call = pipeline_variables.with_defaults(arguments), _with_defaults(call)
+    problems = [*in_pipeline, *_problems(arguments, call, session)]
     topology, request = Topology.of(arguments), None
-    if not any(problem.severity == "error" for problem in problems):
+    if not not_known_yet and not any(problem.severity == "error" for problem in problems):
         request, refused = _finished(arguments, call, session)
         problems += refused
     paid = _cost(topology, arguments, call, session)
@@ -63,6 +69,17 @@ def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | No
         global_batch=global_batch(source_code.SourceCode.of(arguments), arguments.get("hyperparameters", {})),
         resources=None if request is None else _resources(request, arguments, call, session),
         cost=paid,
+    )
+
+
+def _with_defaults(call: Call) -> Call:
+    from estimators.sdk.pipeline_variables import with_defaults
+
+    return replace(
+        call,
+        inputs=with_defaults(call.inputs) if call.inputs is not None else None,
+        job_name=with_defaults(call.job_name),
+        experiment_config=with_defaults(call.experiment_config),
     )
 
 

@@ -70,6 +70,13 @@ class Adapter(Protocol):
             EstimatorError: The SDK has none.
         """
 
+    def is_pipeline(self, session: Session | None) -> bool:
+        """Return whether jobs of a session are not sent, but become steps of a pipeline.
+
+        Raises:
+            EstimatorError: They are, and `fit` can't make them.
+        """
+
     def trainer(self, arguments: Mapping[str, Any], session: Session) -> Any:
         """Return the SDK's own object for a job.
 

@@ -15,8 +15,7 @@ try:
         if installed() == "V2":
             import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it, and with it set up the root logger
             from sagemaker import fw_utils, git_utils, image_uris
-            from sagemaker.config import load_sagemaker_config
-            from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
+            from sagemaker.config import config_schema, load_sagemaker_config
             from sagemaker.local.utils import check_for_studio
             from sagemaker.session import Session
             from sagemaker.utils import format_tags, get_config_value
@@ -24,8 +23,7 @@ try:
         else:
             from sagemaker.core import fw_utils, git_utils, image_uris
             from sagemaker.core.common_utils import format_tags, get_config_value
-            from sagemaker.core.config import load_sagemaker_config
-            from sagemaker.core.config.config_schema import TELEMETRY_OPT_OUT_PATH, TRAINING_JOB_ROLE_ARN_PATH
+            from sagemaker.core.config import config_schema, load_sagemaker_config
             from sagemaker.core.helper.session_helper import Session
             from sagemaker.core.local.utils import check_for_studio
             from sagemaker.core.workflow import is_pipeline_variable
@@ -38,10 +36,9 @@ except ImportError as fault:
     ) from fault
 
 __all__ = [
-    "TELEMETRY_OPT_OUT_PATH",
-    "TRAINING_JOB_ROLE_ARN_PATH",
     "Session",
     "check_for_studio",
+    "config_schema",
     "format_tags",
     "fw_utils",
     "get_config_value",

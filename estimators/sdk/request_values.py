@@ -8,7 +8,8 @@ from subprocess import CalledProcessError
 from typing import Any
 
 from estimators.errors import EstimatorError
-from estimators.sdk.library import format_tags, git_utils, is_pipeline_variable
+from estimators.sdk.library import format_tags, git_utils
+from estimators.sdk.pipeline_variables import Unknown
 
 
 def cloned(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,10 +36,10 @@ def request_tags(tags: Any) -> Any:
 
 
 def hyperparameter_text(value: Any) -> str | None:
-    """Return a hyperparameter as the request holds it: as JSON; None for a pipeline variable, which is not known yet.
+    """Return a hyperparameter as the request holds it: as JSON; None for what a pipeline will know.
 
     Raises:
         TypeError: JSON can't hold it.
         ValueError: It contains itself.
     """
-    return None if is_pipeline_variable(value) else json.dumps(value)
+    return None if isinstance(value, Unknown) else json.dumps(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.exceptions import (
+    ClientError,
     CredentialRetrievalError,
     NoCredentialsError,
     PartialCredentialsError,
@@ -16,10 +17,9 @@ from botocore.exceptions import (
 
 from estimators.errors import EstimatorError
 from estimators.sdk.library import (
-    TELEMETRY_OPT_OUT_PATH,
-    TRAINING_JOB_ROLE_ARN_PATH,
     Session,
     check_for_studio,
+    config_schema,
     get_config_value,
     load_sagemaker_config,
 )
@@ -50,7 +50,7 @@ def session(boto_session: boto3.Session | None = None, *, default_bucket: str | 
 def opted_out(session: Session) -> Session:
     """Add to a session's configuration that no telemetry is sent, unless it says something about that."""
     configuration: dict[str, Any] = session.sagemaker_config
-    if get_config_value(TELEMETRY_OPT_OUT_PATH, configuration) is None:
+    if get_config_value(config_schema.TELEMETRY_OPT_OUT_PATH, configuration) is None:
         session.sagemaker_config = merged(configuration, OPT_OUT) if configuration else OPT_OUT
     return session
 
@@ -76,6 +76,26 @@ def credentials_explained() -> Iterator[None]:
         raise EstimatorError(
             f"The job was not sent, AWS can't be asked: {str(fault).rstrip('.')}. Sign in (aws configure, or "
             "aws sso login), or train on this machine: give the session of LocalSageMaker()."
+        ) from fault
+
+
+def with_role_found(arguments: Mapping[str, Any], session: Session) -> Mapping[str, Any]:
+    """Return parameters with the ARN of a role that is given by its name: the SDK asks IAM only after the upload.
+
+    Raises:
+        EstimatorError: IAM does not know the role, or does not tell.
+    """
+    role = arguments.get("role") or configured_role(session)
+    if not isinstance(role, str) or "/" in role:
+        return arguments
+    if prefix := getattr(session.boto_session, "role_prefix", None):
+        return {**arguments, "role": f"{prefix}{role}"}
+    try:
+        return {**arguments, "role": session.expand_role(role)}
+    except ClientError as fault:
+        raise EstimatorError(
+            f"role: IAM does not give the ARN of {role!r}: {fault}. The job was not sent. Correct the name, or give "
+            "the ARN."
         ) from fault
 
 
@@ -106,9 +126,22 @@ def named_bucket(session: Session | None) -> str | None:
 
 def configured_role(session: Session | None) -> str | None:
     """Return the role that the user's SDK configuration gives to training jobs, if any."""
-    configuration = load_sagemaker_config() if session is None else session.sagemaker_config
-    role: str | None = get_config_value(TRAINING_JOB_ROLE_ARN_PATH, configuration)
+    role: str | None = _configured(config_schema.TRAINING_JOB_ROLE_ARN_PATH, session)
     return role
+
+
+def configured_switches(session: Session | None) -> frozenset[str]:
+    """Return which of Debugger's hook and the profiler the user's SDK configuration turns on or off."""
+    paths = {
+        "debugger_hook_config": config_schema.ESTIMATOR_DEBUG_HOOK_CONFIG_PATH,
+        "disable_profiler": config_schema.TRAINING_JOB_DISABLE_PROFILER_PATH,
+    }
+    return frozenset(name for name, path in paths.items() if _configured(path, session) is not None)
+
+
+def _configured(path: str, session: Session | None) -> Any:
+    configuration = load_sagemaker_config() if session is None else session.sagemaker_config
+    return get_config_value(path, configuration)
 
 
 def is_in_studio() -> bool:

@@ -21,6 +21,7 @@ with without_maintenance_notice(), program_kept():
     from sagemaker.local import LocalSagemakerClient, LocalSession
     from sagemaker.pytorch import PyTorch as PyTorch
     from sagemaker.workflow.entities import PipelineVariable
+    from sagemaker.workflow.pipeline_context import LocalPipelineSession, PipelineSession, _StepArguments
 
 
 class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no types
@@ -31,6 +32,12 @@ class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no 
 
 class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
     """``PyTorch`` that sends no telemetry; its ``fit`` goes on to the one above."""
+
+
+# A tuner writes the names of its estimator's class and module into the request, for whoever attaches to its jobs: the
+# SDK's own are there on any machine.
+PyTorchWithoutTelemetry.__name__ = PyTorch.__name__
+PyTorchWithoutTelemetry.__module__ = PyTorch.__module__
 
 
 class _Staged(PyTorchWithoutTelemetry):
@@ -96,7 +103,9 @@ def request(
     recording.train = lambda **members: requests.append(recording.get_train_request(**members))
     pytorch = trainer(arguments, recording, kind=_Staged)
     pytorch.staged = UploadedCode(*code)
-    pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
+    step = pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
+    if isinstance(step, _StepArguments):  # in a pipeline's session fit() only notes what is to be called
+        step.func(*step.func_args, **step.func_kwargs)
     return requests[0]
 
 
@@ -130,6 +139,20 @@ def send(
 def is_local(session: Session | None) -> bool:
     """Return whether a session is one of the SDK's own Local Mode."""
     return isinstance(session, LocalSession)
+
+
+def is_pipeline(session: Session | None) -> bool:
+    """Return whether a session is one of a pipeline.
+
+    Raises:
+        EstimatorError: The pipeline is one of the SDK's Local Mode.
+    """
+    if isinstance(session, LocalPipelineSession):
+        raise EstimatorError(
+            "sagemaker_session is a LocalPipelineSession, for which fit() makes no step. Give the step "
+            "to_sagemaker().fit(...), which is the SDK's own, or train with LocalSageMaker."
+        )
+    return isinstance(session, PipelineSession)
 
 
 def local_session(given: Session | None = None) -> LocalSession:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import json
 import re
 import tarfile
 from collections.abc import Callable
@@ -10,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.awsrequest import AWSResponse
 
 from estimators import Estimator
+from estimators.errors import EstimatorError
 
 pytestmark = pytest.mark.usefixtures("telemetry")
 
@@ -158,6 +162,19 @@ def test_every_documented_difference_is_one(script: str, sagemaker_session: Any,
     assert ours["ProfilerConfig"] == {"DisableProfiler": True}
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_debugger_and_profiler_are_as_the_sdks_configuration_says(
+    on: bool, script: str, sagemaker_session: Any, requests: list[Arguments]
+) -> None:
+    configured = copy.copy(sagemaker_session)
+    training = {"TrainingJob": {"ProfilerConfig": {"DisableProfiler": not on}}}
+    modules = {"PythonSDK": {"Modules": {"Estimator": {"DebugHookConfig": on}}}}
+    configured.sagemaker_config = {"SchemaVersion": "1.0", "SageMaker": {**training, **modules}}
+    vanilla, ours = sent_by_both({}, script, configured, requests)
+    assert ours == vanilla
+    assert ("DebugHookConfig" in ours, ours["ProfilerConfig"]["DisableProfiler"]) == (on, not on)
+
+
 def test_nothing_is_reported_to_the_makers_of_the_sdk(
     script: str, sagemaker_session: Any, requests: list[Arguments], telemetry: list[str]
 ) -> None:
@@ -211,6 +228,43 @@ def test_each_name_turns_its_distribution_on(
         script, role=ROLE, instance_type=instance_type, distribution=name, sagemaker_session=sagemaker_session
     ).fit(wait=False)
     assert requests[-1]["HyperParameters"][emitted] == "true"
+
+
+def test_a_tuner_names_the_class_of_the_sdk(script: str, sagemaker_session: Any) -> None:
+    from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+
+    sent: list[Arguments] = []
+
+    def answer(params: Arguments, **_: Any) -> Any:
+        sent.append(json.loads(params["body"]))
+        return AWSResponse("", 200, {}, None), {}
+
+    events, name = sagemaker_session.sagemaker_client.meta.events, "before-call.sagemaker.CreateHyperParameterTuningJob"
+    events.register(name, answer)
+    estimator = Estimator(script, role=ROLE, instance_type="ml.g5.xlarge", sagemaker_session=sagemaker_session)
+    HyperparameterTuner(
+        estimator.to_sagemaker(), "loss", {"lr": ContinuousParameter(0.1, 1)}, [{"Name": "loss", "Regex": "loss=(.+)"}]
+    ).fit(wait=False, include_cls_metadata=True)
+    events.unregister(name, answer)
+    static = sent[0]["TrainingJobDefinition"]["StaticHyperParameters"]
+    assert static["sagemaker_estimator_class_name"] == '"PyTorch"'
+    assert static["sagemaker_estimator_module"] == '"sagemaker.pytorch.estimator"'
+
+
+def test_a_role_is_found_by_its_name(script: str, sagemaker_session: Any, requests: list[Arguments]) -> None:
+    role = sagemaker_session.boto_session.client("iam").create_role(RoleName="Team", AssumeRolePolicyDocument="{}")
+    Estimator(script, role="Team", instance_type="ml.g5.xlarge", sagemaker_session=sagemaker_session).fit(wait=False)
+    assert requests[-1]["RoleArn"] == role["Role"]["Arn"]
+
+
+def test_a_role_that_iam_does_not_know_is_named_before_the_upload(
+    script: str, sagemaker_session: Any, requests: list[Arguments]
+) -> None:
+    before = sagemaker_session.list_s3_files("jobs", "")
+    job = Estimator(script, role="Nobody", instance_type="ml.g5.xlarge", sagemaker_session=sagemaker_session)
+    with pytest.raises(EstimatorError, match=r"IAM does not give the ARN of 'Nobody': .*not found.* give the ARN"):
+        job.fit(wait=False)
+    assert (sagemaker_session.list_s3_files("jobs", ""), requests) == (before, [])
 
 
 def test_the_image_is_the_newest_for_the_instance_type(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sagemaker.core.local.local_session import LocalSession
+from sagemaker.core.workflow.pipeline_context import PipelineSession
 
 from estimators.errors import EstimatorError
 from estimators.sdk.request_values import cloned
@@ -62,6 +63,20 @@ def is_local(session: Session | None) -> bool:
         raise EstimatorError(
             "sagemaker_session is a LocalSession, and in the SageMaker Python SDK V3 only ModelTrainer has a Local "
             "Mode. Leave sagemaker_session out: instance_type='local' runs in Docker containers without it."
+        )
+    return False
+
+
+def is_pipeline(session: Session | None) -> bool:
+    """Return False: a step of V3 is made of a ModelTrainer.
+
+    Raises:
+        EstimatorError: The session is one of a pipeline.
+    """
+    if isinstance(session, PipelineSession):
+        raise EstimatorError(
+            "sagemaker_session is a PipelineSession, and with the SageMaker Python SDK V3 a step is made of a "
+            "ModelTrainer. Nothing was sent. Give TrainingStep(step_args=estimator.to_sagemaker().train(...))."
         )
     return False
 

@@ -9,9 +9,15 @@ from botocore.config import Config
 from estimators.local.access import Access, bypassed_hosts
 from estimators.local.api.signature import KeyPair
 from estimators.local.serve import ENGINE_S3
+from estimators.sdk import sessions
 
 KEYS = KeyPair(access_key="AKEXAMPLE", secret_key="a secret")
 ACCESS = Access(endpoint_url="http://127.0.0.1:1", s3_endpoint_url="http://127.0.0.1:2", keys=KEYS, region="eu-west-1")
+
+
+def test_a_role_of_any_name_has_an_arn():
+    session = sessions.session(ACCESS.boto_session(), default_bucket="jobs")
+    assert sessions.with_role_found({"role": "Team"}, session)["role"] == "arn:aws:iam::123456789012:role/Team"
 
 
 @pytest.fixture

@@ -304,17 +304,25 @@ _OPTIONS: dict[str, list[Any]] = {
     "recipe_overrides": [{"trainer": {}}],
 }
 
+_ROLE: Json = {"RoleArn": "arn:aws:iam::123456789012:role/Configured"}
 _CONFIGURED: list[Json] = [
-    {"RoleArn": "arn:aws:iam::123456789012:role/Configured"},
+    {"TrainingJob": _ROLE},
     {
-        "RoleArn": "arn:aws:iam::123456789012:role/Configured",
-        "Tags": [{"Key": "team", "Value": "configured"}, {"Key": "from", "Value": "file"}],
-        "Environment": {"C": "3"},
-        "EnableNetworkIsolation": True,
-        "EnableInterContainerTrafficEncryption": True,
-        "OutputDataConfig": {"KmsKeyId": "configured-output"},
-        "ResourceConfig": {"VolumeKmsKeyId": "configured-volume"},
-        "VpcConfig": {"Subnets": ["subnet-9"], "SecurityGroupIds": ["sg-9"]},
+        "TrainingJob": {
+            **_ROLE,
+            "Tags": [{"Key": "team", "Value": "configured"}, {"Key": "from", "Value": "file"}],
+            "Environment": {"C": "3"},
+            "EnableNetworkIsolation": True,
+            "EnableInterContainerTrafficEncryption": True,
+            "OutputDataConfig": {"KmsKeyId": "configured-output"},
+            "ResourceConfig": {"VolumeKmsKeyId": "configured-volume"},
+            "VpcConfig": {"Subnets": ["subnet-9"], "SecurityGroupIds": ["sg-9"]},
+        }
     },
-    {"RoleArn": "arn:aws:iam::123456789012:role/Configured", "ProfilerConfig": {"DisableProfiler": True}},
+    {"TrainingJob": {**_ROLE, "ProfilerConfig": {"DisableProfiler": True}}},
+    {
+        "TrainingJob": {**_ROLE, "ProfilerConfig": {"DisableProfiler": False}},
+        "PythonSDK": {"Modules": {"Estimator": {"DebugHookConfig": True}}},
+    },
 ]
+"""What an SDK configuration says below ``SageMaker``."""

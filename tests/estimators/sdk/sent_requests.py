@@ -64,8 +64,7 @@ def sent_for(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             session = copy.copy(made[asked["region"], asked["bucket"]])
             session.default_bucket_prefix = asked["prefix"]
             if asked["configured"] is not None:
-                members = {"SageMaker": {"TrainingJob": asked["configured"]}}
-                session.sagemaker_config = {"SchemaVersion": "1.0", **members}
+                session.sagemaker_config = {"SchemaVersion": "1.0", "SageMaker": asked["configured"]}
             sent.clear()
             arguments, calls = built(job["arguments"], package), built(job["calls"], package)
             refused = _refused(arguments, calls, session)

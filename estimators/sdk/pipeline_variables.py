@@ -1,0 +1,82 @@
+"""The variables of a pipeline among a job's parameters: what they will be is known only when the pipeline runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from estimators.problem import Problem, warning
+from estimators.sdk.library import is_pipeline_variable
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Stands for a variable that has no default; the checks pass it over, as no value of theirs."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"(the pipeline's {self.name})"
+
+
+def with_defaults(value: Any) -> Any:
+    """Return a value with each variable in it as its default, or as `Unknown`; the SDK's own objects are copied."""
+    if is_pipeline_variable(value):
+        default = getattr(value, "default_value", None)
+        return Unknown(_name(value)) if default is None else default
+    if isinstance(value, Mapping):
+        return {name: with_defaults(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_defaults(item) for item in value]
+    if not _is_of_sdk(value) or not any(_variables(vars(value))):
+        return value
+    copied = copy.copy(value)
+    vars(copied).update(with_defaults(vars(value)))
+    return copied
+
+
+def check(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what can't be checked before the pipeline runs.
+
+    Args:
+        values: The parameters, and what ``fit`` is given, as the user gave them.
+    """
+    for parameter, value in values.items():
+        for variable in _variables(value):
+            default = with_defaults(variable)
+            checked = "nothing of it is" if isinstance(default, Unknown) else f"its default, {default!r}, is"
+            yield warning(
+                parameter,
+                f"is decided by the pipeline's {_name(variable)} when it runs: {checked} checked",
+                "AWS checks it then.",
+            )
+
+
+def any_unknown(value: Any) -> bool:
+    """Return whether a value has a variable in it that has no default."""
+    return any(isinstance(with_defaults(variable), Unknown) for variable in _variables(value))
+
+
+def _variables(value: Any) -> Iterator[Any]:
+    if is_pipeline_variable(value):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _variables(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _variables(item)
+    elif _is_of_sdk(value):
+        yield from _variables(vars(value))
+
+
+def _is_of_sdk(value: Any) -> bool:
+    """Return whether a value is an object of the SDK's that describes something, such as a ``TrainingInput``."""
+    return type(value).__module__.partition(".")[0] == "sagemaker" and hasattr(value, "__dict__")
+
+
+def _name(variable: Any) -> str:
+    expression: Any = variable.expr
+    return str(getattr(variable, "name", None) or expression.get("Get") or type(variable).__name__)
