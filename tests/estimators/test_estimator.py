@@ -173,6 +173,17 @@ def test_what_is_wrong_is_found(build: Any, parameters: Any, errors: list[str], 
 
 
 @pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({**SPOT, **CHECKPOINTS, "max_wait": None}, "a spot job must say how long it may take, waiting included"),
+        ({"metric_definitions": [{"Name": "loss", "Regex": r"(\p{Digit}+)"}]}, "loss: Python can't compile"),
+    ],
+)
+def test_what_is_wrong_is_told_in_words(build: Any, parameters: Any, said: str) -> None:
+    assert said in str(build(**parameters).plan())
+
+
+@pytest.mark.parametrize(
     ("inputs", "errors", "said"),
     [
         ("s3://data/train", [], ""),
@@ -229,7 +240,8 @@ def test_a_missing_region_is_said(build: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    assert parameters_of(build(sagemaker_session=None).plan().errors) == ["sagemaker_session"]
+    (problem,) = build(sagemaker_session=None).plan().errors
+    assert (problem.parameter, problem.found) == ("sagemaker_session", "no AWS region is configured")
 
 
 @dataclass

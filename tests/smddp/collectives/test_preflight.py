@@ -62,6 +62,7 @@ def test_a_slow_host_is_named_and_training_begins(run_ranks):
 def test_a_host_that_garbles_what_it_sends_ends_the_job_by_name(run_ranks):
     ends = run_hosts(run_ranks, "real(own + 1, received, rank, group)")
     assert [end.code for end in ends] == [1, 1, 1]
+    assert "The check before training found: " in ends[0].logged
     assert "(node 1): what was received is not what was sent" in ends[0].logged
     assert "(node 2)" not in ends[0].logged
 

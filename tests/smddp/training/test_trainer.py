@@ -427,6 +427,17 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(job: Job) ->
         Run(job, batch_size=9, accumulate=2)
 
 
+def test_a_batch_that_is_passed_over_is_refused(job: Job) -> None:
+    run = Run(job, accumulate=2)
+    with pytest.raises(
+        ValueError, match="0 of 2 micro-batches of the optimizer step were taken, where 1 were given out"
+    ):
+        for _ in run.trainer.epochs(1):
+            for number, batch in enumerate(run.trainer.batches(run.loader)):
+                if number > 0:
+                    run.trainer.step(loss_of(run.trainer.model, batch))
+
+
 @pytest.mark.parametrize(
     "options",
     [{"accumulate": 0}, {"clip_norm": 0.0}, {"clip_value": -1.0}, {"log_every": 0}],

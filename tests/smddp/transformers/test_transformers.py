@@ -133,6 +133,14 @@ def test_arguments_with_which_a_stop_would_lose_work_are_refused(options, error,
         StopCallback(job).on_train_begin(SimpleNamespace(**(good | options)), None, None)
 
 
+def test_a_variable_of_another_launcher_is_refused():
+    from smddp.errors import DistributedError
+    from smddp.transformers import export_ranks
+
+    with pytest.raises(DistributedError, match="LOCAL_RANK=7 is set, and Accelerate would believe it; by slurm it is"):
+        export_ranks(Cluster.detect(SLURM), {**SLURM, "LOCAL_RANK": "7"})
+
+
 def test_the_ranks_of_slurm_are_told_as_torchrun_tells_them():
     from smddp.transformers import export_ranks
 

@@ -146,6 +146,13 @@ def test_refuses_everything_else_without_side_effects(port, engine, bucket, name
     assert [item.key for item in bucket.objects.all()] == ["key"]
 
 
+def test_says_to_a_web_page_that_it_is_one(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("POST", "/", b"{}", {**signed_headers(port), "Origin": "http://evil.example"})
+    assert "Requests from web pages are refused." in connection.getresponse().read().decode()
+    connection.close()
+
+
 def test_says_what_was_wrong_in_the_callers_language(session, port):
     wrong = {"aws_access_key_id": "OTHER", "aws_secret_access_key": "x"}
     for service, call in (("sagemaker", "list_training_jobs"), ("s3", "list_buckets"), ("sts", "get_caller_identity")):

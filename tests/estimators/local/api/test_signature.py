@@ -146,6 +146,7 @@ def test_refuses_a_wrong_key_and_a_wrong_secret():
     with pytest.raises(SignatureError) as caught:
         verify(signed(keys=KeyPair(access_key="OTHER", secret_key=KEYS.secret_key)), KEYS)
     assert caught.value.code == "InvalidClientTokenId"
+    assert str(caught.value) == "The access key is not the one that this server gave out."
     with pytest.raises(SignatureError) as caught:
         verify(signed(keys=KeyPair(access_key=KEYS.access_key, secret_key="guess")), KEYS)
     assert caught.value.code == "SignatureDoesNotMatch"

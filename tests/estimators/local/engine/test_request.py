@@ -204,3 +204,9 @@ def test_metric_regexes_are_checked(regex: str, said: str) -> None:
     algorithm = REQUEST["AlgorithmSpecification"] | {"MetricDefinitions": [{"Name": "loss", "Regex": regex}]}
     with pytest.raises(ApiError, match=said):
         parse(AlgorithmSpecification=algorithm)
+
+
+def test_more_hosts_than_the_platform_runs_are_refused() -> None:
+    many = {**REQUEST["ResourceConfig"], "InstanceCount": 10_000}
+    with pytest.raises(ApiError, match=r"The job asks for 10000 instances; the local platform runs [0-9]+ at most"):
+        TrainingRequest.parse({**REQUEST, "ResourceConfig": many})

@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.executors import supervised_process
-from estimators.local.storage import Gateway, SeaweedFS, seaweedfs
+from estimators.local.storage import Gateway, SeaweedFS, seaweedfs, seaweedfs_process
 from tests.estimators.local.processes import is_alive
 from tests.estimators.local.strangers import openable
 
@@ -350,7 +350,7 @@ PARENT = """if True:
     import sys, time
     from pathlib import Path
     from estimators.local.api.signature import KeyPair
-    from estimators.local.storage import Gateway, SeaweedFS, seaweedfs
+    from estimators.local.storage import Gateway, SeaweedFS, seaweedfs, seaweedfs_process
     directory, keys = Path(sys.argv[1]), KeyPair(**eval(sys.argv[2]))
     (directory / "first").mkdir()
     storage = SeaweedFS(data=directory / "data", run=directory / "first", keys=keys)
@@ -387,3 +387,10 @@ def test_dies_with_a_parent_that_was_killed_and_loses_nothing(tmp_path):
         time.sleep(0.05)
     with running(tmp_path) as storage, client(storage) as s3:
         assert s3.get_object(Bucket="kept", Key="some/object")["Body"].read() == body
+
+
+def test_says_how_to_install_it(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.raises(LocalPlatformError, match=r"which keeps the objects on disk, is missing.* pip install"):
+        seaweedfs_process.find_program()
