@@ -21,7 +21,7 @@ with without_maintenance_notice(), program_kept():
     from sagemaker.local import LocalSagemakerClient, LocalSession
     from sagemaker.pytorch import PyTorch as PyTorch
     from sagemaker.workflow.entities import PipelineVariable
-    from sagemaker.workflow.pipeline_context import LocalPipelineSession, PipelineSession, _StepArguments
+    from sagemaker.workflow.pipeline_context import LocalPipelineSession, PipelineSession
 
 
 class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no types
@@ -104,7 +104,7 @@ def request(
     pytorch = trainer(arguments, recording, kind=_Staged)
     pytorch.staged = UploadedCode(*code)
     step = pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
-    if isinstance(step, _StepArguments):  # in a pipeline's session fit() only notes what is to be called
+    if step is not None:  # in a pipeline's session fit() only notes what is to be called
         step.func(*step.func_args, **step.func_kwargs)
     return requests[0]
 

@@ -320,9 +320,6 @@ _CONFIGURED: list[Json] = [
         }
     },
     {"TrainingJob": {**_ROLE, "ProfilerConfig": {"DisableProfiler": True}}},
-    {
-        "TrainingJob": {**_ROLE, "ProfilerConfig": {"DisableProfiler": False}},
-        "PythonSDK": {"Modules": {"Estimator": {"DebugHookConfig": True}}},
-    },
+    {"TrainingJob": {**_ROLE, "ProfilerConfig": {"DisableProfiler": False}}},
 ]
 """What an SDK configuration says below ``SageMaker``."""
