@@ -24,6 +24,7 @@ from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.plan import Call, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import nearest
+from estimators.sent_code import sent_code
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -207,16 +208,16 @@ class Estimator:
         from estimators.sdk.adapter import adapter
 
         session = self._session or sessions.session()
-        bundle = source_code.stage(source_code.SourceCode.of(self.arguments))
-        try:
-            with sessions.credentials_explained():
-                arguments = self._completed({**self._configured(), **bundle.source.arguments}, session)
-                arguments = sessions.with_role_found(arguments, session)
-                name = adapter().send(
-                    arguments, inputs, session=session, job_name=job_name, experiment_config=experiment_config
-                )
-        finally:
-            bundle.remove()
+        with sessions.credentials_explained():
+            arguments = sessions.with_role_found(self._completed(self._configured(), session), session)
+            name = adapter().send(
+                arguments,
+                inputs,
+                session=session,
+                job_name=job_name,
+                experiment_config=experiment_config,
+                code=lambda: sent_code(self.arguments, session),
+            )
         job = TrainingJob(name, session)
         cost = "" if plan.cost is None else f"; cost: {plan.cost}"
         logger.info("started training job %s: %s%s", job.name, plan.topology, cost)
@@ -377,7 +378,11 @@ class Estimator:
         try:
             session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
             arguments = given.for_sdk(self.arguments) if local_mode else self._configured()
-            trainer = adapter().trainer(self._completed({**arguments, **bundle.source.arguments}, session), session)
+            trainer = adapter().trainer(
+                self._completed({**arguments, **bundle.source.arguments}, session),
+                session,
+                code=lambda: sent_code(self.arguments, session),
+            )
         except BaseException:
             bundle.remove()
             raise

@@ -134,7 +134,8 @@ def _of_submitter(job: Resources, partition: str) -> Iterator[Statement]:
     if job.account == ANY:
         yield _allow("FindRole", ["iam:GetRole"], job.role)
     if job.uploads_code and job.code:
-        yield _allow("UploadCode", ["s3:AbortMultipartUpload", "s3:PutObject"], _objects(job.code, partition))
+        # HEAD, by which code that is there is not uploaded again, is a right to read.
+        yield _allow("UploadCode", ["s3:GetObject", "s3:PutObject"], _objects(job.code, partition))
     if any(re.fullmatch(rf"sagemaker-{job.region}-(\d{{12}}|\*)", _split(uri)[0]) for uri in _own_places(job)):
         bucket = f"arn:{partition}:s3:::sagemaker-{job.region}-{job.account}"
         yield _allow("MakeDefaultBucket", ["s3:CreateBucket", "s3:ListBucket"], bucket)

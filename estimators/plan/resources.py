@@ -8,14 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimators.plan.duration import in_words
-from estimators.sdk.code_place import code_uri
+from estimators.sdk.code_place import code_uri, place_below
 from estimators.sdk.placeholders import CODE, NO_ACCOUNT
 from estimators.source_code import SourceCode
 
 _TIME = re.compile(r"-\d{4}(?:-\d\d){5}-\d{3}$")
 """The time at the end of a name that the SDK makes."""
 ANY = "*"
-"""Stands for what is decided only when the job is sent: the time in its name, and the account, if no ARN says it."""
+"""Stands for what is decided only when the job is sent: the time in its name, the digest of its code, and the
+account, if no ARN says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +95,8 @@ class Resources:
         hosts, vpc = request["ResourceConfig"], request.get("VpcConfig", {})
         name = name if is_named else _TIME.sub(f"-{ANY}", name)
         on_s3 = str(given.source_dir).lower().startswith("s3://") and given.git is None
-        uploaded = code_uri(
-            arguments.get("code_location"), output, default_output="output_path" not in arguments, job_name=name
-        )
+        location = arguments.get("code_location")
+        place = place_below(location or output, is_prefix=bool(location) or "output_path" not in arguments)
         role: str = request["RoleArn"]
         account = role.split(":")[4]
         return cls(
@@ -105,7 +105,7 @@ class Resources:
             account=ANY if account == NO_ACCOUNT else account,
             role=role.replace(f":{NO_ACCOUNT}:", f":{ANY}:"),
             image=request["AlgorithmSpecification"].get("TrainingImage"),
-            code=given.source_dir if on_s3 else _known(uploaded),
+            code=given.source_dir if on_s3 else _known(code_uri(place, ANY)),
             uploads_code=not on_s3,
             channels=tuple(_channels(request)),
             checkpoints=request.get("CheckpointConfig", {}).get("S3Uri"),

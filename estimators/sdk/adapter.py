@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from estimators.sdk.code_place import UploadCode
 from estimators.sdk.installed import installed
 
 if TYPE_CHECKING:
@@ -53,8 +54,17 @@ class Adapter(Protocol):
         session: Session,
         job_name: str | None,
         experiment_config: Mapping[str, str] | None,
+        code: UploadCode,
     ) -> str:
         """Upload a job's code, send its request, and return its name.
+
+        Args:
+            arguments: The parameters for ``PyTorch``, with versions or an image.
+            inputs: The channels, as for ``PyTorch.fit``.
+            session: Where it is sent.
+            job_name: The job's name; None makes one.
+            experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
+            code: Called once the SDK has accepted the parameters.
 
         Raises:
             EstimatorError: The SDK refuses the parameters.
@@ -77,8 +87,13 @@ class Adapter(Protocol):
             EstimatorError: They are, and `fit` can't make them.
         """
 
-    def trainer(self, arguments: Mapping[str, Any], session: Session) -> Any:
+    def trainer(self, arguments: Mapping[str, Any], session: Session, code: UploadCode) -> Any:
         """Return the SDK's own object for a job.
+
+        Args:
+            arguments: The parameters for ``PyTorch``, with versions or an image.
+            session: Where it sends jobs.
+            code: Called once the SDK has accepted the parameters, if its object does not upload the code itself.
 
         Raises:
             EstimatorError: The SDK refuses the parameters.

@@ -17,6 +17,7 @@ from estimators.errors import EstimatorError
 from estimators.sdk.adapter import adapter
 from estimators.sdk.placeholders import CODE, NO_ACCOUNT
 from estimators.sdk.quiet import without_log
+from estimators.sdk.request_values import without_repository
 from estimators.sdk.sessions import configured_role, named_bucket
 from estimators.sdk.sessions import session as new_session
 from estimators.service_model import service_model
@@ -24,7 +25,6 @@ from estimators.service_model import service_model
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
-_IN_GIT = frozenset({"git_config", "source_dir", "dependencies"})
 _ACCOUNT = re.compile(r"arn:[a-z-]+:iam::(\d{12}):")
 
 
@@ -52,12 +52,11 @@ def build(
     Returns:
         The request, empty if the SDK makes none; and why the SDK, or botocore, would not send it: None, if they would.
     """
-    skipped = _IN_GIT if "git_config" in arguments else frozenset()  # the SDK would clone the repository first
     try:
         with without_log():
             # Copies: the SDK fills in what the user's own objects leave open.
             request = adapter().request(
-                copy.deepcopy({name: value for name, value in arguments.items() if name not in skipped}),
+                copy.deepcopy(without_repository(arguments)),
                 copy.deepcopy(inputs),
                 session=_offline(session or new_session(), arguments.get("role")),
                 job_name=job_name,

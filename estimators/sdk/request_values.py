@@ -11,6 +11,8 @@ from estimators.errors import EstimatorError
 from estimators.sdk.library import format_tags, git_utils
 from estimators.sdk.pipeline_variables import Unknown
 
+_IN_GIT = frozenset({"git_config", "source_dir", "dependencies"})
+
 
 def cloned(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters of ``PyTorch`` whose code is on this machine: a ``git_config`` is cloned, as the SDK does it.
@@ -28,6 +30,12 @@ def cloned(arguments: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, CalledProcessError) as fault:
         raise EstimatorError(f"git_config: {fault}") from fault
     return {name: value for name, value in {**arguments, **paths, "git_config": None}.items() if value}
+
+
+def without_repository(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of ``PyTorch`` by which the SDK clones nothing: without the paths in a repository, and it."""
+    skipped = _IN_GIT if "git_config" in arguments else frozenset()
+    return {name: value for name, value in arguments.items() if name not in skipped}
 
 
 def request_tags(tags: Any) -> Any:

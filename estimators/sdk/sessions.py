@@ -139,6 +139,12 @@ def configured_switches(session: Session | None) -> frozenset[str]:
     return frozenset(name for name, path in paths.items() if _configured(path, session) is not None)
 
 
+def configured_output_key(session: Session) -> str | None:
+    """Return the KMS key that the user's SDK configuration gives to the output of training jobs, if any."""
+    key: str | None = _configured(config_schema.TRAINING_JOB_KMS_KEY_ID_PATH, session)
+    return key
+
+
 def _configured(path: str, session: Session | None) -> Any:
     configuration = load_sagemaker_config() if session is None else session.sagemaker_config
     return get_config_value(path, configuration)

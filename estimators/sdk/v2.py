@@ -6,11 +6,13 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import boto3
 
 from estimators.errors import EstimatorError
+from estimators.sdk import request_values
+from estimators.sdk.code_place import UploadCode
 from estimators.sdk.library import Session
 from estimators.sdk.quiet import program_kept, without_maintenance_notice
 from estimators.sdk.sessions import NO_REGION, OPT_OUT, opted_out, region
@@ -41,12 +43,12 @@ PyTorchWithoutTelemetry.__module__ = PyTorch.__module__
 
 
 class _Staged(PyTorchWithoutTelemetry):
-    """``PyTorch`` whose code is there already."""
+    """``PyTorch`` whose code is there already, unless it is that of a training recipe."""
 
-    staged: UploadedCode
+    staged: UploadedCode | None = None
 
     def _stage_user_code_in_s3(self) -> UploadedCode:
-        return self.staged
+        return self.staged or super()._stage_user_code_in_s3()
 
 
 @lru_cache(maxsize=1)
@@ -74,18 +76,28 @@ def _parameters() -> Iterator[inspect.Parameter]:
 
 
 def trainer(
-    arguments: Mapping[str, Any], session: Session, *, kind: type[PyTorch] = PyTorchWithoutTelemetry
+    arguments: Mapping[str, Any],
+    session: Session,
+    code: UploadCode | None = None,  # noqa: ARG001 - PyTorch uploads its code itself, as pipelines and tuners want it
 ) -> PyTorch:
-    """Return ``sagemaker.pytorch.PyTorch``, or a kind of it, from its parameters by name.
+    """Return ``sagemaker.pytorch.PyTorch`` from its parameters by name.
 
     Raises:
         EstimatorError: The SDK refuses them.
     """
+    return _made(PyTorchWithoutTelemetry, arguments, session)
+
+
+_Kind = TypeVar("_Kind", bound=PyTorch)
+
+
+def _made(kind: type[_Kind], arguments: Mapping[str, Any], session: Session) -> _Kind:
     try:
         with without_maintenance_notice():
-            return kind(**arguments, sagemaker_session=_unconfigured(session))
+            made: _Kind = kind(**arguments, sagemaker_session=_unconfigured(session))
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
+    return made
 
 
 def request(
@@ -101,7 +113,7 @@ def request(
     requests: list[dict[str, Any]] = []
     recording = copy.copy(_unconfigured(session))
     recording.train = lambda **members: requests.append(recording.get_train_request(**members))
-    pytorch = trainer(arguments, recording, kind=_Staged)
+    pytorch = _made(_Staged, arguments, recording)
     pytorch.staged = UploadedCode(*code)
     step = pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
     if step is not None:  # in a pipeline's session fit() only notes what is to be called
@@ -128,9 +140,12 @@ def send(
     session: Session,
     job_name: str | None,
     experiment_config: Mapping[str, str] | None,
+    code: UploadCode,
 ) -> str:
     """Upload a job's code, send its request, and return its name."""
-    pytorch = trainer(arguments, session)
+    pytorch = _made(_Staged, request_values.without_repository(arguments), session)
+    if uploaded := code():
+        pytorch.staged = UploadedCode(*uploaded)
     pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
     name: str = pytorch.latest_training_job.name
     return name

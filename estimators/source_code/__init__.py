@@ -1,8 +1,11 @@
 """The training code of a job: checked before anything is uploaded, and bundled."""
 
+from estimators.source_code.archive import write_archive as write_archive
 from estimators.source_code.bundle import Bundle as Bundle
 from estimators.source_code.bundle import stage as stage
+from estimators.source_code.bundle import tell_of_code_elsewhere as tell_of_code_elsewhere
 from estimators.source_code.check import check as check
+from estimators.source_code.contents import Contents as Contents
 from estimators.source_code.package import PACKAGE as PACKAGE
 from estimators.source_code.package import REQUIREMENTS as REQUIREMENTS
 from estimators.source_code.package import imports_package as imports_package

@@ -61,14 +61,13 @@ def package_requirements() -> list[Requirement]:
     ]
 
 
-def add_requirements(file: Path) -> None:
-    """Append what smddp needs and the file does not name; the user's own lines stay as they are."""
-    own = file.read_text() if file.exists() else ""
+def with_package_requirements(own: str) -> str:
+    """Return the text of a requirements.txt with what smddp needs and it does not name; its own lines stay."""
     named = {_named_in(line) for line in own.splitlines()}
     added = [str(requirement) for requirement in package_requirements() if requirement.name not in named]
     if own and not own.endswith("\n"):
         own += "\n"
-    file.write_text(own + "".join(f"{line}\n" for line in added))
+    return own + "".join(f"{line}\n" for line in added)
 
 
 def _named_in(line: str) -> str | None:

@@ -10,10 +10,10 @@ from sagemaker.core.local.local_session import LocalSession
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 
 from estimators.errors import EstimatorError
-from estimators.sdk.request_values import cloned
+from estimators.sdk.code_place import UploadCode
 from estimators.sdk.v3.parameters import Parameters
 from estimators.sdk.v3.request import Job
-from estimators.sdk.v3.upload import upload_code, upload_rule
+from estimators.sdk.v3.upload import upload_rule
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -40,12 +40,13 @@ def send(
     session: Session,
     job_name: str | None,
     experiment_config: Mapping[str, str] | None,
+    code: UploadCode,
 ) -> str:
     """Upload a job's code, send its request, and return its name."""
     job = _accepted(arguments, session, job_name)
     members = job.request(
         inputs,
-        code=upload_code(job),
+        code=_uploaded(code),
         experiment_config=experiment_config,
         upload=lambda path, rule: upload_rule(path, rule, session),
     )
@@ -93,7 +94,7 @@ def local_session(given: Session | None = None) -> Session:  # noqa: ARG001 - th
     )
 
 
-def trainer(arguments: Mapping[str, Any], session: Session) -> Any:
+def trainer(arguments: Mapping[str, Any], session: Session, code: UploadCode) -> Any:
     """Return a job as ``sagemaker.train.ModelTrainer``, whose code is uploaded.
 
     Raises:
@@ -103,13 +104,19 @@ def trainer(arguments: Mapping[str, Any], session: Session) -> Any:
 
     job = _accepted(arguments, session, None)
     with _refusals_told():
-        return model_trainer(job)
+        return model_trainer(job, lambda: _uploaded(code))
+
+
+def _uploaded(code: UploadCode) -> tuple[str, str]:
+    uploaded = code()
+    assert uploaded is not None, "only a training recipe has none, which Parameters.of refuses"
+    return uploaded
 
 
 def _accepted(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> Job:
-    """Return a job whose code is on this machine."""
+    """Return a job of which the SDK has nothing to refuse."""
     with _refusals_told():
-        return _job(cloned(arguments), session, job_name)
+        return _job(arguments, session, job_name)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ which the images of AWS and of smddp have: what it sends is what ``fit`` sends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sagemaker.core import shapes
@@ -17,7 +17,6 @@ from sagemaker.train.configs import Compute, Networking
 
 from estimators.errors import EstimatorError
 from estimators.sdk.v3.request import Job
-from estimators.sdk.v3.upload import upload_code
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +35,18 @@ _HELD_OF_ALGORITHM = frozenset({"TrainingImage", "TrainingImageConfig", "Trainin
 _TIME_SERIES = "EnableSageMakerMetricsTimeSeries"
 
 
-def model_trainer(job: Job) -> ModelTrainer:
+def model_trainer(job: Job, code: Callable[[], tuple[str, str]]) -> ModelTrainer:
     """Return a job's ModelTrainer, whose code is uploaded.
+
+    Args:
+        job: The job.
+        code: Uploads its code, and returns the S3 URI and the script there.
 
     Raises:
         EstimatorError: The job has something that ModelTrainer has no place for.
     """
     _require_held(job, _request(job, ("s3://bucket/sourcedir.tar.gz", "script.py")))
-    return _built(job, _request(job, upload_code(job)))
+    return _built(job, _request(job, code()))
 
 
 def _request(job: Job, code: tuple[str, str]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_the_role_reads_its_data_and_code_and_writes_its_own_output(build: Any) 
     assert role["ReadDataAndCode"]["Resource"] == [
         "arn:aws:s3:::data/train*",
         "arn:aws:s3:::more/*",
-        "arn:aws:s3:::jobs/a-1/source/sourcedir.tar.gz",
+        "arn:aws:s3:::jobs/source/*/sourcedir.tar.gz",
     ]
     assert role["ListData"]["Resource"] == "arn:aws:s3:::data"
     assert role["ListData"]["Condition"] == {"StringLike": {"s3:prefix": ["train*"]}}
@@ -99,7 +99,8 @@ def test_the_user_sends_the_job_with_its_role_and_code(build: Any) -> None:
         ROLE,
         {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
     )
-    assert user["UploadCode"]["Resource"] == "arn:aws:s3:::jobs/Run-7/source/sourcedir.tar.gz"
+    assert user["UploadCode"]["Resource"] == "arn:aws:s3:::jobs/source/*/sourcedir.tar.gz"
+    assert user["UploadCode"]["Action"] == ["s3:GetObject", "s3:PutObject"]
     assert "MakeDefaultBucket" not in user
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def test_the_places_are_those_of_the_request(build: Any, requests: list[dict[str
     planned = estimator.plan({"training": "s3://jobs/data"}, job_name="a-1").resources
     estimator.fit({"training": "s3://jobs/data"}, job_name="a-1", wait=False)
     (sent,) = requests
-    assert planned.code == json.loads(sent["HyperParameters"]["sagemaker_submit_directory"])
+    assert fnmatch(json.loads(sent["HyperParameters"]["sagemaker_submit_directory"]), planned.code)
     assert planned.output == f"{sent['OutputDataConfig']['S3OutputPath'].rstrip('/')}/a-1"
     assert [channel.place for channel in planned.channels] == ["s3://jobs/data"]
     assert planned.checkpoints == sent["CheckpointConfig"]["S3Uri"]
@@ -52,7 +53,7 @@ def test_a_plan_says_all_of_a_job(build: Any) -> None:
     assert str(estimator.plan({"training": "s3://jobs/data"})) == (
         "2 × ml.g5.xlarge, mpirun, 4 processes on each, 8 in all\n"
         "  runs: at most 1 h, 2 h with waiting for spot instances\n"
-        "  code: s3://jobs/pytorch-training-*/source/sourcedir.tar.gz\n"
+        "  code: s3://jobs/source/*/sourcedir.tar.gz\n"
         "  channel training: s3://jobs/data (File)\n"
         "  checkpoints: s3://jobs/run-7\n"
         "  output: s3://jobs/pytorch-training-*\n"

@@ -1,0 +1,141 @@
+"""The code of a job on its way to S3, unless it is there already.
+
+Whoever may write to the bucket may put an object where code will be looked for. So an object is taken for the code only
+if it has its bytes, which S3 itself vouches for: it computes the SHA-256 of what it is given, keeps it, and tells it to
+HEAD. Where it keeps none, as other makers' S3 do, the object is read. Whatever else is found, a HEAD that is forbidden
+included, the code is uploaded, over what lies there. Between this look and the job's start the bucket has to be
+trusted, as ever: AWS's images check no digest of their code.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import urlsplit
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from estimators.errors import EstimatorError
+from estimators.sdk.code_place import code_place, code_uri
+from estimators.sdk.sessions import configured_output_key, s3_client
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+    from estimators.sdk.library import Session
+
+logger = logging.getLogger(__name__)
+
+LARGEST = 5 * 2**30
+"""Bytes that S3 takes in one piece, of which it keeps a SHA-256 (S3's quotas: "maximum size of a single PUT")."""
+_BY_DEFAULT = {"ServerSideEncryption": "aws:kms"}
+_PIECE = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Object:
+    """Where an archive belongs."""
+
+    client: S3Client
+    name: dict[str, Any]
+    """The members by which requests name it."""
+    size: int
+    """Bytes."""
+    digest: str
+    """Its SHA-256, in hexadecimal digits."""
+
+    @property
+    def checksum(self) -> str:
+        """The digest as S3 writes it."""
+        return base64.b64encode(bytes.fromhex(self.digest)).decode()
+
+    def is_there(self) -> bool:
+        """Return whether the object that is there has the archive's bytes, as far as one may look."""
+        try:
+            found = self.client.head_object(**self.name, ChecksumMode="ENABLED")
+            if found["ContentLength"] != self.size:
+                return False
+            if known := found.get("ChecksumSHA256"):
+                return known == self.checksum
+            digest = hashlib.sha256()
+            for piece in self.client.get_object(**self.name)["Body"].iter_chunks(_PIECE):
+                digest.update(piece)
+            return digest.hexdigest() == self.digest
+        except ClientError as fault:
+            if fault.response["Error"]["Code"] not in ("404", "NoSuchKey"):
+                logger.info("whether the code is on S3 already can't be seen, so it is uploaded: %s", fault)
+            return False
+
+
+def upload(archive: BinaryIO, digest: str, arguments: Mapping[str, Any], session: Session) -> str:
+    """Upload the archive of a job's code, unless it is there; return its S3 URI.
+
+    Args:
+        archive: The archive, at its beginning.
+        digest: Its SHA-256, in hexadecimal digits.
+        arguments: The parameters for ``PyTorch``.
+        session: Where the job is sent.
+
+    Raises:
+        EstimatorError: The code is too large, or S3 does not take it.
+    """
+    size = archive.seek(0, os.SEEK_END)
+    archive.seek(0)
+    if size > LARGEST:
+        raise EstimatorError(
+            f"source_dir, dependencies: the code has {size:,} bytes, packed; S3 takes {LARGEST:,}. Name what the job "
+            "does not need in a .smddpignore, and bring data by a channel."
+        )
+    place = code_place(arguments, session)
+    encryption = _encryption(arguments, session, urlsplit(place).netloc)
+    uri = code_uri(place, digest + _suffix(encryption))
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    owner = _owner(session, bucket)
+    name: dict[str, Any] = {"Bucket": bucket, "Key": key, **({"ExpectedBucketOwner": owner} if owner else {})}
+    target = _Object(client=s3_client(session), name=name, size=size, digest=digest)
+    try:
+        if target.is_there():
+            logger.info("code unchanged, already at %s", uri)
+        else:
+            target.client.put_object(**name, **encryption, Body=archive, ChecksumSHA256=target.checksum)
+            logger.info("uploaded the code, %s bytes, to %s", f"{size:,}", uri)
+    except ClientError as fault:
+        raise EstimatorError(
+            f"The job was not sent, its code can't be uploaded to {uri}: {fault}. Let your user write there, or give "
+            "another code_location."
+        ) from fault
+    return uri
+
+
+def _encryption(arguments: Mapping[str, Any], session: Session, bucket: str) -> dict[str, Any]:
+    """Return what a request says of it, as V2's does: the output's key, if the code lies in the output's bucket."""
+    output, key = arguments.get("output_path"), arguments.get("output_kms_key") or configured_output_key(session)
+    if key and bucket == (urlsplit(output).netloc if output else session.default_bucket()):
+        return {**_BY_DEFAULT, "SSEKMSKeyId": key}
+    return _BY_DEFAULT if session.settings is None or session.settings.encrypt_repacked_artifacts else {}
+
+
+def _suffix(encryption: Mapping[str, str]) -> str:
+    """Return what keeps code apart that is to be encrypted in another way: who reads the one may not read the other."""
+    if encryption == _BY_DEFAULT:
+        return ""
+    return f"-{hashlib.sha256(json.dumps(encryption, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def _owner(session: Session, bucket: str) -> str | None:
+    """Return the account that must own a bucket of the SDK's choice: others could have made one of that name."""
+    if not re.fullmatch(rf"sagemaker-{re.escape(session.boto_region_name)}-\d{{12}}", bucket):
+        return None
+    try:
+        account: str = session.boto_session.client("sts").get_caller_identity()["Account"]
+    except (BotoCoreError, ClientError) as fault:
+        logger.warning("that %s is a bucket of this account is not checked: %s", bucket, fault)
+        return None
+    return account if bucket.endswith(account) else None

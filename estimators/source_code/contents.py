@@ -1,0 +1,105 @@
+"""What of a job's code is bundled, file by file: the code without what stays here, and smddp if it imports that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from estimators.errors import EstimatorError
+from estimators.source_code.package import (
+    PACKAGE,
+    REQUIREMENTS,
+    needs_package,
+    package_directory,
+    with_package_requirements,
+)
+from estimators.source_code.source import SourceCode
+from estimators.source_code.tree import CACHE, Tree
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 10
+"""So many of the paths that are left out are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The files of a bundle."""
+
+    files: Mapping[str, Path | bytes]
+    """Where each file lies, or what it holds if it is made for the bundle; by its name there, with ``/``."""
+    entry_point: str
+    """The script's name there."""
+    secrets: tuple[str, ...]
+    """The paths that are not in it because they look like secrets."""
+    is_source: bool
+    """Whether the source, as it lies, is the same but for caches."""
+
+    @classmethod
+    def of(cls, source: SourceCode, without: Sequence[Path] = ()) -> Contents:
+        """Return what is bundled of code on this machine.
+
+        Args:
+            source: The code.
+            without: Files and directories that are no code, wherever they lie in the source.
+
+        Raises:
+            EstimatorError: A file can't be read, or two would lie in one place.
+        """
+        trees = {path: Tree.of(path, without) for path in source.directories}
+        stays = [f"{tree.root / path}" for tree in trees.values() for path in tree.left_out]
+        files: dict[str, Path | bytes] = {}
+        if source.source_dir is not None:
+            files |= _below(trees[Path(source.source_dir)])
+            entry_point = str(source.entry_point)
+        else:
+            files[source.script.name] = source.script
+            entry_point = source.script.name
+        for dependency in source.dependencies:
+            name, path = source.name_in_bundle(dependency), Path(dependency)
+            files |= _below(trees[path], name) if path in trees else {name: path}
+        if needs := needs_package(source):
+            package = package_directory()
+            files |= {f"{PACKAGE}/{path.relative_to(package).as_posix()}": path for path in _files_of(package)}
+            files[REQUIREMENTS] = with_package_requirements(_text(files.get(REQUIREMENTS, b""))).encode()
+        _require_places(files)
+        is_source = not needs and all(path.endswith(CACHE) for path in stays)
+        if stays and not is_source:
+            logger.info("left out of the bundle: %s", _listed(stays))
+        return cls(
+            files=files,
+            entry_point=entry_point,
+            secrets=tuple(f"{tree.root / path}" for tree in trees.values() for path in tree.secrets),
+            is_source=is_source,
+        )
+
+
+def _below(tree: Tree, name: str = "") -> dict[str, Path | bytes]:
+    return {str(PurePosixPath(name, path)): tree.root / path for path in tree.files}
+
+
+def _files_of(package: Path) -> Iterator[Path]:
+    return (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _text(file: Path | bytes) -> str:
+    try:
+        return (file if isinstance(file, bytes) else file.read_bytes()).decode()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise EstimatorError(f"source_dir, dependencies: {file!s} can't be read as text: {fault}") from fault
+
+
+def _require_places(files: Mapping[str, object]) -> None:
+    for name in files:
+        if above := next((str(path) for path in PurePosixPath(name).parents if str(path) in files), None):
+            raise EstimatorError(
+                f"source_dir, dependencies: {above} would be a file in the bundle, and the directory of {name}. Rename "
+                "one of the two."
+            )
+
+
+def _listed(paths: list[str]) -> str:
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return ", ".join(paths[:_SHOWN]) + more
