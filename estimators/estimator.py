@@ -22,6 +22,7 @@ from estimators.checks import aws_limits, parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
+from estimators.large_hyperparameters import carry
 from estimators.plan import Call, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import nearest
 from estimators.sent_code import sent_code
@@ -208,15 +209,16 @@ class Estimator:
         from estimators.sdk.adapter import adapter
 
         session = self._session or sessions.session()
+        carried = carry(self.arguments)
         with sessions.credentials_explained():
-            arguments = sessions.with_role_found(self._completed(self._configured(), session), session)
+            arguments = sessions.with_role_found(self._completed(self._configured(carried.arguments), session), session)
             name = adapter().send(
                 arguments,
                 inputs,
                 session=session,
                 job_name=job_name,
                 experiment_config=experiment_config,
-                code=lambda: sent_code(self.arguments, session),
+                code=lambda: sent_code(self.arguments, session, more=carried.files),
             )
         job = TrainingJob(name, session)
         cost = "" if plan.cost is None else f"; cost: {plan.cost}"
@@ -308,12 +310,12 @@ class Estimator:
         )
         return make_plan(self._configured(), call, session=self._session)
 
-    def _configured(self) -> Mapping[str, Any]:
-        """Return the parameters without those defaults of ours of which the user's SDK configuration says something."""
+    def _configured(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters without those defaults of ours of which the user's SDK configuration says something."""
         from estimators.sdk import sessions
 
         decided = sessions.configured_switches(self._session) & self._defaults
-        return {name: value for name, value in self.arguments.items() if name not in decided}
+        return {name: value for name, value in arguments.items() if name not in decided}
 
     def rehearse(self, inputs: Any = None, *, steps: int = 20, seconds: int = 600, logs: bool = True) -> Rehearsal:
         """Train some steps of the job on this machine, with its hosts and ranks, and go on from the checkpoint.
@@ -374,14 +376,15 @@ class Estimator:
         local_mode = parameters.is_local_mode(self.arguments)
         # The SDK's Local Mode shows the hosts the code itself, which they may write to, and forgets the dependencies.
         into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
-        bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into)
+        carried = carry(self.arguments)
+        bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into, more=carried.files)
         try:
             session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
-            arguments = given.for_sdk(self.arguments) if local_mode else self._configured()
+            arguments = given.for_sdk(carried.arguments) if local_mode else self._configured(carried.arguments)
             trainer = adapter().trainer(
                 self._completed({**arguments, **bundle.source.arguments}, session),
                 session,
-                code=lambda: sent_code(self.arguments, session),
+                code=lambda: sent_code(self.arguments, session, more=carried.files),
             )
         except BaseException:
             bundle.remove()

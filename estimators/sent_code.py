@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def sent_code(arguments: Mapping[str, Any], session: Session) -> tuple[str, str] | None:
+def sent_code(arguments: Mapping[str, Any], session: Session, *, more: Mapping[str, bytes]) -> tuple[str, str] | None:
     """Upload the code of a job, and return its S3 URI and the script there; None for a training recipe, which has none.
 
     Code in a repository is cloned first, and bundled as if it had been on this machine.
@@ -25,6 +25,7 @@ def sent_code(arguments: Mapping[str, Any], session: Session) -> tuple[str, str]
     Args:
         arguments: The parameters for ``PyTorch``.
         session: Where the job is sent.
+        more: What the bundle has besides the code, by name.
 
     Raises:
         EstimatorError: The repository can't be had, or the code can't be bundled or uploaded.
@@ -37,7 +38,7 @@ def sent_code(arguments: Mapping[str, Any], session: Session) -> tuple[str, str]
     if not source.is_local:
         source_code.tell_of_code_elsewhere()
         return str(source.source_dir), source.entry_point
-    contents = source_code.Contents.of(source)
+    contents = source_code.Contents.of(source, more=more)
     if "git_config" in arguments:  # what is on this machine was looked at by the plan
         for path in contents.secrets:
             logger.warning("%s looks secret, and is not in the bundle", path)

@@ -82,8 +82,14 @@ def told(violation: Violation, parameter: str, path: tuple[str | int, ...]) -> P
     return (warning if violation.rule == "enum" else error)(parameter, f"{place} {found}".strip(), remedy)
 
 
+def is_too_large(parameter: str, value: Any) -> bool:
+    """Return whether the API would refuse a value, given as the request would hold it, for its size alone."""
+    rules = {violation.rule for violation in violations(_field(FIELDS[parameter]), value)}
+    return rules == {"most"}
+
+
 def most(parameter: str) -> int:
-    """Return how many items the API takes in a parameter that is a list."""
+    """Return how many items the API takes in a parameter that is a list or a dict."""
     return int(_field(FIELDS[parameter]).metadata["max"])
 
 

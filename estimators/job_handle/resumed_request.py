@@ -12,6 +12,7 @@ from typing import Any
 
 from estimators.errors import EstimatorError
 from estimators.service_model import service_model
+from smddp.job.hyperparameters.bundled import POINTER
 
 _LONGEST_NAME = 63
 _TIME_IN_NAME = re.compile(r"-\d{4}(-\d{2}){5}-\d{3}$")
@@ -105,6 +106,11 @@ def _hyperparameters(request: Mapping[str, Any], changes: Changes) -> dict[str, 
     own = {_NAME_PARAMETER: request["TrainingJobName"], _TYPE_PARAMETER: request["ResourceConfig"].get("InstanceType")}
     for name, value in {**{name: own[name] for name in own if name in values}, **given}.items():
         if value is None:
+            if name not in values and POINTER in values:
+                raise EstimatorError(
+                    f"hyperparameters[{name!r}] can't be taken away: the job's large hyperparameters lie in the bundle "
+                    "of its code, and it may be one of them. Send the job anew by an Estimator."
+                )
             values.pop(name, None)
             continue
         try:

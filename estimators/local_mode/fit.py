@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
 from estimators.checks.channels import local_path
+from estimators.large_hyperparameters import carry
 from estimators.local.directory_reaper_process import reaped_directory
 from estimators.local_mode.job import LocalModeJob
 from estimators.local_mode.request import RUNS, training_request
@@ -49,8 +50,11 @@ def fit(
     with reaped_directory("smddp-local-mode") as (directory, lifeline):
         no_code = [*RUNS.glob("*/*.tar.gz"), *filter(None, [local_path(arguments.get("checkpoint_s3_uri"))])]
         source = source_code.SourceCode.of(request_values.cloned(arguments))
-        code = source_code.stage(source, into=directory / "code", without=no_code).source
-        request = training_request(arguments, inputs, image=image, code=code, job_name=job_name, session=session)
+        carried = carry(arguments)
+        code = source_code.stage(source, into=directory / "code", without=no_code, more=carried.files).source
+        request = training_request(
+            carried.arguments, inputs, image=image, code=code, job_name=job_name, session=session
+        )
         logger.info("running training job %s in containers, its output goes to %s", request.name, request.output)
         gpus = arguments["instance_type"] == "local_gpu"
         job = run(request, session=session, gpus=gpus, logs=logs, directory=directory, lifeline=lifeline)

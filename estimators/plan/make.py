@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from estimators import distribution, source_code
+from estimators import distribution, large_hyperparameters, source_code
 from estimators.checks import channels, finished_request, local_jobs, parameters
 from estimators.image import Framework
+from estimators.large_hyperparameters import carry
 from estimators.plan import cost
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices, price_table
@@ -55,10 +56,11 @@ def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | No
     not_known_yet = pipeline_variables.any_unknown(given)
     in_pipeline = list(pipeline_variables.check(given))
     arguments, call = pipeline_variables.with_defaults(arguments), _with_defaults(call)
-    problems = [*in_pipeline, *_problems(arguments, call, session)]
+    carried = carry(arguments)
+    problems = [*in_pipeline, *_problems(carried.arguments, call, session), *large_hyperparameters.check(carried)]
     topology, request = Topology.of(arguments), None
     if not not_known_yet and not any(problem.severity == "error" for problem in problems):
-        request, refused = _finished(arguments, call, session)
+        request, refused = _finished(carried.arguments, call, session)
         problems += refused
     paid = _cost(topology, arguments, call, session)
     if call.max_cost is not None:
@@ -69,6 +71,7 @@ def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | No
         global_batch=global_batch(source_code.SourceCode.of(arguments), arguments.get("hyperparameters", {})),
         resources=None if request is None else _resources(request, arguments, call, session),
         cost=paid,
+        carried=carried,
     )
 
 

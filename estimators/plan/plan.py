@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from estimators.errors import EstimatorError
+from estimators.large_hyperparameters import Carried
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources
@@ -28,6 +29,8 @@ class Plan:
     """What it uses besides: None if there are errors, for a local job, and for one of a training recipe."""
     cost: Cost | None = None
     """What its hosts cost, if prices were given."""
+    carried: Carried | None = None
+    """Which of its hyperparameters travel in the bundle, if that was looked at."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -73,6 +76,7 @@ class Plan:
             "processes": self.topology.processes,
             "global_batch": self.global_batch,
             "resources": None if self.resources is None else self.resources.to_dict(),
+            "bundled_hyperparameters": [] if self.carried is None else list(self.carried.names),
             "cost": None if self.cost is None else self.cost.to_dict(),
             "problems": [
                 {
@@ -93,6 +97,8 @@ class Plan:
             yield f"  cost: {self.cost}"
         if self.global_batch is not None:
             yield f"  global batch: {self.global_batch}"
+        if self.carried is not None and self.carried.line:
+            yield f"  hyperparameters: {self.carried.line}"
         for name, value in self.resources.lines() if self.resources else ():
             yield f"  {name}: {value}"
         for problem in self.problems:

@@ -8,6 +8,7 @@ from estimators.source_code.check import check as check
 from estimators.source_code.contents import Contents as Contents
 from estimators.source_code.package import PACKAGE as PACKAGE
 from estimators.source_code.package import REQUIREMENTS as REQUIREMENTS
+from estimators.source_code.package import calls_package as calls_package
 from estimators.source_code.package import imports_package as imports_package
 from estimators.source_code.package import needs_package as needs_package
 from estimators.source_code.package import package_directory as package_directory

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from estimators.errors import EstimatorError
 from estimators.source_code.contents import Contents
@@ -38,7 +39,13 @@ class Bundle:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def stage(source: SourceCode, *, into: Path | None = None, without: Sequence[Path] = ()) -> Bundle:
+def stage(
+    source: SourceCode,
+    *,
+    into: Path | None = None,
+    without: Sequence[Path] = (),
+    more: Mapping[str, bytes] = MappingProxyType({}),
+) -> Bundle:
     """Bundle the installed smddp with code that imports it, without what stays here; other code is its own bundle.
 
     Args:
@@ -46,6 +53,7 @@ def stage(source: SourceCode, *, into: Path | None = None, without: Sequence[Pat
         into: A directory to make for the bundle, whatever the code is: for the SDK's Local Mode, which uploads nothing,
             and whose containers write to the code that they are given.
         without: Files and directories that are no code, wherever they lie in the source.
+        more: What the bundle has besides the code, by name.
 
     Raises:
         EstimatorError: The code can't be copied, or a ``.smddpignore`` can't be read.
@@ -54,7 +62,7 @@ def stage(source: SourceCode, *, into: Path | None = None, without: Sequence[Pat
         if source.entry_point is not None:
             tell_of_code_elsewhere()
         return Bundle(source=source, directory=None)
-    contents = Contents.of(source, without)
+    contents = Contents.of(source, without, more)
     if into is None and contents.is_source:
         return Bundle(source=source, directory=None)
     if into is not None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from estimators.errors import EstimatorError
 from estimators.source_code.package import (
@@ -38,12 +39,15 @@ class Contents:
     """Whether the source, as it lies, is the same but for caches."""
 
     @classmethod
-    def of(cls, source: SourceCode, without: Sequence[Path] = ()) -> Contents:
+    def of(
+        cls, source: SourceCode, without: Sequence[Path] = (), more: Mapping[str, bytes] = MappingProxyType({})
+    ) -> Contents:
         """Return what is bundled of code on this machine.
 
         Args:
             source: The code.
             without: Files and directories that are no code, wherever they lie in the source.
+            more: What the bundle has besides, by name.
 
         Raises:
             EstimatorError: A file can't be read, or two would lie in one place.
@@ -64,8 +68,9 @@ class Contents:
             package = package_directory()
             files |= {f"{PACKAGE}/{path.relative_to(package).as_posix()}": path for path in _files_of(package)}
             files[REQUIREMENTS] = with_package_requirements(_text(files.get(REQUIREMENTS, b""))).encode()
+        files |= more
         _require_places(files)
-        is_source = not needs and all(path.endswith(CACHE) for path in stays)
+        is_source = not needs and not more and all(path.endswith(CACHE) for path in stays)
         if stays and not is_source:
             logger.info("left out of the bundle: %s", _listed(stays))
         return cls(

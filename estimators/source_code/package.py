@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from importlib.metadata import requires
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from estimators.errors import EstimatorError
-from estimators.source_code.source import SourceCode
+from estimators.source_code.source import SourceCode, parsed
 from estimators.source_code.tree import Tree
 
 PACKAGE = "smddp"
@@ -85,6 +85,13 @@ def _scripts(root: Path) -> Iterator[Path]:
     elif root.is_dir():
         with suppress(EstimatorError):  # what is wrong with the directory is said by the checks
             yield from (root / path for path in Tree.of(root).files if path.endswith(".py"))
+
+
+def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
+    """Return whether the script imports smddp, and calls one of its functions by a name such as ``smddp.run``."""
+    return _imports_package(source.script) and any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in functions for node in ast.walk(parsed(source.script))
+    )
 
 
 def _imports_package(path: Path) -> bool:

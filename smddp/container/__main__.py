@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from smddp.container.command import choose_command
-from smddp.container.contract import base_directory, read_contract
-from smddp.container.environment import process_environment
+from smddp.container.contract import base_directory, read_contract, with_bundled_hyperparameters
+from smddp.container.environment import passable, process_environment
 from smddp.container.gpus import count_gpus, count_visible
 from smddp.container.hosts import await_names
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
@@ -43,6 +43,7 @@ def train(environ: Mapping[str, str]) -> int:
         environ.get("SAGEMAKER_PROGRAM") or contract.platform.get("sagemaker_program"), contract.code_dir
     )
     gpus = count_gpus()
+    contract = passable(with_bundled_hyperparameters(contract), environ, gpus=gpus)
     command = choose_command(contract, entry_point, environ, gpus=count_visible(gpus, environ))
     python = install_requirements(contract.code_dir, contract.base / "venv", package=command.package, environ=environ)
     if len(contract.hosts) > 1 and environ.get("SM_STUDIO_LOCAL_MODE", "").lower() != "true":

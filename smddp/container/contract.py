@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from smddp.errors import JobError
+from smddp.job.hyperparameters import read_bundled
+from smddp.job.hyperparameters.bundled import POINTER
 
 PLATFORM_PREFIX = "sagemaker_"
 
@@ -27,6 +29,7 @@ OWN_HYPERPARAMETERS = frozenset(
         "sagemaker_s3_output",
         "default_user_module_name",
         "_tuning_objective_metric",
+        POINTER,
     }
 )
 """Hyperparameters that the toolkit reads for itself; other ``sagemaker_`` ones are the framework's."""
@@ -149,6 +152,21 @@ def read_contract(environ: Mapping[str, str]) -> Contract:
         resources=resources,
         channels=_read(config / "inputdataconfig.json"),
     )
+
+
+def with_bundled_hyperparameters(contract: Contract) -> Contract:
+    """Return the contract with the hyperparameters that travelled in the bundle, which is unpacked by now.
+
+    Raises:
+        HyperparameterError: They are not there as they were sent.
+        JobError: One of them can't be a variable.
+    """
+    if POINTER not in contract.platform:
+        return contract
+    texts = read_bundled(contract.platform[POINTER], contract.base)
+    bundled = {name: _decode(text) for name, text in texts.items()}
+    _check_hyperparameters(bundled)
+    return replace(contract, hyperparameters={**bundled, **contract.hyperparameters})
 
 
 def _read(path: Path, *, required: bool = False) -> dict[str, Any]:

@@ -19,15 +19,21 @@ import os
 import shutil
 import site
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from smddp.container.contract import Contract
+from smddp.errors import JobError
+from smddp.job.hyperparameters.bundled import POINTER
 
 logger = logging.getLogger(__name__)
 
 MASTER_PORT = 7777
 """The toolkit's port; ``SMDDP_MASTER_PORT`` moves it."""
+
+_LONGEST_VARIABLE = 32 * 4096 - 1
+"""Bytes of a variable with its name, or of an argument, that Linux passes to a program (MAX_ARG_STRLEN, execve(2))."""
 
 _IN_TRAINING_ENV_ONLY = frozenset(
     {
@@ -68,6 +74,28 @@ def sagemaker_variables(contract: Contract, environ: Mapping[str, str], *, gpus:
     if view["topology"]:
         values["topology"] = view["topology"]
     return {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
+
+
+def passable(contract: Contract, environ: Mapping[str, str], *, gpus: int) -> Contract:
+    """Return the contract with the hyperparameters that variables and a command line can hold: all of them, or none.
+
+    Raises:
+        JobError: They can't, and no script is known to read them otherwise.
+    """
+    variables = sagemaker_variables(contract, environ, gpus=gpus)
+    long = [name for name, text in variables.items() if len(os.fsencode(f"{name}={text}")) > _LONGEST_VARIABLE]
+    if not long:
+        return contract
+    found = (
+        f"{', '.join(sorted(long))} would have more than {_LONGEST_VARIABLE:,} bytes, which Linux passes to no program"
+    )
+    if POINTER not in contract.platform:
+        raise JobError(f"{found}. Send fewer hyperparameters, or bring them by a channel.")
+    logger.warning(
+        "%s: the script has its hyperparameters by smddp.run or smddp.Job alone, and none as variables or arguments.",
+        found,
+    )
+    return replace(contract, hyperparameters={})
 
 
 def process_environment(contract: Contract, environ: Mapping[str, str], *, gpus: int) -> dict[str, str]:

@@ -20,7 +20,7 @@ from typing import Any
 from smddp.cluster import Cluster
 from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
-from smddp.job.hyperparameters import decode_untyped
+from smddp.job.hyperparameters import decode_untyped, with_bundled
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ class Job:
         Raises:
             JobError: A configuration file, or a variable that holds JSON, a URI or a number, is not what the contract
                 promises.
+            HyperparameterError: Hyperparameters travel in the bundle, and are not there as they were sent.
             ClusterError: The cluster is to be detected, and the variables contradict each other.
 
         Examples:
@@ -116,7 +117,7 @@ class Job:
             name=environ.get("TRAINING_JOB_NAME") or environ.get("SAGEMAKER_JOB_NAME") or base.name,
             on_sagemaker=on_sagemaker,
             cluster=Cluster.detect(environ) if cluster is None else cluster,
-            hyperparameters=decode_untyped(_given(config / "hyperparameters.json", environ)),
+            hyperparameters=decode_untyped(with_bundled(_given(config / "hyperparameters.json", environ), base)),
             inputs=inputs,
             channels=Channels.of(inputs),
             input_dir=input_dir,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -29,3 +30,56 @@ def test_unchanged_code_trains_again_without_an_upload(
     code = [record.getMessage() for record in caplog.records if record.name == "estimators.sdk.code_upload"]
     assert [message.partition(",")[0] for message in code] == ["uploaded the code", "code unchanged"]
     assert code[0].split()[-1] == code[1].split()[-1]
+
+
+READS_CONFIG = """
+import os
+from dataclasses import dataclass
+import smddp
+
+@dataclass
+class Config:
+    sizes: list[int]
+    name: str = ""
+    lr: float = 0.0
+
+def main(config: Config, job: smddp.Job) -> None:
+    print(len(config.sizes), sum(config.sizes), config.name, config.lr, sorted(job.hyperparameters))
+    print(len(os.environ["SM_HPS"]), flush=True)
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_config_of_any_size_arrives(tmp_path: Path, estimator: Callable[..., Estimator]) -> None:
+    (tmp_path / "train.py").write_text(READS_CONFIG)
+    sizes = list(range(40_000))
+    given = {"sizes": sizes, "name": "5", "lr": 0.5}
+    build = estimator("train.py", source_dir=str(tmp_path), hyperparameters=given)
+    assert "hyperparameters: sizes in the code's bundle (" in str(build.plan())
+    job = build.fit()
+    (line,) = {line for _, line in job.logs() if line.startswith("40000")}
+    assert line == f"40000 {sum(sizes)} 5 0.5 ['lr', 'name', 'sizes']"
+    assert ("algo-1", "2") in list(job.logs())  # SM_HPS is {}: it would be too long
+    sent = job.describe()["HyperParameters"]
+    assert "sizes" not in sent
+    assert len(json.loads(sent["sagemaker_smddp_hyperparameters"])) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_script_that_never_heard_of_smddp_gets_them_as_ever(
+    tmp_path: Path, estimator: Callable[..., Estimator]
+) -> None:
+    (tmp_path / "train.py").write_text("import os, sys\n\nprint(sys.argv[1:])\nprint(os.environ['SM_HPS'])\n")
+    given = {f"h{number}": "é" * 1500 if number == 7 else number for number in range(120)}
+    image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"
+    build = estimator("train.py", source_dir=str(tmp_path), hyperparameters=given, image_uri=image)
+    (problem,) = build.plan().warnings
+    assert "The image must start the script by smddp's own train" in str(problem)
+    arguments, variable = (line for _, line in build.fit().logs() if line[:1] in "[{")
+    assert json.loads(variable) == given
+    for name, value in given.items():
+        assert f"'--{name}', '{value}'" in arguments

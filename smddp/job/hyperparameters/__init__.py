@@ -4,6 +4,8 @@ A hyperparameter travels as text. SDK V2 sends each value as JSON (``"adam"`` wi
 and JSON for the rest; both arrive here. What could be misread is settled when it is sent: see ``encode``.
 """
 
+from smddp.job.hyperparameters.bundled import read_bundled as read_bundled
+from smddp.job.hyperparameters.bundled import with_bundled as with_bundled
 from smddp.job.hyperparameters.command_line import from_arguments as from_arguments
 from smddp.job.hyperparameters.decode import decode as decode
 from smddp.job.hyperparameters.decode import decode_untyped as decode_untyped

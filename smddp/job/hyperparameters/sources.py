@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smddp.errors import HyperparameterError
+from smddp.job.hyperparameters.bundled import with_bundled
 from smddp.job.hyperparameters.command_line import from_arguments
 from smddp.job.hyperparameters.decode import decode
 from smddp.job.hyperparameters.raw_values import Verbatim
@@ -21,16 +22,17 @@ T = TypeVar("T")
 
 
 def from_json_file(cls: type[T], path: str | Path) -> T:
-    """Make a dataclass from a hyperparameters.json.
+    """Make a dataclass from a hyperparameters.json, and from the file in the bundle if some travelled there.
 
     Raises:
-        HyperparameterError: The file can't be read, or does not fit the dataclass.
+        HyperparameterError: A file can't be read, or does not fit the dataclass.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HyperparameterError(f"The hyperparameters can't be read: {error}.") from error
-    return decode(cls, _object(text, str(path)))
+    base = Path(path).absolute().parent.parent.parent  # of input/config/hyperparameters.json
+    return decode(cls, with_bundled(_object(text, str(path)), base))
 
 
 def from_sm_hps(cls: type[T], text: str) -> T:

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from smddp.container.contract import read_contract
-from smddp.container.environment import process_environment, sagemaker_variables, user_arguments
+from smddp.container.environment import passable, process_environment, sagemaker_variables, user_arguments
+from smddp.errors import JobError
+from smddp.job.hyperparameters.bundled import POINTER
 
 TOOLKIT = """
 import json, os, sys
@@ -146,3 +149,15 @@ def test_the_code_directory_comes_before_the_user_s_path(opt_ml):
     path = environment_of(opt_ml, PYTHONPATH="/a:/b")["PYTHONPATH"].split(os.pathsep)
     assert path[:3] == [str(opt_ml.base / "code"), "/a", "/b"]
     assert all(Path(entry).name != "site-packages" for entry in path)
+
+
+def test_what_no_variable_holds_is_refused_or_left_to_smddp(opt_ml, caplog: pytest.LogCaptureFixture) -> None:
+    opt_ml.hyperparameters(text="x" * 120_000)
+    contract = read_contract({"SAGEMAKER_BASE_DIR": str(opt_ml.base)})
+    assert passable(contract, {}, gpus=0) is contract
+    longer = replace(contract, hyperparameters={"text": "x" * 131_072})
+    with pytest.raises(JobError, match=r"SM_HPS, .*SM_TRAINING_ENV.* 131,071 bytes.*Send fewer hyperparameters"):
+        passable(longer, {}, gpus=0)
+    bundled = passable(replace(longer, platform={POINTER: "0f"}), {}, gpus=0)
+    assert bundled.hyperparameters == {}
+    assert "the script has its hyperparameters by smddp.run or smddp.Job alone" in caplog.text

@@ -1,0 +1,97 @@
+"""Hyperparameters that are too large for a request: they travel as a file in the bundle of the code.
+
+The API takes 100 of them, of 2,500 characters each. AWS's training toolkit knows nothing of the file: there only what
+reads hyperparameters by smddp has them. So a job whose script does not is refused, unless it has an image of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from estimators.checks import aws_limits
+from estimators.problem import Problem, error, warning
+from estimators.source_code import PACKAGE, SourceCode, calls_package
+from smddp.job.hyperparameters.bundled import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
+
+_OF_SDK = 12
+"""So many hyperparameters the SDK may add, and we: the launcher's, the job's name and region, where the code is."""
+_STAYS = "sagemaker_"
+"""How the names begin of those that the platform reads itself."""
+_READERS = frozenset(
+    {
+        *(f"{PACKAGE}.run", f"{PACKAGE}.Job.detect", f"{PACKAGE}.hydra.main", f"{PACKAGE}.job.hyperparameters.load"),
+        *("run", "Job.detect", "hyperparameters.load"),
+    }
+)
+"""How a script calls what reads hyperparameters by smddp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A job's parameters with what of its hyperparameters the request can hold, and the file of the others."""
+
+    arguments: Mapping[str, Any]
+    """The parameters for ``PyTorch``."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What the bundle has besides the code."""
+    names: tuple[str, ...] = ()
+    """The hyperparameters that travel in it."""
+    can_be_variables: bool = True
+    """Whether they all fit into variables and a command line, too."""
+
+    @property
+    def line(self) -> str | None:
+        """What is said of them in one line; None if all are in the request."""
+        if not self.names:
+            return None
+        shown = ", ".join(self.names[:3]) + (f" and {len(self.names) - 3} more" if len(self.names) > 3 else "")
+        size = sum(map(len, self.files.values()))
+        only = "" if self.can_be_variables else "; too long for SM_HPS and a command line: smddp.run alone has them"
+        return f"{shown} in the code's bundle ({size:,} bytes){only}"
+
+
+def carry(arguments: Mapping[str, Any]) -> Carried:
+    """Return what of a job's hyperparameters travels in the request, and what in the bundle.
+
+    Args:
+        arguments: The parameters for ``PyTorch``.
+    """
+    from estimators.sdk.request_values import hyperparameter_text
+
+    given = arguments.get("hyperparameters") or {}
+    source = SourceCode.of(arguments)
+    if not given or not source.is_local or not (calls_package(source, _READERS) or "image_uri" in arguments):
+        return Carried(arguments=arguments)
+    try:
+        texts = {str(name): hyperparameter_text(value) for name, value in given.items()}
+    except (TypeError, ValueError):  # the plan says which
+        return Carried(arguments=arguments)
+    movable = {name: text for name, text in texts.items() if text is not None and not name.startswith(_STAYS)}
+    large = {name: text for name, text in movable.items() if aws_limits.is_too_large("hyperparameters", {name: text})}
+    if len(texts) - len(large) > aws_limits.most("hyperparameters") - _OF_SDK:
+        large = movable
+    if not large:
+        return Carried(arguments=arguments)
+    content, digest = bundle_file(large)
+    kept = {name: value for name, value in given.items() if str(name) not in large}
+    return Carried(
+        arguments={**arguments, "hyperparameters": {**kept, POINTER: digest}},
+        files={BUNDLED_FILE: content},
+        names=tuple(large),
+        can_be_variables=sum(len(name) + len(text or "") for name, text in texts.items()) <= MOST_BYTES,
+    )
+
+
+def check(carried: Carried) -> Iterator[Problem]:
+    """Yield who may not get the hyperparameters that travel in the bundle."""
+    if not carried.names or calls_package(SourceCode.of(carried.arguments), _READERS):
+        return
+    if carried.can_be_variables:
+        found = f"too large for the request, so they travel in the bundle: {', '.join(carried.names[:3])}"
+        remedy = "The image must start the script by smddp's own train: AWS's toolkit does not hand them on."
+        yield warning("hyperparameters", found, remedy)
+    else:
+        found = f"have more than {MOST_BYTES:,} bytes, which no variable and no command line holds"
+        yield error("hyperparameters", found, "Read them by smddp.run(main), or bring them by a channel.")
