@@ -218,7 +218,7 @@ class Estimator:
                 session=session,
                 job_name=job_name,
                 experiment_config=experiment_config,
-                code=lambda: sent_code(self.arguments, session, more=carried.files),
+                code=lambda: sent_code(arguments, session, more=carried.files),
             )
         job = TrainingJob(name, session)
         cost = "" if plan.cost is None else f"; cost: {plan.cost}"
@@ -308,7 +308,7 @@ class Estimator:
             prices=prices,
             max_cost=max_cost,
         )
-        return make_plan(self._configured(), call, session=self._session)
+        return make_plan(self._configured(self.arguments), call, session=self._session)
 
     def _configured(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return parameters without those defaults of ours of which the user's SDK configuration says something."""

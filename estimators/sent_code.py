@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
 from estimators.errors import EstimatorError
+from estimators.image import instance_groups
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -23,7 +24,7 @@ def sent_code(arguments: Mapping[str, Any], session: Session, *, more: Mapping[s
     Code in a repository is cloned first, and bundled as if it had been on this machine.
 
     Args:
-        arguments: The parameters for ``PyTorch``.
+        arguments: The parameters for ``PyTorch``, with versions or an image.
         session: Where the job is sent.
         more: What the bundle has besides the code, by name.
 
@@ -38,6 +39,8 @@ def sent_code(arguments: Mapping[str, Any], session: Session, *, more: Mapping[s
     if not source.is_local:
         source_code.tell_of_code_elsewhere()
         return str(source.source_dir), source.entry_point
+    if arguments.get("enable_network_isolation") is True and source_code.needs_package(source):
+        more = {**more, **_wheels(arguments)}
     contents = source_code.Contents.of(source, more=more)
     if "git_config" in arguments:  # what is on this machine was looked at by the plan
         for path in contents.secrets:
@@ -48,3 +51,14 @@ def sent_code(arguments: Mapping[str, Any], session: Session, *, more: Mapping[s
     with tempfile.TemporaryFile(dir=directory) as archive:
         digest = source_code.write_archive(contents.files, archive)
         return code_upload.upload(archive, digest, arguments, session), contents.entry_point
+
+
+def _wheels(arguments: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return what smddp needs as wheels; nothing for an image of whose Python nothing is said: the plan has warned."""
+    if (py_version := arguments.get("py_version")) is None:
+        return {}
+    groups = [getattr(group, "instance_type", None) for group in instance_groups(arguments)]
+    types = [name for name in (arguments.get("instance_type"), *groups) if isinstance(name, str)]
+    found = source_code.package_wheels(py_version, types)
+    logger.info("the bundle has %s as wheels, for the job has no network", source_code.PACKAGE)
+    return found

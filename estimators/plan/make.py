@@ -159,11 +159,12 @@ def _problems(arguments: Mapping[str, Any], call: Call, session: Session | None)
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
         yield error("sagemaker_session", "no AWS region is configured", remedy)
     isolated = arguments.get("enable_network_isolation") is True and not by_sdk
+    gets_wheels = not local_mode and py_version is not None
     launcher = distribution.launcher(arguments.get("distribution"))
     yield from source_code.check(
         code,
         py_version=py_version,
-        isolated=isolated,
+        isolated=isolated and not gets_wheels,
         launcher=None if launcher == distribution.ALONE else launcher,
     )
     yield from parameters.check_metrics(arguments)

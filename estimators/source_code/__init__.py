@@ -15,3 +15,4 @@ from estimators.source_code.package import package_directory as package_director
 from estimators.source_code.package import package_requirements as package_requirements
 from estimators.source_code.source import SourceCode as SourceCode
 from estimators.source_code.source import parsed as parsed
+from estimators.source_code.wheels import package_wheels as package_wheels

@@ -28,7 +28,7 @@ def check(
     Args:
         source: The code.
         py_version: The container's Python as the SDK writes it, such as ``py312``; None if it may be any.
-        isolated: The container has no network.
+        isolated: The container has no network, and gets no wheels.
         launcher: What starts the script's ranks; None if the script is started alone.
     """
     if isinstance(source.git, Mapping) and not source.git.get("commit"):
@@ -62,7 +62,7 @@ def check(
         yield warning(
             "enable_network_isolation",
             f"the script imports {PACKAGE}, whose requirements can't be installed without a network",
-            f"Use an image that has {needed}.",
+            f"Give the py_version of the image, and they travel as wheels; or use an image that has {needed}.",
         )
 
 

@@ -12,6 +12,7 @@ from estimators.errors import EstimatorError
 from estimators.source_code.package import (
     PACKAGE,
     REQUIREMENTS,
+    WHEELS,
     needs_package,
     package_directory,
     with_package_requirements,
@@ -67,7 +68,9 @@ class Contents:
         if needs := needs_package(source):
             package = package_directory()
             files |= {f"{PACKAGE}/{path.relative_to(package).as_posix()}": path for path in _files_of(package)}
-            files[REQUIREMENTS] = with_package_requirements(_text(files.get(REQUIREMENTS, b""))).encode()
+            files[REQUIREMENTS] = with_package_requirements(
+                _text(files.get(REQUIREMENTS, b"")), from_wheels=any(name.startswith(f"{WHEELS}/") for name in more)
+            ).encode()
         files |= more
         _require_places(files)
         is_source = not needs and not more and all(path.endswith(CACHE) for path in stays)

@@ -18,6 +18,8 @@ from estimators.source_code.tree import Tree
 
 PACKAGE = "smddp"
 REQUIREMENTS = "requirements.txt"
+WHEELS = "smddp-wheels"
+"""The directory of a bundle that has what smddp needs, for a container without a network."""
 
 _NOT_SHIPPED = frozenset({"torch", "boto3", "typer", "rich"})
 """What smddp needs but a bundle does not ask for: the image brings the first two, the others serve the command line."""
@@ -61,13 +63,19 @@ def package_requirements() -> list[Requirement]:
     ]
 
 
-def with_package_requirements(own: str) -> str:
-    """Return the text of a requirements.txt with what smddp needs and it does not name; its own lines stay."""
+def with_package_requirements(own: str, *, from_wheels: bool = False) -> str:
+    """Return the text of a requirements.txt with what smddp needs and it does not name; its own lines stay.
+
+    Args:
+        own: The text.
+        from_wheels: Look for all that it asks for in the bundle's wheels, and in no index.
+    """
     named = {_named_in(line) for line in own.splitlines()}
     added = [str(requirement) for requirement in package_requirements() if requirement.name not in named]
     if own and not own.endswith("\n"):
         own += "\n"
-    return own + "".join(f"{line}\n" for line in added)
+    options = ["--no-index", f"--find-links {WHEELS}"] if from_wheels else []
+    return own + "".join(f"{line}\n" for line in [*options, *added])
 
 
 def _named_in(line: str) -> str | None:

@@ -11,6 +11,8 @@ import pytest
 
 from estimators import Estimator
 from estimators.local import LocalSageMaker
+from estimators.source_code import package_requirements
+from tests.wheels import wheel
 
 
 @pytest.mark.slow
@@ -83,3 +85,24 @@ def test_a_script_that_never_heard_of_smddp_gets_them_as_ever(
     assert json.loads(variable) == given
     for name, value in given.items():
         assert f"'--{name}', '{value}'" in arguments
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_what_smddp_needs_travels_as_wheels_where_there_is_no_network(
+    tmp_path: Path, estimator: Callable[..., Estimator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for requirement in package_requirements():
+        wheel(tmp_path / "index", requirement.name, "2000.0", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(
+        "import os\nimport smddp\n\nprint('wheels', sorted(os.listdir('smddp-wheels')))\n"
+        "print('asks', open('requirements.txt').read().split())\n"
+    )
+    build = estimator("train.py", source_dir=str(tmp_path / "code"), enable_network_isolation=True)
+    assert build.plan().problems == ()
+    lines = dict(line.split(" ", 1) for _, line in build.fit().logs() if line.startswith(("wheels", "asks")))
+    assert lines["wheels"] == str(sorted(path.name for path in (tmp_path / "index").iterdir()))
+    assert lines["asks"].startswith("['--no-index', '--find-links', 'smddp-wheels', 'numpy")

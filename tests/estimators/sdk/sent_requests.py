@@ -22,7 +22,7 @@ import botocore.session
 import jsonschema.validators
 from botocore.awsrequest import AWSResponse
 
-from estimators import Estimator
+from estimators import Estimator, source_code
 from estimators.errors import EstimatorError
 from estimators.sdk import sessions
 from estimators.sdk.installed import installed
@@ -82,6 +82,7 @@ def _repetition_spared(module: str) -> Iterator[None]:
         patch.object(names, "_botocore_resolver", lru_cache(names._botocore_resolver)),
         patch.object(jsonschema.validators.validator_for({}), "check_schema"),
         patch.object(boto3, "client", lru_cache(boto3.client)),
+        patch.object(source_code, "package_wheels", lambda *_: {}),  # pip would ask its index for them
     ):
         yield
 

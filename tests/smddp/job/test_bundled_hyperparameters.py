@@ -45,5 +45,5 @@ def test_others_are_refused(base: Path, change: str) -> None:
         file.unlink()
     else:
         file.write_bytes(file.read_bytes().replace(b"2", b"9"))
-    with pytest.raises(HyperparameterError, match="can't be read there|is not what was sent with the job"):
+    with pytest.raises(HyperparameterError, match=r"can't be read there|is not what was sent with the job"):
         load(Config, {"SAGEMAKER_BASE_DIR": str(base)})
