@@ -40,3 +40,7 @@ class DataError(SmddpError, ValueError):
 
 class TrainingDivergedError(SmddpError, ArithmeticError):
     """The model's weights are not finite any more, which no further step can mend; or gradients would make them so."""
+
+
+class RemoteFunctionError(SmddpError, ValueError):
+    """A remote function can't be called as it is, or its arguments or result can't travel or are not what was sent."""

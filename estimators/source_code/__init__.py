@@ -13,6 +13,7 @@ from estimators.source_code.package import imports_package as imports_package
 from estimators.source_code.package import needs_package as needs_package
 from estimators.source_code.package import package_directory as package_directory
 from estimators.source_code.package import package_requirements as package_requirements
+from estimators.source_code.package import with_requirements as with_requirements
 from estimators.source_code.source import SourceCode as SourceCode
 from estimators.source_code.source import parsed as parsed
 from estimators.source_code.wheels import package_wheels as package_wheels

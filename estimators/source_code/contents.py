@@ -15,7 +15,8 @@ from estimators.source_code.package import (
     WHEELS,
     needs_package,
     package_directory,
-    with_package_requirements,
+    package_requirements,
+    with_requirements,
 )
 from estimators.source_code.source import SourceCode
 from estimators.source_code.tree import CACHE, Tree
@@ -68,8 +69,10 @@ class Contents:
         if needs := needs_package(source):
             package = package_directory()
             files |= {f"{PACKAGE}/{path.relative_to(package).as_posix()}": path for path in _files_of(package)}
-            files[REQUIREMENTS] = with_package_requirements(
-                _text(files.get(REQUIREMENTS, b"")), from_wheels=any(name.startswith(f"{WHEELS}/") for name in more)
+            files[REQUIREMENTS] = with_requirements(
+                _text(files.get(REQUIREMENTS, b"")),
+                package_requirements(),
+                from_wheels=any(name.startswith(f"{WHEELS}/") for name in more),
             ).encode()
         files |= more
         _require_places(files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import requires
 from importlib.util import find_spec
@@ -38,15 +38,15 @@ def _brings_package(source: SourceCode) -> bool:
     )
 
 
-def imports_package(source: SourceCode) -> bool:
-    """Return whether any of the code that is bundled imports smddp, its own or another."""
+def imports_package(source: SourceCode, package: str = PACKAGE) -> bool:
+    """Return whether any of the code that is bundled imports smddp, or another package, its own or another."""
     roots = [Path(source.source_dir) if source.source_dir else source.script, *map(Path, source.dependencies)]
-    return any(_imports_package(path) for root in roots for path in _scripts(root))
+    return any(_imports_package(path, package) for root in roots for path in _scripts(root))
 
 
-def package_directory() -> Path:
-    """Return where the installed smddp lies."""
-    spec = find_spec(PACKAGE)
+def package_directory(package: str = PACKAGE) -> Path:
+    """Return where the installed smddp lies, or another package."""
+    spec = find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return Path(next(iter(spec.submodule_search_locations)))
@@ -63,15 +63,16 @@ def package_requirements() -> list[Requirement]:
     ]
 
 
-def with_package_requirements(own: str, *, from_wheels: bool = False) -> str:
-    """Return the text of a requirements.txt with what smddp needs and it does not name; its own lines stay.
+def with_requirements(own: str, requirements: Iterable[Requirement], *, from_wheels: bool = False) -> str:
+    """Return the text of a requirements.txt with what it does not name of some requirements; its own lines stay.
 
     Args:
         own: The text.
+        requirements: What is needed.
         from_wheels: Look for all that it asks for in the bundle's wheels, and in no index.
     """
     named = {_named_in(line) for line in own.splitlines()}
-    added = [str(requirement) for requirement in package_requirements() if requirement.name not in named]
+    added = [str(requirement) for requirement in requirements if requirement.name not in named]
     if own and not own.endswith("\n"):
         own += "\n"
     options = ["--no-index", f"--find-links {WHEELS}"] if from_wheels else []
@@ -97,27 +98,27 @@ def _scripts(root: Path) -> Iterator[Path]:
 
 def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
     """Return whether the script imports smddp, and calls one of its functions by a name such as ``smddp.run``."""
-    return _imports_package(source.script) and any(
+    return _imports_package(source.script, PACKAGE) and any(
         isinstance(node, ast.Call) and ast.unparse(node.func) in functions for node in ast.walk(parsed(source.script))
     )
 
 
-def _imports_package(path: Path) -> bool:
+def _imports_package(path: Path, package: str) -> bool:
     try:
         text = path.read_bytes()
-        if path.suffix != ".py" or PACKAGE.encode() not in text:
+        if path.suffix != ".py" or package.encode() not in text:
             return False
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError):  # not the entry point, or that one was judged already
         return False
-    return any(_is_import_of_package(node) for node in ast.walk(tree))
+    return any(_is_import_of_package(node, package) for node in ast.walk(tree))
 
 
-def _is_import_of_package(node: ast.AST) -> bool:
+def _is_import_of_package(node: ast.AST, package: str) -> bool:
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.level == 0:
         names = [node.module or ""]
     else:
         return False
-    return any(name.partition(".")[0] == PACKAGE for name in names)
+    return any(name.partition(".")[0] == package for name in names)

@@ -26,7 +26,7 @@ def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReade
     wants_job = []
     for name in signature(main).parameters:
         hint = hints.get(name)
-        if hint is Job or name == "job":
+        if takes_job(name, hint):
             wants_job.append(name)
             continue
         read = read_config(hint, job)
@@ -38,6 +38,11 @@ def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReade
         arguments[name], recorded = read
         job = dataclasses.replace(job, hyperparameters=recorded)
     return arguments | dict.fromkeys(wants_job, job), job
+
+
+def takes_job(name: str, hint: Any) -> bool:
+    """Return whether a parameter of this name and type is the job's."""
+    return hint is Job or name == "job"
 
 
 def read_dataclass(hint: Any, job: Job) -> tuple[Any, Mapping[str, Any]] | None:

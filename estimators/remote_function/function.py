@@ -1,0 +1,261 @@
+"""`remote`: a function that runs as a training job when it is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from estimators.errors import EstimatorError
+from estimators.remote_function.function_code import FunctionCode, check_guarded
+from estimators.remote_function.remote_job import RemoteJob
+
+if TYPE_CHECKING:
+    import boto3
+
+    from estimators.estimator import Estimator
+    from estimators.plan import Plan
+    from estimators.sdk.library import Session
+    from smddp.remote_function.sent_call import Serializer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+_OF_PLAN = frozenset({"inputs", "job_name", "experiment_config", "prices", "max_cost"})
+_OF_FIT = _OF_PLAN | {"logs", "rehearse", "on_event"}
+"""The arguments of ``Estimator.fit`` that are options here."""
+_NOT_HERE = {
+    "entry_point": "the function is what runs",
+    "git_config": "the function's code lies here",
+    "training_recipe": "the function is what runs",
+    "wait": "a call waits, and submit() does not",
+}
+
+
+class RemoteFunction(Generic[P, R]):
+    """A function that runs as a training job when it is called."""
+
+    def __init__(self, function: Callable[P, R], serializer: Serializer, options: Mapping[str, Any]) -> None:
+        """Wrap a function; use `remote`.
+
+        Raises:
+            EstimatorError: It is none that a job can call, or an option is none.
+        """
+        if not inspect.isfunction(function):
+            raise EstimatorError(f"{function!r} is no function: give remote() one that is defined by def.")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise EstimatorError(
+                f"{function.__qualname__}() is a coroutine or a generator, whose results can't travel: let it return "
+                "a value."
+            )
+        if serializer not in ("safetensors", "cloudpickle"):
+            raise EstimatorError(f"serializer={serializer!r}: give 'safetensors' or 'cloudpickle'.")
+        for name, reason in _NOT_HERE.items():
+            if name in options:
+                raise EstimatorError(f"{name} is no option of a remote function: {reason}. Leave it out.")
+        functools.update_wrapper(self, function)
+        self.function = function
+        """The plain function, which runs where it is called."""
+        self._serializer = serializer
+        self._options = dict(options)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function as a job, show its log, and return its result.
+
+        Raises:
+            EstimatorError: The call can't work as it is, and nothing was sent; or its result can't be read.
+            TrainingJobFailed: The function raised an exception, or the job failed; the reason has the traceback.
+            TrainingJobStopped: The job was stopped.
+        """
+        return self._send(args, kwargs, wait=True).result()
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> RemoteJob[R]:
+        """Start the job and return at once.
+
+        Raises:
+            EstimatorError: The call can't work as it is, and nothing was sent.
+        """
+        return self._send(args, kwargs, wait=False)
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+        """Return what the job of a call would run on, use and cost, and what is wrong with it. Nothing is sent.
+
+        Raises:
+            EstimatorError: The function can't be called in a job, or not with these arguments.
+        """
+        call = {name: value for name, value in self._options.items() if name in _OF_PLAN}
+        return self._estimator(args, kwargs).plan(call.pop("inputs", None), **call)
+
+    def options(self, *, serializer: Serializer | None = None, **changes: Any) -> RemoteFunction[P, R]:
+        """Return the same function with other options.
+
+        Args:
+            serializer: As for `remote`; by default as it is.
+            **changes: Options of `remote`; None takes one away.
+
+        Examples:
+            On a platform that there is only once the script runs::
+
+                with LocalSageMaker() as sagemaker:
+                    result = train.options(sagemaker_session=sagemaker.session)(0.1)
+        """
+        options = {name: value for name, value in {**self._options, **changes}.items() if value is not None}
+        return RemoteFunction(self.function, serializer or self._serializer, options)
+
+    def attach(self, name: str, session: Session | boto3.Session | None = None) -> RemoteJob[R]:
+        """Return a handle on a job of this function that was sent earlier.
+
+        Args:
+            name: The job's name.
+            session: Where the job is; by default the option ``sagemaker_session``, else AWS, as boto3 is configured.
+
+        Raises:
+            botocore.exceptions.ClientError: There is no such job.
+        """
+        from estimators.training_job import TrainingJob
+
+        job = TrainingJob.attach(name, session or self._options.get("sagemaker_session"))
+        return RemoteJob(job, self.function, self._serializer)
+
+    def _send(self, arguments: tuple[Any, ...], named: Mapping[str, Any], *, wait: bool) -> RemoteJob[R]:
+        estimator = self._estimator(arguments, named)
+        call = {name: value for name, value in self._options.items() if name in _OF_FIT}
+        job = estimator.fit(call.pop("inputs", None), wait, **call)
+        return RemoteJob(job, self.function, self._serializer)
+
+    def _estimator(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Estimator:
+        """Return the Estimator of a call, whose code is there for as long as it lives."""
+        from estimators import metric_lines
+        from estimators.checks import aws_limits
+        from estimators.estimator import Estimator
+        from estimators.remote_function.code_with_call import ENTRY_POINT, code_with_call
+        from smddp.errors import RemoteFunctionError
+        from smddp.remote_function import travelling_values
+        from smddp.remote_function.called_function import CalledFunction
+        from smddp.remote_function.program import ARGUMENTS
+        from smddp.remote_function.sent_call import CALL_VARIABLE, SentCall
+
+        name = self.function.__qualname__
+        if CALL_VARIABLE in os.environ:
+            raise EstimatorError(
+                f"{name}() is called in the job of a remote function, which sends no others: {name}.function() runs "
+                "there, and what only the sender is to run stands under if __name__ == '__main__':"
+            )
+        options = {key: value for key, value in self._options.items() if key not in _OF_FIT}
+        place, root, dependencies = self._place(options)
+        environment = options.pop("environment", None) or {}
+        pickled = self._serializer == "cloudpickle"
+        with tempfile.TemporaryDirectory(prefix="smddp-arguments-") as directory:
+            try:
+                called = CalledFunction.of(self.function)
+                value: Any = called.bind(arguments, named)
+                document, files = travelling_values.write(
+                    (replace(called, dataclasses={}), value) if pickled else value,
+                    Path(directory, ARGUMENTS),
+                    serializer=self._serializer,
+                    called="arguments",
+                    dataclasses=called.dataclasses,
+                )
+            except RemoteFunctionError as error:
+                raise EstimatorError(f"{error}. Nothing was sent.") from error
+            reference = f"{self.function.__module__ if place is None else place.module}:{name}"
+            call = SentCall.of(reference, self._serializer, document)
+            script = None if place is None else place.file
+            code, problems = code_with_call(root, dependencies, files, script=script, pickled=pickled)
+        for problem in problems:
+            logger.warning("%s", problem)
+        if base_job_name := re.sub("[^A-Za-z0-9]+", "-", name).strip("-"):
+            options.setdefault("base_job_name", base_job_name)
+        if place is not None and "metric_definitions" not in options:
+            most = aws_limits.most("metric_definitions")
+            options["metric_definitions"] = metric_lines.definitions(place.file, most=most)
+        try:
+            estimator = Estimator(
+                ENTRY_POINT.name,
+                source_dir=code,
+                environment={**environment, CALL_VARIABLE: call.to_text()},
+                **options,
+            )
+        except BaseException:
+            shutil.rmtree(code.parent, ignore_errors=True)
+            raise
+        weakref.finalize(estimator, shutil.rmtree, code.parent, ignore_errors=True)
+        return estimator
+
+    def _place(self, options: dict[str, Any]) -> tuple[FunctionCode | None, Path | None, list[str]]:
+        """Return where the function's code is, the directory to send, and what else; take these out of the options."""
+        source_dir, dependencies = options.pop("source_dir", None), options.pop("dependencies", None) or []
+        if isinstance(source_dir, str) and source_dir.lower().startswith("s3://"):
+            raise EstimatorError(f"source_dir is {source_dir}: the code of a remote function lies here. Leave it out.")
+        if str(options.get("instance_type")).startswith("local"):
+            raise EstimatorError(
+                f"instance_type={options['instance_type']!r} keeps no output from which a result could be read. Give "
+                "sagemaker_session=LocalSageMaker().session and an instance type of AWS."
+            )
+        given = None if source_dir is None else os.fspath(source_dir)
+        paths = [os.fspath(each) for each in dependencies]
+        pickled = self._serializer == "cloudpickle"
+        if not (pickled and self.function.__module__ == "__main__"):  # which the job does not import then
+            check_guarded(self.function)
+        try:
+            place = FunctionCode.of(self.function, given)
+        except EstimatorError:
+            if not pickled:
+                raise
+            return None, None if given is None else Path(given), paths
+        return place, place.root, paths
+
+
+@overload
+def remote(function: Callable[P, R], /, *, serializer: Serializer = ..., **options: Any) -> RemoteFunction[P, R]: ...
+@overload
+def remote(*, serializer: Serializer = ..., **options: Any) -> Callable[[Callable[P, R]], RemoteFunction[P, R]]: ...
+def remote(
+    function: Callable[..., Any] | None = None, /, *, serializer: Serializer = "safetensors", **options: Any
+) -> Any:
+    """Make a function run as a training job when it is called; a decorator.
+
+    The job gets the directory from which Python imports the function's module, finds the function there by its name,
+    and calls it on each rank under `smddp.run`; rank 0's result is the result. A parameter that is called ``job``, or
+    annotated with `smddp.Job`, gets the job, and the caller leaves it out.
+
+    Args:
+        function: It; defined at the top level of a module or script, unless it is pickled.
+        serializer: How function, arguments and result travel. ``"safetensors"``: the function by its name; tensors,
+            numpy arrays, numbers, texts, None, paths, dicts, lists, tuples, and dataclasses that the function's
+            annotations name, as safetensors and JSON; no code runs when they are loaded. ``"cloudpickle"``: all three
+            as pickles, for functions of notebooks and values of other types; sender and job need the same version of
+            Python.
+        **options: The parameters of `estimators.Estimator` but ``entry_point``; and ``inputs``, ``job_name``,
+            ``logs``, ``experiment_config``, ``prices``, ``max_cost``, ``rehearse`` and ``on_event`` as for its ``fit``.
+
+    Raises:
+        EstimatorError: It is no function that a job can call, or an option is none.
+
+    Examples:
+        A script::
+
+            @remote(instance_type="ml.g5.xlarge", role=ROLE)
+            def train(lr: float, layers: list[int]) -> dict[str, torch.Tensor]: ...
+
+
+            if __name__ == "__main__":
+                weights = train(0.1, [64, 64])  # waits, and shows the log
+                job = train.submit(0.01, [64, 64])  # returns at once; job.result() waits
+    """
+
+    def wrap(wrapped: Callable[..., Any]) -> RemoteFunction[..., Any]:
+        return RemoteFunction(wrapped, serializer, options)
+
+    return wrap if function is None else wrap(function)

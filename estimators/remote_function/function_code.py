@@ -1,0 +1,117 @@
+"""Where a function's code lies, and the name by which a job finds the function there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from estimators.errors import EstimatorError
+
+_REMEDY = "Define it in a module of its own, or give serializer='cloudpickle'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCode:
+    """A function of a module, as a job finds it."""
+
+    module: str
+    """Its name in the job: that of a script is its file's, and not ``__main__``."""
+    name: str
+    """The function's, in the module."""
+    file: Path
+    """The module's."""
+    root: Path
+    """The directory from which Python imports the module: the code that the job gets."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], source_dir: str | None) -> FunctionCode:
+        """Find a function's code.
+
+        Args:
+            function: It.
+            source_dir: The directory of the code; None: the one from which Python imports the function's module.
+
+        Raises:
+            EstimatorError: A job can't find the function by its name, or not in this directory; or the directory would
+                be one with more than a project in it.
+        """
+        name = function.__qualname__
+        namespace = inspect.unwrap(function).__globals__
+        if "<" in name:
+            what = "a lambda" if name.endswith("<lambda>") else "defined in another function"
+            raise EstimatorError(f"{name} is {what}, so that a job can't find it by its name. {_REMEDY}.")
+        if not namespace.get("__file__"):
+            raise EstimatorError(
+                f"{name}() is defined in a notebook or an interactive session, so that there is no file to send. "
+                f"{_REMEDY}."
+            )
+        file = Path(namespace["__file__"]).resolve()
+        spec = namespace.get("__spec__")
+        module = spec.name if spec is not None else file.stem
+        parts = [*module.split("."), *(["__init__"] if file.stem == "__init__" else [])]
+        root = Path(*file.parts[: -len(parts)])
+        if root.joinpath(*parts).with_suffix(".py") != file:
+            raise EstimatorError(f"{name}() is in {file}, which can't be imported as {module}. Rename the file.")
+        if not _is_found(function, name, namespace):
+            raise EstimatorError(f"{name} in {file} is something else than this function by now. {_REMEDY}.")
+        _check_root(name, root, file, source_dir)
+        return cls(module=module, name=name, file=file, root=root)
+
+
+def check_guarded(function: Callable[..., Any]) -> None:
+    """See that the job, which imports the function's module, does not make this call again, and so another job.
+
+    Raises:
+        EstimatorError: The call comes from a line that is run when the module is imported.
+    """
+    namespace = inspect.unwrap(function).__globals__
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals is namespace:
+            file, line = Path(namespace.get("__file__") or frame.f_code.co_filename), frame.f_lineno
+            if file.is_file() and not _is_guarded(file, line):
+                raise EstimatorError(
+                    f"{function.__qualname__}() is called by line {line} of {file.name}, which the job runs, too, when "
+                    "it imports the function from there. Put the call under: if __name__ == '__main__':"
+                )
+        frame = frame.f_back
+
+
+def _is_guarded(file: Path, line: int) -> bool:
+    """Return whether a line is run only where the file is the script that was started."""
+    guards = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.If))
+    return any(
+        ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+        for node in guards
+    )
+
+
+def _is_found(function: Callable[..., Any], name: str, namespace: dict[str, Any]) -> bool:
+    first, *rest = name.split(".")
+    found = namespace.get(first)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found is function or getattr(found, "function", None) is function
+
+
+def _check_root(name: str, root: Path, file: Path, source_dir: str | None) -> None:
+    installed = {Path(sysconfig.get_path(each)).resolve() for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+    if any(file.is_relative_to(each) for each in installed):
+        raise EstimatorError(
+            f"{name}() is in an installed package ({file}), which is not sent. Call it in a function of your own."
+        )
+    if source_dir is None and root in (Path.home().resolve(), Path(root.anchor)):
+        raise EstimatorError(
+            f"{name}() is in {file}, and all of {root} would be sent. Move the file into a directory of its own, or "
+            f"say source_dir={str(root)!r}."
+        )
+    if source_dir is not None and Path(source_dir).resolve() != root:
+        raise EstimatorError(
+            f"source_dir is {source_dir}, and {name}() is imported from {root}. Give that, or leave source_dir out."
+        )

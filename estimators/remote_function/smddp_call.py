@@ -1,0 +1,8 @@
+"""The entry point of a remote function's job, which lies beside the user's code there."""
+
+from __future__ import annotations
+
+from smddp.remote_function import run_call
+
+if __name__ == "__main__":
+    run_call()

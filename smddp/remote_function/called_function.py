@@ -1,0 +1,111 @@
+"""A function that is called in a job: its parameters, the job's among them, and the dataclasses that it names."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from smddp.errors import RemoteFunctionError
+from smddp.job import Job
+from smddp.training.main_arguments import takes_job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledFunction:
+    """A function, and what its signature says."""
+
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    job_parameters: tuple[str, ...]
+    """Those that get the `smddp.Job`: named ``job``, or annotated with it. The caller does not give them."""
+    dataclasses: Mapping[str, type]
+    """Those that the annotations name, and the annotations of their fields, by module and name; within the function's
+    own module by the name alone, for a script's module is called ``__main__`` only where it is started."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> CalledFunction:
+        """Look at a function.
+
+        Raises:
+            RemoteFunctionError: Its annotations can't be evaluated.
+        """
+        try:
+            hints = get_type_hints(function)
+            found = _dataclasses([hint for name, hint in hints.items() if not takes_job(name, hint)])
+        except Exception as error:  # an annotation is an expression of the user's
+            raise RemoteFunctionError(
+                f"the annotations of {function.__qualname__}() can't be evaluated: {error}. Import what they name at "
+                "run time, not under TYPE_CHECKING alone, or leave them out"
+            ) from error
+        signature = inspect.signature(function)
+        module = function.__module__
+        return cls(
+            function=function,
+            signature=signature,
+            job_parameters=tuple(name for name in signature.parameters if takes_job(name, hints.get(name))),
+            dataclasses={
+                each.__qualname__ if each.__module__ == module else f"{each.__module__}:{each.__qualname__}": each
+                for each in found
+            },
+        )
+
+    def bind(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a caller's arguments by the parameters' names.
+
+        Raises:
+            RemoteFunctionError: They do not fit the parameters.
+        """
+        given = [each for name, each in self.signature.parameters.items() if name not in self.job_parameters]
+        try:
+            return self.signature.replace(parameters=given).bind(*arguments, **named).arguments
+        except TypeError as error:
+            raise RemoteFunctionError(f"{self.function.__qualname__}(): {error}") from error
+
+    def call(self, arguments: Mapping[str, Any], job: Job) -> Any:
+        """Call the function with arguments by the parameters' names, and the job."""
+        bound = inspect.BoundArguments(self.signature, {**arguments, **dict.fromkeys(self.job_parameters, job)})
+        return self.function(*bound.args, **bound.kwargs)
+
+
+def find_function(reference: str, code_dir: Path) -> Callable[..., Any]:
+    """Import a function's module from a job's code, and return the function.
+
+    Args:
+        reference: ``module:qualified.name``.
+        code_dir: Where the code is; Python looks there first.
+
+    Raises:
+        RemoteFunctionError: There is no such function, or another module has its module's name.
+    """
+    module_name, _, name = reference.partition(":")
+    module = importlib.import_module(module_name)
+    if not Path(module.__file__ or "/").resolve().is_relative_to(code_dir.resolve()):
+        raise RemoteFunctionError(
+            f"{module_name} is {module.__file__} here, and not the job's own: rename the module that has {name}()"
+        )
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    function: Any = found if inspect.isfunction(found) else getattr(found, "function", None)
+    if not inspect.isfunction(function):
+        raise RemoteFunctionError(f"{module.__file__} has no function {name}: is it defined only where it was called?")
+    return function
+
+
+def _dataclasses(hints: list[Any]) -> list[type]:
+    """Return those that are in annotations, at any depth."""
+    found: list[type] = []
+    while hints:
+        hint = hints.pop()
+        hints += [*get_args(hint), *filter(None, [get_origin(hint)])]
+        if isinstance(hint, list):  # the parameters of a Callable
+            hints += hint
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in found:
+            found.append(hint)
+            hints += get_type_hints(hint).values()
+    return found
