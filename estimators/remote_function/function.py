@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
@@ -156,6 +157,8 @@ class RemoteFunction(Generic[P, R]):
         place, root, dependencies = self._place(options)
         environment = options.pop("environment", None) or {}
         pickled = self._serializer == "cloudpickle"
+        if pickled and "image_uri" not in options:
+            _settle_python(options)
         with tempfile.TemporaryDirectory(prefix="smddp-arguments-") as directory:
             try:
                 called = CalledFunction.of(self.function)
@@ -215,6 +218,16 @@ class RemoteFunction(Generic[P, R]):
                 raise
             return None, None if given is None else Path(given), paths
         return place, place.root, paths
+
+
+def _settle_python(options: dict[str, Any]) -> None:
+    """Choose this version of Python for a job whose image is not given, since pickled code is of one version."""
+    own = f"py{sys.version_info[0]}{sys.version_info[1]}"
+    if options.setdefault("py_version", own) != own:
+        raise EstimatorError(
+            f"py_version is {options['py_version']!r}, which can't run code that this Python pickles ({own}). Leave it "
+            "out, or do without serializer='cloudpickle'."
+        )
 
 
 @overload

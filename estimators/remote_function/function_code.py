@@ -69,16 +69,16 @@ def check_guarded(function: Callable[..., Any]) -> None:
     Raises:
         EstimatorError: The call comes from a line that is run when the module is imported.
     """
-    namespace = inspect.unwrap(function).__globals__
+    own = inspect.unwrap(function).__code__.co_filename
+    file = Path(own)
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals is namespace:
-            file, line = Path(namespace.get("__file__") or frame.f_code.co_filename), frame.f_lineno
-            if file.is_file() and not _is_guarded(file, line):
-                raise EstimatorError(
-                    f"{function.__qualname__}() is called by line {line} of {file.name}, which the job runs, too, when "
-                    "it imports the function from there. Put the call under: if __name__ == '__main__':"
-                )
+        code, line = frame.f_code, frame.f_lineno
+        if code.co_name == "<module>" and code.co_filename == own and file.is_file() and not _is_guarded(file, line):
+            raise EstimatorError(
+                f"{function.__qualname__}() is called by line {line} of {file.name}, which the job runs, too, when it "
+                "imports the function from there. Put the call under: if __name__ == '__main__':"
+            )
         frame = frame.f_back
 
 

@@ -77,8 +77,8 @@ class Contents:
         files |= more
         _require_places(files)
         is_source = not needs and not more and all(path.endswith(CACHE) for path in stays)
-        if stays and not is_source:
-            logger.info("left out of the bundle: %s", _listed(stays))
+        if told := [path for path in stays if not path.endswith(CACHE)]:
+            logger.info("left out of the bundle: %s", _listed(told))
         return cls(
             files=files,
             entry_point=entry_point,

@@ -172,6 +172,10 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an entry point": (lambda training: training.train_it.options(entry_point="a.py"), "entry_point is no option"),
     "an unknown option": (lambda training: training.train_it.options(spot=True)(1), "'spot' is no parameter"),
     "a serializer": (lambda training: remote(local(), serializer="pickle"), "serializer='pickle': give 'safe"),  # type: ignore[call-overload]
+    "pickles for another Python": (
+        lambda training: training.train_it.options(serializer="cloudpickle", image_uri=None, py_version="py27")(1),
+        "py_version is 'py27', which can't run code that this Python pickles",
+    ),
     "a class": (lambda training: remote(dict), r"<class 'dict'> is no function"),
     "a dependency": (
         lambda training: training.train_it.options(dependencies=["gone"])(training.Config(1)),
