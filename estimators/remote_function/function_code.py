@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ def _check_root(name: str, root: Path, file: Path, source_dir: str | None) -> No
         raise EstimatorError(
             f"{name}() is in an installed package ({file}), which is not sent. Call it in a function of your own."
         )
-    if source_dir is None and root in (Path.home().resolve(), Path(root.anchor)):
+    if source_dir is None and root in {Path(each).resolve() for each in (Path.home(), tempfile.gettempdir(), "/")}:
         raise EstimatorError(
             f"{name}() is in {file}, and all of {root} would be sent. Move the file into a directory of its own, or "
             f"say source_dir={str(root)!r}."

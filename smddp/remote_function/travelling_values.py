@@ -67,7 +67,7 @@ def write(
             "these, or use serializer='cloudpickle'"
         ) from error
     except RecursionError as error:
-        raise RemoteFunctionError(f"{called}: they are nested too deep, or contain themselves") from error
+        raise RemoteFunctionError(f"{called}: something in there is nested too deep, or contains itself") from error
     except (AttributeError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise RemoteFunctionError(f"{called}: {error}") from error
     _check_size(called, len(document), MOST_DOCUMENT_BYTES)

@@ -205,6 +205,16 @@ def test_a_file_that_is_left_out_is_refused(project: Path, training: Any) -> Non
         training.train_it(training.Config(0.1))
 
 
+def test_a_home_directory_is_sent_only_by_its_name(
+    project: Path, training: Any, monkeypatch: pytest.MonkeyPatch, sagemaker_session: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    function = training.train_it.options(sagemaker_session=sagemaker_session)
+    with pytest.raises(EstimatorError, match=r"all of .*project would be sent"):
+        function.plan(training.Config(0.1))
+    assert not function.options(source_dir=project).plan(training.Config(0.1)).errors
+
+
 def test_within_a_job_no_other_is_sent(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CALL_VARIABLE, "{}")
     with pytest.raises(EstimatorError, match=r"train_it\(\) is called in the job of a remote function"):

@@ -84,7 +84,7 @@ def test_what_cannot_travel_is_refused_with_its_place(tmp_path: Path, value: Any
 def test_a_list_in_itself_is_refused(tmp_path: Path) -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(RemoteFunctionError, match="nested too deep, or contain themselves"):
+    with pytest.raises(RemoteFunctionError, match="nested too deep, or contains itself"):
         write(endless, tmp_path / "a")
 
 
