@@ -50,7 +50,14 @@ def _call(job: Job) -> None:
         given = travelling_values.read(
             arguments, serializer=call.serializer, check=call.check_arguments, dataclasses=called.dataclasses
         )
-    result = called.call(given, job)
+    try:
+        result = called.call(given, job)
+    except SystemExit as ending:
+        if ending.code in (None, 0):  # smddp.run takes it for a good end
+            raise RemoteFunctionError(
+                f"{call.function} ended by sys.exit(), and so has no result: let it return"
+            ) from None
+        raise
     if job.cluster.is_main:
         _write(result, call, called, job.output_data_dir)
 
