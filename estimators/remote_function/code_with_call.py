@@ -28,7 +28,7 @@ def code_with_call(
         root: The directory of the user's code; None: there is none.
         dependencies: More files and directories of it.
         arguments: The files of the call.
-        script: The file of `root` that has the function; None if that travels with the arguments.
+        script: The file of `root` that has the function; None if the job does not look for it there.
         pickled: Whether they are pickles, which the job needs cloudpickle for.
 
     Returns:

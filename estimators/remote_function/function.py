@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from estimators.estimator import Estimator
     from estimators.plan import Plan
     from estimators.sdk.library import Session
-    from smddp.remote_function.sent_call import Serializer
+    from smddp.remote_function.sent_call import SentCall, Serializer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -141,11 +141,7 @@ class RemoteFunction(Generic[P, R]):
         from estimators.checks import aws_limits
         from estimators.estimator import Estimator
         from estimators.remote_function.code_with_call import ENTRY_POINT, code_with_call
-        from smddp.errors import RemoteFunctionError
-        from smddp.remote_function import travelling_values
-        from smddp.remote_function.called_function import CalledFunction
-        from smddp.remote_function.program import ARGUMENTS
-        from smddp.remote_function.sent_call import CALL_VARIABLE, SentCall
+        from smddp.remote_function.sent_call import CALL_VARIABLE
 
         name = self.function.__qualname__
         if CALL_VARIABLE in os.environ:
@@ -154,27 +150,21 @@ class RemoteFunction(Generic[P, R]):
                 "there, and what only the sender is to run stands under if __name__ == '__main__':"
             )
         options = {key: value for key, value in self._options.items() if key not in _OF_FIT}
-        place, root, dependencies = self._place(options)
-        environment = options.pop("environment", None) or {}
+        given = Estimator(ENTRY_POINT.name, **options).arguments  # which are paths by now, if they are any
+        place = self._place(given)
+        environment = options.pop("environment", {})
+        if not isinstance(environment, Mapping):
+            raise EstimatorError(f"environment is {environment!r}: give a dict of texts.")
         pickled = self._serializer == "cloudpickle"
         if pickled and "image_uri" not in options:
             _settle_python(options)
+        reference = f"{self.function.__module__ if place is None else place.module}:{name}"
         with tempfile.TemporaryDirectory(prefix="smddp-arguments-") as directory:
-            try:
-                called = CalledFunction.of(self.function)
-                value: Any = called.bind(arguments, named)
-                document, files = travelling_values.write(
-                    (replace(called, dataclasses={}), value) if pickled else value,
-                    Path(directory, ARGUMENTS),
-                    serializer=self._serializer,
-                    called="arguments",
-                    dataclasses=called.dataclasses,
-                )
-            except RemoteFunctionError as error:
-                raise EstimatorError(f"{error}. Nothing was sent.") from error
-            reference = f"{self.function.__module__ if place is None else place.module}:{name}"
-            call = SentCall.of(reference, self._serializer, document)
-            script = None if place is None else place.file
+            call, files = self._write(arguments, named, reference, Path(directory))
+            dependencies = given.get("dependencies", [])
+            source_dir = given.get("source_dir", None if place is None else place.root)
+            root = None if source_dir is None else Path(source_dir)
+            script = None if place is None or pickled else place.file
             code, problems = code_with_call(root, dependencies, files, script=script, pickled=pickled)
         for problem in problems:
             logger.warning("%s", problem)
@@ -183,41 +173,56 @@ class RemoteFunction(Generic[P, R]):
         if place is not None and "metric_definitions" not in options:
             most = aws_limits.most("metric_definitions")
             options["metric_definitions"] = metric_lines.definitions(place.file, most=most)
+        options |= {"environment": {**environment, CALL_VARIABLE: call.to_text()}}
+        options |= {"source_dir": code, "dependencies": None}
         try:
-            estimator = Estimator(
-                ENTRY_POINT.name,
-                source_dir=code,
-                environment={**environment, CALL_VARIABLE: call.to_text()},
-                **options,
-            )
+            estimator = Estimator(ENTRY_POINT.name, **options)
         except BaseException:
             shutil.rmtree(code.parent, ignore_errors=True)
             raise
         weakref.finalize(estimator, shutil.rmtree, code.parent, ignore_errors=True)
         return estimator
 
-    def _place(self, options: dict[str, Any]) -> tuple[FunctionCode | None, Path | None, list[str]]:
-        """Return where the function's code is, the directory to send, and what else; take these out of the options."""
-        source_dir, dependencies = options.pop("source_dir", None), options.pop("dependencies", None) or []
-        if isinstance(source_dir, str) and source_dir.lower().startswith("s3://"):
+    def _write(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], reference: str, directory: Path
+    ) -> tuple[SentCall, list[Path]]:
+        """Write a call's arguments; return the call and the files."""
+        from smddp.errors import RemoteFunctionError
+        from smddp.remote_function import travelling_values
+        from smddp.remote_function.called_function import CalledFunction
+        from smddp.remote_function.program import ARGUMENTS
+        from smddp.remote_function.sent_call import SentCall
+
+        try:
+            called = CalledFunction.of(self.function)
+            value: Any = called.bind(arguments, named)
+            if self._serializer == "cloudpickle":
+                value = replace(called, dataclasses={}), value
+            document, files = travelling_values.write(
+                value,
+                directory / ARGUMENTS,
+                serializer=self._serializer,
+                called="arguments",
+                dataclasses=called.dataclasses,
+            )
+        except RemoteFunctionError as error:
+            raise EstimatorError(f"{error}. Nothing was sent.") from error
+        return SentCall.of(reference, self._serializer, document), files
+
+    def _place(self, given: Mapping[str, Any]) -> FunctionCode | None:
+        """Return where the function's code is; None: in a notebook."""
+        source_dir = given.get("source_dir")
+        if source_dir is not None and source_dir.lower().startswith("s3://"):
             raise EstimatorError(f"source_dir is {source_dir}: the code of a remote function lies here. Leave it out.")
-        if str(options.get("instance_type")).startswith("local"):
+        if str(given.get("instance_type")).startswith("local"):
             raise EstimatorError(
-                f"instance_type={options['instance_type']!r} keeps no output from which a result could be read. Give "
+                f"instance_type={given['instance_type']!r} keeps no output from which a result could be read. Give "
                 "sagemaker_session=LocalSageMaker().session and an instance type of AWS."
             )
-        given = None if source_dir is None else os.fspath(source_dir)
-        paths = [os.fspath(each) for each in dependencies]
         pickled = self._serializer == "cloudpickle"
         if not (pickled and self.function.__module__ == "__main__"):  # which the job does not import then
             check_guarded(self.function)
-        try:
-            place = FunctionCode.of(self.function, given)
-        except EstimatorError:
-            if not pickled:
-                raise
-            return None, None if given is None else Path(given), paths
-        return place, place.root, paths
+        return FunctionCode.of(self.function, source_dir, pickled=pickled)
 
 
 def _settle_python(options: dict[str, Any]) -> None:

@@ -30,12 +30,16 @@ class FunctionCode:
     """The directory from which Python imports the module: the code that the job gets."""
 
     @classmethod
-    def of(cls, function: Callable[..., Any], source_dir: str | None) -> FunctionCode:
+    def of(cls, function: Callable[..., Any], source_dir: str | None, *, pickled: bool = False) -> FunctionCode | None:
         """Find a function's code.
 
         Args:
             function: It.
             source_dir: The directory of the code; None: the one from which Python imports the function's module.
+            pickled: The job does not look for the function by its name, but for what it uses of its module.
+
+        Returns:
+            It; None for a pickled function of a notebook, whose module has no file.
 
         Raises:
             EstimatorError: A job can't find the function by its name, or not in this directory; or the directory would
@@ -43,10 +47,12 @@ class FunctionCode:
         """
         name = function.__qualname__
         namespace = inspect.unwrap(function).__globals__
-        if "<" in name:
+        if "<" in name and not pickled:
             what = "a lambda" if name.endswith("<lambda>") else "defined in another function"
             raise EstimatorError(f"{name} is {what}, so that a job can't find it by its name. {_REMEDY}.")
         if not namespace.get("__file__"):
+            if pickled:
+                return None
             raise EstimatorError(
                 f"{name}() is defined in a notebook or an interactive session, so that there is no file to send. "
                 f"{_REMEDY}."
@@ -58,7 +64,7 @@ class FunctionCode:
         root = Path(*file.parts[: -len(parts)])
         if root.joinpath(*parts).with_suffix(".py") != file:
             raise EstimatorError(f"{name}() is in {file}, which can't be imported as {module}. Rename the file.")
-        if not _is_found(function, name, namespace):
+        if not pickled and not _is_found(function, name, namespace):
             raise EstimatorError(f"{name} in {file} is something else than this function by now. {_REMEDY}.")
         _check_root(name, root, file, source_dir)
         return cls(module=module, name=name, file=file, root=root)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -105,7 +104,7 @@ def _dataclasses(hints: list[Any]) -> list[type]:
         hints += [*get_args(hint), *filter(None, [get_origin(hint)])]
         if isinstance(hint, list):  # the parameters of a Callable
             hints += hint
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in found:
+        if isinstance(hint, type) and is_dataclass(hint) and hint not in found:
             found.append(hint)
             hints += get_type_hints(hint).values()
     return found

@@ -8,11 +8,10 @@ The document vouches for the tensors; who reads it has to know who vouches for t
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -66,6 +65,8 @@ def write(
             f"{error}; beside them paths, and the dataclasses that the function's annotations name. Give it as one of "
             "these, or use serializer='cloudpickle'"
         ) from error
+    except RemoteFunctionError:
+        raise
     except RecursionError as error:
         raise RemoteFunctionError(f"{called}: something in there is nested too deep, or contains itself") from error
     except (AttributeError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
@@ -109,11 +110,11 @@ def read(
                 raise RemoteFunctionError(f"{file.name} is not the file that was written beside {file.stem}.json")
             tensors = safetensors.torch.load(data)
         return unflatten(content["value"], tensors, _MoreKinds(dataclasses))
+    except RemoteFunctionError:
+        raise
     except (CheckpointError, safetensors.SafetensorError) as error:
         raise RemoteFunctionError(f"{place.name} can't be put together: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, RemoteFunctionError):
-            raise
         raise RemoteFunctionError(f"{place.name} can't be put together: {type(error).__name__}: {error}") from error
 
 
@@ -130,7 +131,7 @@ class _MoreKinds:
         name = next((name for name, each in self.dataclasses.items() if each is kind), None)
         if name is None:
             return None
-        return _DATACLASS + name, {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        return _DATACLASS + name, {each.name: getattr(value, each.name) for each in fields(kind)}  # type: ignore[arg-type]
 
     def put_together(self, kind: str, value: Any) -> Any:
         if kind == _PATH:
@@ -139,7 +140,7 @@ class _MoreKinds:
         known = self.dataclasses.get(name)
         if known is None or name == kind:
             raise CheckpointError(f"there is a {kind!r}, which no annotation of the function names")
-        if value.keys() != {each.name for each in dataclasses.fields(known)}:
+        if value.keys() != {each.name for each in fields(known)}:
             raise CheckpointError(f"{name} has other fields here: {', '.join(value)}. The code has changed meanwhile")
         restored: Any = object.__new__(known)
         for field, each in value.items():

@@ -66,13 +66,9 @@ def test_what_the_function_raises_comes_back_with_its_place(functions: ModuleTyp
 
 
 def test_a_closure_is_pickled_if_asked_for_and_a_pickle_of_somebody_elses_is_not_loaded(
-    options: dict[str, Any], platform: LocalSageMaker, tmp_path: Path
+    functions: ModuleType, options: dict[str, Any], platform: LocalSageMaker, tmp_path: Path
 ) -> None:
-    scale = complex(0, 2)
-
-    def closure(value: complex, job: Any) -> tuple[complex, str]:
-        return value * scale, job.cluster.host
-
+    closure = functions.multiplier(complex(0, 2))
     multiply: RemoteFunction[..., Any] = remote(closure, **options, serializer="cloudpickle")
     job = multiply.submit(3 + 1j)
     assert job.result() == (-2 + 6j, "algo-1")
@@ -82,7 +78,7 @@ def test_a_closure_is_pickled_if_asked_for_and_a_pickle_of_somebody_elses_is_not
     with pytest.raises(EstimatorError, match="the result is not the one that the job has written"):
         job.result()
     assert not marker.exists()
-    with pytest.raises(EstimatorError, match=r"it has called .*closure by cloudpickle, and"):
+    with pytest.raises(EstimatorError, match=r"it has called .*multiply by cloudpickle, and"):
         multiply.options(serializer="safetensors").attach(job.training_job.name).result()
 
 

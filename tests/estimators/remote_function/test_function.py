@@ -176,6 +176,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda training: training.train_it.options(serializer="cloudpickle", image_uri=None, py_version="py27")(1),
         "py_version is 'py27', which can't run code that this Python pickles",
     ),
+    "one dependency": (
+        lambda training: training.train_it.options(dependencies="ab")(1),
+        "dependencies is one path, 'ab'",
+    ),
+    "an environment": (lambda training: training.train_it.options(environment=["A"])(1), r"environment is \['A'\]"),
     "a class": (lambda training: remote(dict), r"<class 'dict'> is no function"),
     "a dependency": (
         lambda training: training.train_it.options(dependencies=["gone"])(training.Config(1)),
