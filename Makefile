@@ -52,7 +52,7 @@ $(BIN)/python:
 
 .venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing torch, torchvision, sagemaker and moto into .venv (once; about 6 GB on disk) …"
-	$(PIP) -e '.[local,vision]'
+	$(PIP) -e '.[local,vision,console]'
 	touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -41,6 +41,10 @@ def _succeeds(*command: str) -> bool:
 
 
 CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
+    "browser": (
+        lambda: shutil.which("chromium") is not None and find_spec("playwright") is not None,
+        "no chromium, or no playwright: install chromium, pip install -e '.[dev]'",
+    ),
     "docker": (_docker_answers, "no Docker engine answers"),
     "loops": (
         lambda: all(find_spec(name) is not None for name in ("accelerate", "lightning", "transformers")),

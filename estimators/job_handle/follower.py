@@ -49,7 +49,7 @@ class Follower:
 
     def events(self) -> Iterator[JobEvent]:
         """Yield the job's changes of status, its lines and the values in them as they come, until its end."""
-        for event in self._looks(lambda: False):
+        for event in self.looks(lambda: False):
             if isinstance(event, float):
                 time.sleep(event)
             else:
@@ -60,7 +60,7 @@ class Follower:
         import asyncio
 
         cancelled = threading.Event()
-        looks = self._looks(cancelled.is_set)
+        looks = self.looks(cancelled.is_set)
         try:
             while (event := await asyncio.to_thread(next, looks, None)) is not None:
                 if isinstance(event, float):
@@ -70,8 +70,15 @@ class Follower:
         finally:
             cancelled.set()  # the thread may be in a pause of minutes, and a program that ends waits for it
 
-    def _looks(self, cancelled: Callable[[], bool]) -> Iterator[JobEvent | float]:
-        """Yield what each look at the job shows, and how many seconds to sleep before the next one."""
+    def looks(self, cancelled: Callable[[], bool]) -> Iterator[JobEvent | float]:
+        """Yield what each look at the job shows, and how many seconds to sleep before the next one.
+
+        Args:
+            cancelled: Whether nobody wants the events any more, which ends the pauses of requests that fail.
+
+        Raises:
+            smddp.storage.s3_retries.Cancelled: It was cancelled in such a pause.
+        """
         reader = self._open_log(cancelled) if self._open_log is not None else None
         metrics: MetricReader | None = None
         seen: set[tuple[str, datetime]] = set()

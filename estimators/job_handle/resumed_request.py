@@ -42,6 +42,16 @@ def new_name(before: str, now: datetime | None = None) -> str:
     return f"{_TIME_IN_NAME.sub('', before)[: _LONGEST_NAME - len(moment)].rstrip('-')}{moment}"
 
 
+def sent_request(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the CreateTrainingJob that a description tells of; a copy. Tags are no part of a description."""
+    shape = service_model().operation_model("CreateTrainingJob").input_shape
+    assert shape is not None
+    request = {key: copy.deepcopy(value) for key, value in description.items() if key in shape.members and value != []}
+    if not request["OutputDataConfig"].get("KmsKeyId"):  # a description says "" for none
+        request["OutputDataConfig"].pop("KmsKeyId", None)
+    return request
+
+
 def resumed_request(description: Mapping[str, Any], changes: Changes, name: str) -> dict[str, Any]:
     """Return the request. Tags are no part of a description, and so not of it.
 
@@ -53,11 +63,7 @@ def resumed_request(description: Mapping[str, Any], changes: Changes, name: str)
     Raises:
         EstimatorError: A change does not fit the job.
     """
-    shape = service_model().operation_model("CreateTrainingJob").input_shape
-    assert shape is not None
-    request = {key: copy.deepcopy(value) for key, value in description.items() if key in shape.members and value != []}
-    if not request["OutputDataConfig"].get("KmsKeyId"):  # a description says "" for none
-        request["OutputDataConfig"].pop("KmsKeyId", None)
+    request = sent_request(description)
     request["TrainingJobName"] = name
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
     if changes.instance_type is not None or changes.instance_count is not None:

@@ -1,0 +1,145 @@
+"""Line charts, as the numbers that a template draws as SVG: no script and no library is needed to see one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from estimators.console.job_watch import MetricPoint
+from smddp.process.live_text import duration
+
+WIDTH, HEIGHT = 360.0, 170.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0
+_COLUMNS = 300
+"""Of so many columns each shows its least and its greatest value, so that no peak is lost."""
+_TICKS = 4
+"""Between so many steps and twice as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The values of one job."""
+
+    job: str
+    lives: Sequence[Sequence[MetricPoint]]
+    """Apart: no line is drawn over an interruption."""
+    began: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a chart, or a dot where there is one value."""
+
+    number: int
+    """The job's, from 0, which decides the colour."""
+    job: str
+    points: Sequence[tuple[float, float]]
+
+    @property
+    def text(self) -> str:
+        """The points as SVG has them."""
+        return " ".join(f"{x:.2f},{y:.2f}" for x, y in self.points)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart as it is drawn, in units of an SVG of `WIDTH` by `HEIGHT`."""
+
+    metric: str
+    over: str
+    """``step``, or ``time`` where a value has no step."""
+    lines: Sequence[Line]
+    marks: Sequence[tuple[float, str]]
+    """Where a job went on, and as which attempt."""
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    is_logarithmic: bool
+
+
+def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -> Chart:
+    """Draw a metric of some jobs.
+
+    Args:
+        metric: Its name.
+        series: Each has one value at least.
+        logarithmic: Whether the values' scale is to be logarithmic, if all are above 0.
+    """
+    points = [point for one in series for life in one.lives for point in life]
+    by_step = all(point.step is not None for point in points)
+    logarithmic = logarithmic and all(point.value > 0 for point in points)
+
+    def place(one: Series, point: MetricPoint) -> tuple[float, float]:
+        x = point.step if by_step and point.step is not None else (point.time - one.began).total_seconds()
+        return x, math.log10(point.value) if logarithmic else point.value
+
+    raw = [[[place(one, point) for point in life] for life in one.lives] for one in series]
+    x_range = _range([x for one in raw for life in one for x, _ in life])
+    y_range = _range([y for one in raw for life in one for _, y in life], margin=0.04)
+    to_x = _scale(x_range, LEFT, WIDTH - RIGHT)
+    to_y = _scale(y_range, HEIGHT - BOTTOM, TOP)
+    lines, marks = [], []
+    for number, (one, lives) in enumerate(zip(series, raw, strict=True)):
+        for attempt, life in enumerate(lives, start=1):
+            if not life:
+                continue
+            drawn = [(to_x(x), to_y(y)) for x, y in life]
+            lines.append(Line(number=number, job=one.job, points=_thinned(drawn)))
+            if attempt > 1:
+                marks.append((drawn[0][0], f"attempt {attempt}" if len(series) == 1 else ""))
+    return Chart(
+        metric=metric,
+        over="step" if by_step else "time",
+        lines=lines,
+        marks=marks,
+        x_ticks=[(to_x(x), _number(x) if by_step else duration(x)) for x in _ticks(x_range)],
+        y_ticks=[(to_y(y), _number(10**y if logarithmic else y)) for y in _ticks(y_range)],
+        x_range=x_range,
+        y_range=y_range,
+        is_logarithmic=logarithmic,
+    )
+
+
+def _range(values: Sequence[float], margin: float = 0.0) -> tuple[float, float]:
+    least, most = min(values), max(values)
+    room = (most / 2 - least / 2) * 2 * margin if most > least else abs(most) * 0.5 or 1.0
+    low, high = least - room, most + room
+    return (low, high) if math.isfinite(high - low) else (-1e308 / 2, 1e308 / 2)  # a log may say any number
+
+
+def _scale(values: tuple[float, float], start: float, end: float) -> Callable[[float], float]:
+    low, high = values
+    return lambda value: start + (end - start) * min(1.0, max(0.0, (value - low) / (high - low)))
+
+
+def _ticks(values: tuple[float, float]) -> list[float]:
+    """Return a few round numbers in a range: multiples of 1, 2 or 5 times a power of ten."""
+    low, high = values
+    rough = (high - low) / _TICKS
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next((factor * unit for factor in (1, 2, 5) if factor * unit >= rough), 10 * unit)
+    first = math.ceil(low / step)
+    return [number * step for number in range(first, first + _TICKS + 2) if number * step <= high]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Return so many points as can be seen, the greatest and the least of each column among them."""
+    if len(points) <= 2 * _COLUMNS:
+        return points
+    kept = []
+    for column in range(_COLUMNS):
+        part = points[column * len(points) // _COLUMNS : (column + 1) * len(points) // _COLUMNS]
+        extremes = {part.index(min(part, key=_y)), part.index(max(part, key=_y))}
+        kept += [part[index] for index in sorted(extremes)]
+    return kept
+
+
+def _y(point: tuple[float, float]) -> float:
+    return point[1]

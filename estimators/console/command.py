@@ -1,0 +1,110 @@
+"""``smddp console``: the web page from a shell."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from estimators.console.place import Place
+
+NEEDED = ("starlette", "uvicorn", "jinja2")
+"""What the extra ``console`` brings."""
+_LOOK_SECONDS = 0.5
+
+
+def console(
+    local: Annotated[bool, typer.Option("--local", help="Show the local platform, of smddp local up.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option(help="With --local: the directory it runs on; .smddp by default.")
+    ] = None,
+    region: Annotated[str | None, typer.Option(help="The AWS region; by default the configured one.")] = None,
+    profile: Annotated[str | None, typer.Option(help="The profile of ~/.aws to use.")] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Show buttons that stop and resume jobs, and interrupt local ones.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")] = 0,
+) -> None:
+    """Show training jobs in a browser, until Ctrl-C: of AWS, as it is configured, or of the local platform.
+
+    Nothing is changed without --write. The link that it prints opens the console once; then it prints the next one.
+    """
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        _fail(f"{', '.join(missing)} not installed. Do: pip install 'smddp[console]'")
+    if local and (region or profile):
+        raise typer.BadParameter("--region and --profile are for AWS: leave them out, or --local.")
+    if directory is not None and not local:
+        raise typer.BadParameter("--directory is the local platform's: add --local.")
+    from estimators.console.server import Console
+    from estimators.errors import EstimatorError
+    from estimators.local.errors import LocalPlatformError
+
+    try:
+        place = _local(directory or Path(".smddp"), write) if local else _aws(region, profile, write)
+        server = Console(place, port=port, entered=lambda link: typer.echo(f"opened. In another browser: {link}"))
+    except (EstimatorError, LocalPlatformError) as error:
+        _fail(str(error))
+    end = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: end.set())
+    with server:
+        typer.echo(f"The console of {place.name}, until Ctrl-C: {server.link}")
+        while server.wait(_LOOK_SECONDS) and not end.is_set():
+            pass
+
+
+def _local(directory: Path, write: bool) -> Place:
+    """Return the platform that runs on a directory.
+
+    Raises:
+        LocalPlatformError: None does.
+    """
+    from estimators.console.place import Place
+    from estimators.local.kept_access import KeptAccess
+    from estimators.local.signed_request import ask
+
+    access = KeptAccess(directory.absolute()).require_running()
+
+    def interrupt(name: str) -> None:
+        ask(access, "InterruptTrainingJob", {"TrainingJobName": name}, service="SmddpLocal")
+
+    name = f"local platform · {directory}"
+    return Place(name=name, session=access.boto_session(), may_write=write, interrupt=interrupt if write else None)
+
+
+def _aws(region: str | None, profile: str | None, write: bool) -> Place:
+    """Return the account that boto3 is configured for.
+
+    Raises:
+        EstimatorError: There is no region, no such profile, or there are no credentials.
+    """
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    from estimators.console.place import Place
+    from estimators.errors import EstimatorError
+
+    try:
+        session = boto3.Session(region_name=region, profile_name=profile)
+        if session.region_name is None:
+            raise EstimatorError("no AWS region is configured. Give --region, or set AWS_DEFAULT_REGION.")
+        if session.get_credentials() is None:
+            raise EstimatorError(
+                "no AWS credentials are configured. Give --profile, or set AWS_PROFILE; --local shows the platform of "
+                "this machine."
+            )
+        return Place(name=f"AWS · {session.region_name}", session=session, may_write=write)
+    except (BotoCoreError, ValueError) as error:  # no such profile, or what is no region
+        if isinstance(error, EstimatorError):
+            raise
+        raise EstimatorError(f"AWS can't be asked: {error}. Correct the configuration of AWS.") from error
+
+
+def _fail(reason: str) -> NoReturn:
+    typer.echo(f"smddp console: {reason}", err=True)
+    raise typer.Exit(2)

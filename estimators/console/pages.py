@@ -1,0 +1,302 @@
+"""The pages, and which addresses they have.
+
+Each is made anew at each request, and asks for itself again while it is shown: a page has no state of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+from jinja2 import Environment, PackageLoader
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from estimators.console import chart, comparison, job_list, timeline
+from estimators.console.job_watch import JobWatch, MetricCourse, Watches
+from estimators.console.masking import masked
+from estimators.console.place import Place
+from estimators.errors import EstimatorError
+from estimators.job_handle.resumed_request import sent_request
+from estimators.log_view import as_shown
+from estimators.service_model import service_model, violations
+from smddp.errors import SmddpError
+from smddp.process.live_text import duration
+
+MOST_COMPARED = 8
+MOST_LINES = 400
+"""That one answer holds."""
+LIST_SECONDS, JOB_SECONDS = 5, 2
+"""How often a page asks again while something may change."""
+_FIRST_LOOK_SECONDS = 0.5
+_PARTS = "time_"
+"""How the names of the metrics begin that say where a step's time goes."""
+
+
+class Pages:
+    """What the console shows of a place."""
+
+    def __init__(self, place: Place, root: str) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            place: Where the jobs are.
+            root: The path under which all pages lie.
+        """
+        self._place = place
+        self._root = root
+        self.watches = Watches(place)
+        self._templates = Environment(
+            loader=PackageLoader("estimators.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        )
+        self._templates.globals.update(root=root, place=place, chart_size=(chart.WIDTH, chart.HEIGHT), box=chart)
+        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=as_shown, size=_size)
+
+    def app(self) -> Starlette:
+        """Return them as an application."""
+        job = "/jobs/{name}"
+        routes: list[Route | Mount] = [
+            Route("/", self._jobs),
+            Route("/compare", self._compare),
+            Route(job, self._job),
+            Route(f"{job}/log", self._log),
+            Route(f"{job}/lines", self._lines),
+            Route(f"{job}/log.txt", self._whole_log),
+            Route(f"{job}/checkpoints", self._checkpoints),
+            Route(f"{job}/request", self._request),
+            Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
+        ]
+        if self._place.may_write:
+            routes.append(Route(f"{job}/{{action}}", self._act, methods=["POST"]))
+        return Starlette(
+            routes=[Mount(self._root, routes=routes)],
+            exception_handlers={
+                HTTPException: self._failed,
+                ClientError: self._failed,
+                BotoCoreError: self._failed,
+                EstimatorError: self._failed,
+                SmddpError: self._failed,
+            },
+        )
+
+    def _jobs(self, request: Request) -> Response:
+        wanted, token = job_list.JobFilter.of(request.query_params), request.query_params.get("after", "")
+        page = job_list.job_page(self._place.sagemaker, wanted, token)
+        return self._page(
+            "jobs.html",
+            request,
+            poll=LIST_SECONDS,
+            jobs=page.jobs,
+            next_token=page.next_token,
+            is_first=not token,
+            wanted=wanted,
+            statuses=job_list.STATUSES,
+            spans=job_list.SPANS,
+        )
+
+    def _job(self, request: Request) -> Response:
+        watch = self._watch(request)
+        logarithmic = request.query_params.get("scale") == "log"
+        began, courses = watch.description["CreationTime"], watch.courses()
+        charts = [
+            (chart.chart(name, [_series(watch, course, began)], logarithmic=logarithmic), course)
+            for name, course in courses.items()
+            if not name.startswith(_PARTS)
+        ]
+        parts = {name.removeprefix(_PARTS): course.last for name, course in courses.items() if name.startswith(_PARTS)}
+        return self._job_page(
+            "job.html",
+            watch,
+            request,
+            charts=charts,
+            parts_of_step={name: share for name, share in parts.items() if share > 0},
+            parts_whole=sum(share for share in parts.values() if share > 0),
+            hosts=watch.hosts(),
+            hyperparameters=masked(watch.description.get("HyperParameters", {})),
+            logarithmic=logarithmic,
+        )
+
+    def _log(self, request: Request) -> Response:
+        watch = self._watch(request)
+        return self._job_page("log.html", watch, request, hosts=watch.hosts())
+
+    def _lines(self, request: Request) -> Response:
+        watch, query = self._watch(request), request.query_params
+        count = min(MOST_LINES, max(0, _integer(query.get("count", ""), MOST_LINES)))
+        window = watch.window(
+            _integer(query.get("start", ""), -count),
+            count,
+            search=query.get("search", "")[:200],
+            host=query.get("host", "")[:64],
+        )
+        return JSONResponse(
+            {
+                "total": window.total,
+                "dropped": window.dropped,
+                "start": window.start,
+                "lines": window.lines,
+                "is_read": watch.is_read,
+                "has_ended": watch.has_ended,
+                "failure": watch.failure,
+            }
+        )
+
+    def _whole_log(self, request: Request) -> Response:
+        watch = self._watch(request)
+        window = watch.window(0, 1 << 40)
+        text = "".join(f"{_iso(_moment(when))} {host} {line}\n" for _, when, host, line in window.lines)
+        name = f"attachment; filename={watch.name}.log"
+        return PlainTextResponse(text, headers={"Content-Disposition": name})
+
+    def _checkpoints(self, request: Request) -> Response:
+        watch = self._watch(request)
+        uri = watch.description.get("CheckpointConfig", {}).get("S3Uri")
+        infos = self._place.job(watch.name).checkpoints() if uri else []
+        return self._job_page("checkpoints.html", watch, request, uri=uri, infos=infos[::-1], poll=0)
+
+    def _request(self, request: Request) -> Response:
+        watch = self._watch(request)
+        sent = masked(sent_request(watch.description))
+        text = json.dumps(sent, indent=2, ensure_ascii=False, default=str)
+        return self._job_page("request.html", watch, request, text=text, poll=0)
+
+    def _compare(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.getlist("job")))
+        if not 2 <= len(names) <= MOST_COMPARED:
+            raise HTTPException(400, f"Choose 2 to {MOST_COMPARED} jobs in the list; {len(names)} were chosen.")
+        watches = [self._watch_of(name) for name in names]
+        for watch in watches:
+            watch.look(_FIRST_LOOK_SECONDS)
+        courses = [watch.courses() for watch in watches]
+        logarithmic = request.query_params.get("scale") == "log"
+        charts = [
+            chart.chart(
+                metric,
+                [
+                    _series(watch, each[metric], watch.description["CreationTime"])
+                    if metric in each
+                    else chart.Series(job=watch.name, lives=[], began=watch.description["CreationTime"])
+                    for watch, each in zip(watches, courses, strict=True)
+                ],
+                logarithmic=logarithmic,
+            )
+            for metric in dict.fromkeys(name for each in courses for name in each)
+        ]
+        requests = [sent_request(watch.description) for watch in watches]
+        hyperparameters = [each.pop("HyperParameters", {}) for each in requests]
+        for each in requests:
+            each.pop("TrainingJobName")
+        return self._page(
+            "compare.html",
+            request,
+            poll=0 if all(watch.has_ended and watch.is_read for watch in watches) else JOB_SECONDS,
+            watches=watches,
+            charts=charts,
+            hyperparameters=comparison.rows(hyperparameters),
+            requests=comparison.rows(requests),
+            logarithmic=logarithmic,
+        )
+
+    def _act(self, request: Request) -> Response:
+        name, action = self._name(request), request.path_params["action"]
+        job, shown = self._place.job(name), name
+        if action == "stop":
+            job.stop()
+        elif action == "resume":
+            shown = job.resume().name
+        elif action == "interrupt" and self._place.interrupt is not None:
+            self._place.interrupt(name)
+        else:
+            raise HTTPException(404, "There is no such action here.")
+        return RedirectResponse(f"{self._root}/jobs/{shown}", 303)
+
+    def _name(self, request: Request) -> str:
+        return _checked(request.path_params["name"])
+
+    def _watch(self, request: Request) -> JobWatch:
+        watch = self._watch_of(self._name(request))
+        watch.look(_FIRST_LOOK_SECONDS)
+        return watch
+
+    def _watch_of(self, name: str) -> JobWatch:
+        return self.watches.of(_checked(name))
+
+    def _job_page(self, template: str, watch: JobWatch, request: Request, **values: Any) -> Response:
+        description = watch.description
+        now = datetime.now(timezone.utc)
+        phases = timeline.phases(description.get("SecondaryStatusTransitions", []), now)
+        settled = watch.has_ended and watch.is_read
+        return self._page(
+            template,
+            request,
+            **{"poll": 0 if settled else JOB_SECONDS, **values},
+            job=description,
+            name=watch.name,
+            watch=watch,
+            phases=phases,
+            attempts=max((phase.attempt for phase in phases), default=0),
+            whole_seconds=sum(phase.seconds for phase in phases),
+            training_seconds=sum(phase.seconds for phase in phases if phase.attempt),
+            tab=template.removesuffix(".html"),
+        )
+
+    def _page(self, template: str, request: Request, status: int = 200, **values: Any) -> Response:
+        query = request.query_params
+        text = self._templates.get_template(template).render(query=query, path=request.url.path, **values)
+        return HTMLResponse(text, status)
+
+    def _failed(self, request: Request, error: Exception) -> Response:
+        status, reason = 502, str(error)
+        if isinstance(error, HTTPException):
+            status, reason = error.status_code, error.detail
+        elif isinstance(error, ClientError):
+            code = error.response.get("Error", {}).get("Code", "")
+            missing = code in ("ValidationException", "ResourceNotFound", "ResourceNotFoundException")
+            status = 404 if missing else 502
+        elif isinstance(error, EstimatorError):
+            status = 409
+        return self._page("failed.html", request, status, poll=0, code=status, reason=reason)
+
+
+def _checked(name: str) -> str:
+    """Return a job's name, if it can be one: it becomes a part of addresses and of names of log streams."""
+    shape: Any = service_model().operation_model("DescribeTrainingJob").input_shape
+    if any(violations(shape.members["TrainingJobName"], name)):
+        raise HTTPException(404, f"No training job can be called {as_shown(name)[:63]!r}.")
+    return name
+
+
+def _series(watch: JobWatch, course: MetricCourse, began: datetime) -> chart.Series:
+    return chart.Series(job=watch.name, lives=watch.lives(course.points), began=began)
+
+
+def _integer(text: str, default: int) -> int:
+    try:
+        return max(-(1 << 40), min(1 << 40, int(text)))
+    except ValueError:
+        return default
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+
+
+def _clock(time: datetime) -> str:
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _iso(time: datetime) -> str:
+    return time.astimezone(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _size(count: int) -> str:
+    from smddp.cli.checkpoint_table import as_size
+
+    return as_size(count)

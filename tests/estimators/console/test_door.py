@@ -1,0 +1,91 @@
+"""Who may look at the console, and who not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from estimators.console.door import Door
+from estimators.console.place import Place
+from estimators.console.server import Console
+from estimators.errors import EstimatorError
+from tests.estimators.console.conftest import Client, entered
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    """An account without a job."""
+    with mock_aws():
+        session = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+        yield Place(name="AWS", session=session)
+
+
+def test_a_link_opens_once_and_the_next_one_is_told(place: Place) -> None:
+    told: list[str] = []
+    with Console(place, entered=told.append) as console:
+        first = console.link
+        client = entered(first)
+        assert client.ask("/").status == 200
+        token = first.partition("/open")[2]
+        assert client.ask(f"/open{token}").status == 403
+        assert told == [console.link] != [first]
+        assert entered(told[0]).ask("/").status == 200
+
+
+def test_the_cookie_is_for_this_console_alone(console: Console) -> None:
+    client = entered(console.link)
+    link = console.link.partition("/open")[2]
+    cookie = client.ask(f"/open{link}").headers["Set-Cookie"]
+    assert cookie.split("; ")[1:] == ["HttpOnly", f"Path={client.root}/", "SameSite=strict"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Cookie": ""},
+        {"Cookie": "smddp-console=wrong"},
+        {"Cookie": "smddp-console=\u00e9"},
+        {"Host": "evil.example:80"},
+        {"Host": "127.0.0.1"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ],
+)
+def test_others_are_refused(client: Client, headers: dict[str, str]) -> None:
+    for path in ("/", "/jobs/long", "/static/console.js", "/jobs/long/lines"):
+        answer = client.ask(path, **headers)
+        assert answer.status == 403 and b"long" not in answer.data
+
+
+def test_nobody_without_the_path_learns_anything(client: Client) -> None:
+    client.root = "/guess"
+    assert {client.ask(path).status for path in ("/", "/open?token=x", "/static/console.css")} == {403}
+
+
+def test_only_pages_of_the_console_can_change_anything(client: Client) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", ""):
+        assert b"own pages" in client.ask("/jobs/long/stop", "POST", Origin=origin).data
+    assert b"own pages" in client.ask("/jobs/long/stop", "DELETE").data
+
+
+def test_each_answer_lets_run_no_script_but_the_consoles(client: Client) -> None:
+    for path in ("/", "/none", "/static/console.js", "/jobs/long/log.txt"):
+        headers = client.ask(path).headers
+        assert "script-src 'self';" in headers["Content-Security-Policy"]
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
+        assert "Server" not in headers
+
+
+def test_a_port_that_is_taken_is_named(console: Console, place: Place) -> None:
+    port = int(console.link.split(":")[2].split("/")[0])
+    with pytest.raises(EstimatorError, match=rf"can't listen on port {port} .*Give another --port"):
+        Console(place, port=port)
+
+
+def test_the_door_is_on_this_machine_alone(console: Console) -> None:
+    assert isinstance(console._door, Door)
+    assert console._socket.getsockname()[0] == "127.0.0.1"
