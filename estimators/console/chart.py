@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 360.0, 170.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0
 _COLUMNS = 300
 """Of so many columns each shows its least and its greatest value, so that no peak is lost."""
+_LEAST_RANGE, _MOST, _LARGEST_POWER = 1e-300, 8e307, 308.0
 _TICKS = 4
 """Between so many steps and twice as many."""
 
@@ -96,7 +97,7 @@ def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -
         lines=lines,
         marks=marks,
         x_ticks=[(to_x(x), _number(x) if by_step else duration(x)) for x in _ticks(x_range)],
-        y_ticks=[(to_y(y), _number(10**y if logarithmic else y)) for y in _ticks(y_range)],
+        y_ticks=[(to_y(y), _number(10 ** min(y, _LARGEST_POWER) if logarithmic else y)) for y in _ticks(y_range)],
         x_range=x_range,
         y_range=y_range,
         is_logarithmic=logarithmic,
@@ -105,9 +106,9 @@ def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -
 
 def _range(values: Sequence[float], margin: float = 0.0) -> tuple[float, float]:
     least, most = min(values), max(values)
-    room = (most / 2 - least / 2) * 2 * margin if most > least else abs(most) * 0.5 or 1.0
+    room = (most - least) * margin if most - least > _LEAST_RANGE else abs(most) * 0.5 or 1.0
     low, high = least - room, most + room
-    return (low, high) if math.isfinite(high - low) else (-1e308 / 2, 1e308 / 2)  # a log may say any number
+    return (low, high) if math.isfinite(high - low) else (-_MOST, _MOST)  # a log may say any number
 
 
 def _scale(values: tuple[float, float], start: float, end: float) -> Callable[[float], float]:

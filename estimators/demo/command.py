@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-_NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib")
+from estimators.console import command as console
+
+_NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib", *console.NEEDED)
 
 
 def demo(
@@ -20,7 +22,9 @@ def demo(
     """Train digits on two hosts, survive a spot interruption in mid-epoch, get a model."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        typer.echo(f"smddp demo: {', '.join(missing)} not installed. Do: pip install 'smddp[local,vision]'", err=True)
+        typer.echo(
+            f"smddp demo: {', '.join(missing)} not installed. Do: pip install 'smddp[local,vision,console]'", err=True
+        )
         raise typer.Exit(2)
 
     from estimators.demo.run import tell

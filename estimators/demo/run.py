@@ -19,6 +19,8 @@ from rich.progress import (
 )
 
 from estimators import Estimator
+from estimators.console.place import Place
+from estimators.console.server import Console as Pages
 from estimators.demo.digits import write_digits
 from estimators.demo.loss_curve import Point, save_loss_curve
 from estimators.errors import TrainingJobFailed
@@ -76,8 +78,9 @@ def tell(output: Path, *, epochs: int) -> None:
     output.mkdir(parents=True, exist_ok=True)
     console.print("[bold]smddp demo[/bold]  two hosts, spot, no AWS, no Docker\n")
     began = time.monotonic()
-    with LocalSageMaker() as sagemaker:
+    with LocalSageMaker() as sagemaker, _pages(sagemaker) as pages:
         _say(console, began, f"an embedded SageMaker answers at {sagemaker.endpoint_url}")
+        _say(console, began, f"watch it in a browser, while it runs: {pages.link}")
         s3 = sagemaker.boto_session.client("s3")
         prefix = f"s3://{sagemaker.default_bucket}/digits"
         file = output / "digits.npz"
@@ -180,6 +183,12 @@ def _follow(
                 sagemaker.interrupt(job.name)
     job.wait(logs=False)
     _say(console, began, f"job {job.status}")
+
+
+def _pages(sagemaker: LocalSageMaker) -> Pages:
+    """Return the web page on which the jobs can be seen and stopped."""
+    session, interrupt = sagemaker.boto_session, sagemaker.interrupt
+    return Pages(Place(name="the demo", session=session, may_write=True, interrupt=interrupt))
 
 
 def _first_line(reason: str) -> str:

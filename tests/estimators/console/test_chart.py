@@ -1,0 +1,53 @@
+"""Charts of whatever a log may say."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta, timezone
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimators.console.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
+from estimators.console.job_watch import MOST_VALUES, MetricCourse, MetricPoint
+
+BEGAN = datetime(2026, 11, 23, tzinfo=timezone.utc)
+_NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def points(*values: tuple[float | None, float]) -> list[MetricPoint]:
+    return [
+        MetricPoint(time=BEGAN + timedelta(seconds=second), step=step, value=value)
+        for second, (step, value) in enumerate(values)
+    ]
+
+
+@given(st.lists(st.tuples(_NUMBERS | st.none(), _NUMBERS), min_size=1), st.booleans())
+def test_any_values_lie_within_the_chart(values: list[tuple[float | None, float]], logarithmic: bool) -> None:
+    drawn = chart("loss", [Series(job="a", lives=[[], points(*values)], began=BEGAN)], logarithmic=logarithmic)
+    [line] = drawn.lines
+    assert len(line.points) == len(values)
+    for x, y in line.points:
+        assert LEFT <= x <= WIDTH - RIGHT
+        assert TOP <= y <= HEIGHT - BOTTOM
+    assert all(math.isfinite(place) and len(label) < 12 for place, label in (*drawn.x_ticks, *drawn.y_ticks))
+
+
+def test_ticks_are_round_and_a_peak_survives_the_thinning() -> None:
+    values = [(float(step), 5.0 if step == 7777 else 1.0) for step in range(10_000)]
+    drawn = chart("loss", [Series(job="a", lives=[points(*values)], began=BEGAN)])
+    assert [label for _, label in drawn.x_ticks] == ["0", "5000"]
+    assert [label for _, label in drawn.y_ticks] == ["2", "4"]
+    [line] = drawn.lines
+    assert len(line.points) <= 600
+    assert min(y for _, y in line.points) < TOP + 10
+
+
+def test_a_course_of_many_values_keeps_some_from_all_over() -> None:
+    course = MetricCourse()
+    for step in range(3 * MOST_VALUES):
+        course.add(MetricPoint(time=BEGAN, step=step, value=step))
+    steps = [point.step for point in course.points]
+    assert len(steps) <= MOST_VALUES
+    assert steps == list(range(0, 3 * MOST_VALUES, course.every))
+    assert (course.count, course.last) == (3 * MOST_VALUES, 3 * MOST_VALUES - 1)

@@ -1,0 +1,72 @@
+"""A log that is longer than what is kept of it, and a job that can't be followed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from estimators.console import job_watch
+from estimators.console.job_watch import Watches
+from estimators.console.place import Place
+from estimators.log_reader import LOG_GROUP
+from tests.estimators.console.conftest import log, request
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with mock_aws():
+        session = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+        place = Place(name="AWS", session=session)
+        place.sagemaker.create_training_job(**request("job"))
+        place.logs.create_log_group(logGroupName=LOG_GROUP)
+        yield place
+
+
+def test_the_first_lines_are_dropped_and_the_others_keep_their_numbers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_watch, "MOST_CHARACTERS", 20_000)
+    log(place.logs, "job", "algo-1", [f"line {number}" for number in range(1, 1001)] + ["x" * 5000])
+    watch = Watches(place).of("job")
+    watch.look(30)
+    window = watch.window(-2, 2)
+    assert watch.is_read
+    assert window.total + window.dropped == 1001
+    assert 800 < window.dropped < 1001
+    assert window.lines[0][::3] == (1000, "line 1000")
+    assert window.lines[1][3].endswith("x … (1000 more characters)")
+    assert watch.hosts()["algo-1"].lines == 1001
+
+
+def test_one_job_is_followed_once_and_the_oldest_is_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_watch, "MOST_WATCHED", 2)
+    for name in ("b", "c"):
+        place.sagemaker.create_training_job(**request(name))
+    watches = Watches(place)
+    first = watches.of("job")
+    assert watches.of("job") is first
+    watches.of("b")
+    watches.of("c")
+    assert first.is_stale
+    assert watches.of("job") is not first
+
+
+def test_why_a_log_can_not_be_read_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b").client("logs")
+    error = {"Error": {"Code": "AccessDeniedException", "Message": "not for you"}}
+
+    def refuse(**_: object) -> None:
+        raise denied.exceptions.ClientError(error, "DescribeLogStreams")
+
+    denied.meta.events.register("before-call.logs.DescribeLogStreams", refuse)
+    object.__setattr__(place, "logs", denied)
+    watch = Watches(place).of("job")
+    deadline = time.monotonic() + 10
+    while not watch.failure and time.monotonic() < deadline:
+        watch.look(0.1)
+    assert "not for you" in watch.failure
+    assert watch.description["TrainingJobName"] == "job"
