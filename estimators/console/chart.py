@@ -15,6 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0
 _COLUMNS = 300
 """Of so many columns each shows its least and its greatest value, so that no peak is lost."""
 _LEAST_RANGE, _MOST, _LARGEST_POWER = 1e-300, 8e307, 308.0
+_NARROW = 1.5
 _TICKS = 4
 """Between so many steps and twice as many."""
 
@@ -97,7 +98,10 @@ def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -
         lines=lines,
         marks=marks,
         x_ticks=[(to_x(x), _number(x) if by_step else duration(x)) for x in _ticks(x_range)],
-        y_ticks=[(to_y(y), _number(10 ** min(y, _LARGEST_POWER) if logarithmic else y)) for y in _ticks(y_range)],
+        y_ticks=[
+            (to_y(y), _number(10**y if logarithmic else y))
+            for y in (_ticks_of_powers(y_range) if logarithmic else _ticks(y_range))
+        ],
         x_range=x_range,
         y_range=y_range,
         is_logarithmic=logarithmic,
@@ -124,6 +128,14 @@ def _ticks(values: tuple[float, float]) -> list[float]:
     step = next((factor * unit for factor in (1, 2, 5) if factor * unit >= rough), 10 * unit)
     first = math.ceil(low / step)
     return [number * step for number in range(first, first + _TICKS + 2) if number * step <= high]
+
+
+def _ticks_of_powers(values: tuple[float, float]) -> list[float]:
+    """Return the powers of ten in a range of powers or, where it is narrow, those of a few round numbers."""
+    low, high = values[0], min(values[1], _LARGEST_POWER)
+    if high - low < _NARROW:
+        return [math.log10(number) for number in _ticks((10**low, 10**high)) if number > 0]
+    return [float(power) for power in range(math.ceil(low), math.floor(high) + 1, math.ceil((high - low) / _TICKS))]
 
 
 def _number(value: float) -> str:

@@ -43,6 +43,15 @@ def test_ticks_are_round_and_a_peak_survives_the_thinning() -> None:
     assert min(y for _, y in line.points) < TOP + 10
 
 
+def test_ticks_of_a_logarithmic_chart_are_round() -> None:
+    wide, narrow = [
+        chart("loss", [Series(job="a", lives=[points(*values)], began=BEGAN)], logarithmic=True)
+        for values in ([(1, 0.00002), (2, 90)], [(1, 0.95), (2, 0.99)])
+    ]
+    assert [label for _, label in wide.y_ticks] == ["0.0001", "0.01", "1", "100"]
+    assert [label for _, label in narrow.y_ticks] == ["0.96", "0.98"]
+
+
 def test_a_course_of_many_values_keeps_some_from_all_over() -> None:
     course = MetricCourse()
     for step in range(3 * MOST_VALUES):
