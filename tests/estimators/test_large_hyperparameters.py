@@ -75,7 +75,8 @@ def test_what_the_request_cannot_hold_travels(build: Any, given: dict[str, Any],
 def test_only_who_reads_them_gets_them(build: Any, parameters: Any, refused: bool, warned: bool) -> None:
     plan = build(**parameters, hyperparameters={"long": "x" * 9999}).plan()
     assert {problem.parameter for problem in plan.errors} == ({"hyperparameters"} if refused else set())
-    assert ("hyperparameters" in {problem.parameter for problem in plan.warnings}) == warned
+    told = "too large for the request, so they travel in the bundle: long" in str(plan)
+    assert told == warned == ("hyperparameters" in {problem.parameter for problem in plan.warnings})
     assert (" in the code's bundle (" in str(plan)) != refused
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from estimators import Estimator
 from estimators.sdk.adapter import adapter
+from estimators.sent_code import sent_code
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "estimator.md").read_text()
 PARAMETERS, FIT = PAGE.split("## All parameters\n")[1].split("### What `fit` takes\n")
@@ -216,7 +218,8 @@ def test_a_parameter_changes_the_fields_of_its_row(name: str, session: Any, requ
     for given in (common, {**common, name: value}):
         call = {key: given.get(key) for key in OF_CALL}
         arguments = Estimator(**{key: each for key, each in given.items() if key not in OF_CALL}).arguments
-        adapter().send(arguments, call.pop("inputs"), session=session, **call)
+        code = partial(sent_code, arguments, session, more={})
+        adapter().send(arguments, call.pop("inputs"), session=session, code=code, **call)
     without, with_it = (dict(members(request)) for request in requests[-2:])
     changed = {path for path in without.keys() | with_it.keys() if without.get(path) != with_it.get(path)}
     documented = fields_of(name)

@@ -181,7 +181,7 @@ def test_debugger_and_profiler_are_as_the_sdks_configuration_says(
     modules = {"PythonSDK": {"Modules": {"Estimator": {"DebugHookConfig": on}}}}
     configured.sagemaker_config = {"SchemaVersion": "1.0", "SageMaker": {**training, **modules}}
     vanilla, ours = sent_by_both({}, script, configured, requests)
-    assert ours == vanilla
+    assert differing(vanilla, ours) <= {PLACE}
     assert ("DebugHookConfig" in ours, ours["ProfilerConfig"]["DisableProfiler"]) == (on, not on)
 
 

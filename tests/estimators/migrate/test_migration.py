@@ -23,7 +23,7 @@ from estimators.migrate.migration import migrate
 from estimators.sdk.adapter import adapter
 from tests.estimators.migrate.scripts import OF_V2, OF_V3
 from tests.estimators.migrate.sent_by_scripts import lay_out_code, sent_by
-from tests.estimators.test_request import documented_differences
+from tests.estimators.test_request import differing, documented_differences
 from tests.sdk_v3 import python_with_sdk_v3
 
 ROOT = Path(__file__).parents[3]
@@ -50,8 +50,7 @@ def test_a_migrated_script_of_v2_sends_what_it_sent(tmp_path: Path, monkeypatch:
     lay_out_code()
     for before, after in OF_V2.values():
         vanilla, ours = (job for script in (before, after) for job in sent_by([script])[0])
-        differing = {field for field in vanilla.keys() | ours.keys() if vanilla.get(field) != ours.get(field)}
-        assert differing <= documented_differences()
+        assert differing(vanilla, ours) <= documented_differences()
 
 
 @pytest.fixture(scope="module")
