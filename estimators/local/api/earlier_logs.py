@@ -30,9 +30,9 @@ class EarlierLogs:
                 for streams in _streams(document):
                     self._engine.bring_logs(streams)
             if operation.name == "DeleteLogStream":
-                self._engine.forget_logs(str(document.get("logStreamName")))
+                self._engine.forget_logs(_text(document.get("logStreamName")))
             elif operation.name == "DeleteLogGroup":
-                self._engine.forget_logs("")
+                self._engine.forget_logs(None)
         return self._inner(environ, start_response)
 
 
@@ -40,3 +40,8 @@ def _streams(document: Mapping[str, Any]) -> Iterable[str]:
     """Return what the names of the streams begin with that a request is about; ``""`` if it may be about any."""
     names = document.get("logStreamNames") or [document.get("logStreamName") or document.get("logStreamNamePrefix")]
     return [name if isinstance(name, str) else "" for name in names] if isinstance(names, list) else [""]
+
+
+def _text(name: object) -> str:
+    """Return a stream's name, or of what can be none a text that is no stream's."""
+    return name if isinstance(name, str) and name.isprintable() else ""

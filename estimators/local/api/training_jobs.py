@@ -42,8 +42,8 @@ class TrainingJobs(Protocol):
     def bring_logs(self, streams: str) -> None:
         """Return once the earlier log streams whose names begin so are there."""
 
-    def forget_logs(self, streams: str) -> None:
-        """Forget the earlier log streams whose names begin so."""
+    def forget_logs(self, stream: str | None) -> None:
+        """Forget an earlier log stream; None: all of them."""
 
 
 class TrainingJobApi:

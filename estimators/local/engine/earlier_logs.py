@@ -44,10 +44,10 @@ class EarlierLogs:
                 self._bring(job)
                 self._jobs.remove(job)
 
-    def forget(self, streams: str) -> None:
-        """Let go of the streams whose names begin so: somebody deletes them."""
+    def forget(self, stream: str | None) -> None:
+        """Let go of a stream, or with None of all: somebody deletes it."""
         with self._lock:
-            self._store.delete_lines(streams)
+            self._store.delete_lines(stream)
             self._jobs.intersection_update(self._store.jobs_with_lines())
 
     def _bring(self, job: str) -> None:

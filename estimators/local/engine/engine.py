@@ -160,9 +160,9 @@ class Engine:
         """Return once those log streams of earlier engines' jobs whose names begin so are in CloudWatch Logs."""
         self._earlier_logs.bring(streams)
 
-    def forget_logs(self, streams: str) -> None:
-        """Forget the log streams whose names begin so: somebody deletes them."""
-        self._earlier_logs.forget(streams)
+    def forget_logs(self, stream: str | None) -> None:
+        """Forget a log stream, or with None all of them: somebody deletes it."""
+        self._earlier_logs.forget(stream)
 
     def interrupt(self, job_name: str) -> None:
         """Reclaim the spot instances of a job that trains: it begins anew from its checkpoints.

@@ -129,9 +129,12 @@ class JobStore:
         """Return the names of the jobs that have lines."""
         return [name for (name,) in self._read(_JOBS_WITH_LINES)]
 
-    def delete_lines(self, streams: str) -> None:
-        """Forget the streams whose names begin so."""
-        self._write("DELETE FROM lines WHERE substr(stream, 1, ?) = ?", [(len(streams), streams)])
+    def delete_lines(self, stream: str | None) -> None:
+        """Forget a stream; None: all of them."""
+        if stream is None:
+            self._write("DELETE FROM lines", [()])
+        else:
+            self._write("DELETE FROM lines WHERE stream = ?", [(stream,)])
 
     def last_line_time(self, job: str) -> int | None:
         """Return when a job's last line came, in milliseconds since 1970; None if there is none."""
