@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -139,8 +139,8 @@ class TrainingJob:
         from estimators.job_handle import metric_table
         from estimators.job_handle.metric_reader import MetricReader
 
-        log, reader = self._log(), MetricReader.of(self.describe())
-        return metric_table.table(value for line in log.unread() for value in reader.values(line))
+        with closing(MetricReader.of(self.describe())) as reader:
+            return metric_table.table(value for line in self._log().unread() for value in reader.values(line))
 
     def plot(self, *metrics: str) -> Figure:
         """Draw the job's metrics over its steps; where it went on after an interruption or a restart, there is a mark.

@@ -83,24 +83,28 @@ class Follower:
         metrics: MetricReader | None = None
         seen: set[tuple[str, datetime]] = set()
         began, ended = time.monotonic(), None
-        while True:
-            description = api_retries.ask(self._describe, cancelled)
-            if self._with_values and metrics is None:
-                metrics = MetricReader.of(description)
-            for transition in description.get("SecondaryStatusTransitions", []):
-                key = transition["Status"], transition["StartTime"]
-                if key not in seen:
-                    seen.add(key)
-                    yield StatusChange.of(transition)
-            for line in reader.unread() if reader is not None else ():
-                yield line
-                yield from metrics.values(line) if metrics is not None else ()
-            now = time.monotonic()
-            if description["TrainingJobStatus"] in ENDED:
-                ended = now if ended is None else ended
-                if reader is None or now - ended >= _settling(description):
-                    return
-            yield min(_LONGEST_POLL, max(_SHORTEST_POLL, (now - began) / 100))
+        try:
+            while True:
+                description = api_retries.ask(self._describe, cancelled)
+                if self._with_values and metrics is None:
+                    metrics = MetricReader.of(description)
+                for transition in description.get("SecondaryStatusTransitions", []):
+                    key = transition["Status"], transition["StartTime"]
+                    if key not in seen:
+                        seen.add(key)
+                        yield StatusChange.of(transition)
+                for line in reader.unread() if reader is not None else ():
+                    yield line
+                    yield from metrics.values(line) if metrics is not None else ()
+                now = time.monotonic()
+                if description["TrainingJobStatus"] in ENDED:
+                    ended = now if ended is None else ended
+                    if reader is None or now - ended >= _settling(description):
+                        return
+                yield min(_LONGEST_POLL, max(_SHORTEST_POLL, (now - began) / 100))
+        finally:
+            if metrics is not None:
+                metrics.close()
 
 
 def _settling(description: DescribeTrainingJobResponseTypeDef) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from estimators.job_handle.bounded_search import BoundedSearch
 from estimators.job_handle.events import MetricValue
+from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.log_reader import LogLine
-from estimators.metric_definition import MetricDefinition, regex_of_line
+from estimators.metric_definition import MAX_LINE, MetricDefinition, finite, regex_of_line
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef, MetricDefinitionTypeDef
@@ -17,10 +20,11 @@ logger = logging.getLogger(__name__)
 
 _PLACES = ("step", "epoch")
 """The metrics that say where in the training the others of the same line were taken."""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_./:-]+")
 
 
 class MetricReader:
-    """Finds the values in lines."""
+    """Finds the values in lines. What is not smddp's own regex is searched for by another process, until `close`."""
 
     def __init__(self, definitions: Iterable[MetricDefinitionTypeDef]) -> None:
         """Compile the definitions. One that Python can't compile is left out with a warning: AWS reads it as Java does.
@@ -41,6 +45,9 @@ class MetricReader:
             else:
                 self._metrics.append(parsed)
         self._step, self._epoch = places.values()
+        self._foreign = [each for each in (*self._metrics, *places.values()) if not _is_own(each)]
+        self._search: BoundedSearch | None = None
+        self._given_up: set[MetricDefinition] = set()
 
     @classmethod
     def of(cls, description: DescribeTrainingJobResponseTypeDef) -> MetricReader:
@@ -53,12 +60,54 @@ class MetricReader:
         ``step`` and ``epoch`` are no metrics of their own, but where the others were taken: as the definitions of
         these names find them or, without such, as smddp's lines have them, ``step=120 epoch=3``.
         """
-        found = [(definition.name, definition.value(line.message)) for definition in self._metrics]
+        foreign = self._foreign_values(line.message)
+        found = [(each.name, _value(each, line.message, foreign)) for each in self._metrics]
         known = [(name, value) for name, value in found if value is not None]
         if not known:
             return []
-        step, epoch = self._step.value(line.message), self._epoch.value(line.message)
+        step, epoch = (_value(each, line.message, foreign) for each in (self._step, self._epoch))
         return [
             MetricValue(time=line.time, host=line.host, step=step, epoch=epoch, metric=name, value=value)
             for name, value in known
         ]
+
+    def close(self) -> None:
+        """End the other process, if there is one; the next line would start another."""
+        search, self._search = self._search, None
+        if search is not None:
+            search.close()
+
+    def _foreign_values(self, message: str) -> dict[MetricDefinition, float | None]:
+        """Return the values of the regexes that are not smddp's own."""
+        values: dict[MetricDefinition, float | None] = dict.fromkeys(self._foreign)
+        if self._given_up.issuperset(values):
+            return values
+        try:
+            if self._search is None:
+                self._search = BoundedSearch([each.regex.pattern for each in self._foreign])
+            answers = self._search.search(message[:MAX_LINE])
+        except OSError as fault:
+            self._given_up.update(values)
+            logger.warning("no more values of %s: %s", ", ".join(each.name for each in values), fault)
+            return values
+        for number, text in answers:
+            definition = self._foreign[number]
+            if text is not None:
+                values[definition] = finite(text)
+                continue
+            self._given_up.add(definition)
+            logger.warning(
+                "no more values of %s: its regex took over %g seconds of CPU time for one line, or %g ms a line",
+                *(definition.name, MATCH_SECONDS, MEAN_SECONDS * 1000),
+            )
+        return values
+
+
+def _is_own(definition: MetricDefinition) -> bool:
+    """Return whether a regex is one of smddp's, whose time is proportional to a line's length."""
+    own = definition.regex.pattern == regex_of_line(definition.name)
+    return own and _PLAIN_NAME.fullmatch(definition.name) is not None
+
+
+def _value(definition: MetricDefinition, message: str, foreign: dict[MetricDefinition, float | None]) -> float | None:
+    return foreign[definition] if definition in foreign else definition.value(message)

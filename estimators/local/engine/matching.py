@@ -1,4 +1,4 @@
-"""The other side of ``matcher.py``: hands lines to the process that matches, and takes its answers.
+"""The other side of ``estimators.job_handle.matcher``: hands lines to the process that matches, and takes its answers.
 
 Who has a line never waits for it: one thread sends, another takes the answers. Between who has lines and the sender is
 a buffer with a bound; if the process falls behind it, the oldest lines are dropped, and it is said how many.
@@ -14,18 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-MATCH_SECONDS = 0.5
-"""CPU time that one match may take; a regex that needs more is given up."""
-MEAN_SECONDS = 0.01
-"""CPU time that it may take for each line, after the first `MATCH_SECONDS`."""
+from estimators.job_handle import matcher
+from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
+
 MAX_WAITING_BYTES = 16 << 20
 SETTLE_SECONDS = 2.0
 """How long a job's end waits for the lines that are not matched yet."""
 _LINE_BYTES = 64  # a line's own, beside its text
 _BATCH_LINES = 256
-_PROGRAM = str(Path(__file__).with_name("matcher.py"))
+_PROGRAM = matcher.__file__
 
 
 class Matching:

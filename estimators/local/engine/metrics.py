@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from estimators.local.engine.matching import MATCH_SECONDS, MEAN_SECONDS, Matching
+from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
+from estimators.local.engine.matching import Matching
 from estimators.metric_definition import MAX_LINE, MetricDefinition, finite
 
 logger = logging.getLogger(__name__)

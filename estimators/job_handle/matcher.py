@@ -4,13 +4,13 @@ Python's `re` lets nothing else run while it matches, and a regex of a few chara
 here, where it can be cut short: a program of its own, run as ``python -I -S matcher.py ALIVE_FD``, that imports nothing
 of this project. Standard input brings one line of JSON (the regexes, the most seconds of a match, and the seconds that
 it may take for each line on average), then each line as JSON. Standard output carries ``[regex's number, text of the
-first group]`` for each that is found, and ``[number, null]`` for a regex that took too long and is not tried again. The
-input's end is the program's; so is, in the middle of a match, that of the pipe behind ALIVE_FD, which nobody writes to.
+first group]`` for each that is found, and ``[number, null]`` for a regex that took too long and is not tried again; a
+line ``null`` is answered with ``null`` once all lines before it are searched. The input's end is the program's; so is,
+in the middle of a match, that of the pipe behind ALIVE_FD, which nobody writes to.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -18,6 +18,11 @@ import signal
 import sys
 import time
 from typing import NoReturn
+
+MATCH_SECONDS = 0.5
+"""CPU time that one match may take; a regex that needs more is given up."""
+MEAN_SECONDS = 0.01
+"""CPU time that it may take for each line, after the first `MATCH_SECONDS`."""
 
 
 class _TooSlow(Exception):  # noqa: N818  # a signal, not an error
@@ -50,6 +55,8 @@ class _Budget:
 
 def main(alive: int) -> None:
     """Answer until the input ends."""
+    import fcntl  # here, and not where the two numbers above are imported
+
     # SIGIO, which ends a program that does not ask for it, comes when the pipe's other end is closed.
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
@@ -58,6 +65,9 @@ def main(alive: int) -> None:
     patterns = {number: (re.compile(regex), _Budget(most, each)) for number, regex in enumerate(regexes)}
     for line in sys.stdin:
         text = json.loads(line)
+        if text is None:
+            _write(None)
+            continue
         for number, (pattern, budget) in list(patterns.items()):
             try:
                 found = budget.search(pattern, text)
@@ -74,7 +84,11 @@ def _give_up(*_: object) -> NoReturn:
 
 
 def _tell(number: int, text: str | None) -> None:
-    sys.stdout.write(f"{json.dumps([number, text])}\n")
+    _write([number, text])
+
+
+def _write(answer: object) -> None:
+    sys.stdout.write(f"{json.dumps(answer)}\n")
     sys.stdout.flush()
 
 
