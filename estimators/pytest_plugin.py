@@ -140,5 +140,7 @@ def _await(job: TrainingJob, condition: Callable[[], bool], what: str, deadline:
 
 def _fail(job: TrainingJob, what: str) -> None:
     reason = job.describe().get("FailureReason", "")
-    lines = [f"  {host}: {line}" for host, line in job.logs()][-_SHOWN_LINES:]
+    from estimators.log_view import as_shown
+
+    lines = [f"  {host}: {as_shown(line)}" for host, line in job.logs()][-_SHOWN_LINES:]
     pytest.fail("\n".join([f"{what}. {reason}".strip(), "The end of its log:", *lines]), pytrace=False)

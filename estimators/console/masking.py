@@ -14,7 +14,7 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET = frozenset(
     {"token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "pat"}
 )
-_KEYS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("auth", "key"), ("account", "key")})
+_KEYS = frozenset((kind, "key") for kind in ("api", "access", "private", "auth", "account", "result"))
 _ASSIGNMENT = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,63})=([^\s,;&\"']+)")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 _JSON_DEPTH = 3

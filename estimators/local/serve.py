@@ -27,7 +27,7 @@ from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
 from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
-from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
+from estimators.local.engine.job_store import NOTHING_KEPT, JobStore, JobStoreError
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, HostStartError, ProcessExecutor
 from estimators.local.executors.docker import Docker, DockerExecutor, bridge_address
@@ -62,6 +62,8 @@ def main() -> None:
             access = _start(settings, lifeline, stack)
         except (LocalPlatformError, HostStartError) as error:
             _tell({"error": str(error)})
+        except JobStoreError as error:
+            _tell({"error": f"{error} Move its directory away: the jobs are forgotten then."})
         else:
             _tell({"endpoint_url": access.endpoint_url, "s3_endpoint_url": access.s3_endpoint_url})
             _await_end(parent)
@@ -142,10 +144,7 @@ def _open_store(settings: ServerSettings) -> JobStore:
         return NOTHING_KEPT
     directory = Path(settings.storage_directory).parent / "records"
     make_private(directory)
-    try:
-        return JobStore(directory / "jobs.sqlite")
-    except ValueError as error:
-        raise LocalPlatformError(f"{error} Move {directory} away: its jobs are forgotten then.") from error
+    return JobStore(directory / "jobs.sqlite")
 
 
 def _raise_open_files() -> int:

@@ -68,8 +68,8 @@ class _Object:
             for piece in self.client.get_object(**self.name)["Body"].iter_chunks(_PIECE):
                 digest.update(piece)
             return digest.hexdigest() == self.digest
-        except ClientError as fault:
-            if fault.response["Error"]["Code"] not in ("404", "NoSuchKey"):
+        except (ClientError, BotoCoreError) as fault:
+            if not isinstance(fault, ClientError) or fault.response["Error"]["Code"] not in ("404", "NoSuchKey"):
                 logger.info("whether the code is on S3 already can't be seen, so it is uploaded: %s", fault)
             return False
 

@@ -74,6 +74,10 @@ class Contents:
                 package_requirements(),
                 from_wheels=any(name.startswith(f"{WHEELS}/") for name in more),
             ).encode()
+        if taken := sorted(files.keys() & more.keys()):
+            raise EstimatorError(
+                f"source_dir, dependencies: smddp needs {taken[0]} in the bundle itself. Rename yours."
+            )
         files |= more
         _require_places(files)
         is_source = not needs and not more and all(path.endswith(CACHE) for path in stays)

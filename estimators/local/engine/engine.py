@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 _KIND = "training-job"
+_READING = ("Describe", "List", "Search")
+"""How the names of operations begin that change nothing."""
 _MAX_TAGS = 50
 
 
@@ -88,6 +90,7 @@ class Engine:
         # and `close` set one, and end all jobs that there are then.
         self._lock = threading.Lock()
         self._jobs = store.load(_KIND, JobRecord.from_json)
+        self._broken_off = [job for job in self._jobs.values() if not job.ended]
         self._runners: dict[str, JobRunner] = {}
         self._refusal = ""
         self._tuning = TuningJobs(
@@ -137,12 +140,13 @@ class Engine:
                 f"Set AWS_REGION={self._platform.region}, or the client's region_name."
             )
         answered = answer(check_request(operation, request))
-        self._store.require_saved()
+        if not operation.startswith(_READING):
+            self._store.require_saved()
         return answered
 
     def go_on(self) -> None:
         """Go on with the jobs that an earlier engine ran until it was killed: the spot jobs; the others are Failed."""
-        for job in [job for job in self._all() if not job.ended]:
+        for job in self._broken_off:
             last = self._store.last_line_time(job.name)
             said = datetime.fromtimestamp((last or 0) / 1000, timezone.utc)
             if not job.outlive(max(said, job.describe()["LastModifiedTime"])):
@@ -251,7 +255,7 @@ class Engine:
         with self._lock:
             self._jobs.pop(name, None)
             self._runners.pop(name, None)
-            self._store.delete(_KIND, name)
+            job.forget()
         return {}
 
     def _add_tags(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from estimators.hosts.exit import Exit
 from estimators.local.engine import states
 from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.job_store import Keep
+from estimators.local.engine.job_store import NO_KEEPER, Keeper
 from estimators.local.engine.metrics import Metrics
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import JobProgress
@@ -59,20 +59,20 @@ class StoppedError(Exception):
 class JobRecord:
     """A job from its creation on."""
 
-    def __init__(self, request: TrainingRequest, arn: str, keep: Keep = lambda _: None) -> None:
+    def __init__(self, request: TrainingRequest, arn: str, keeper: Keeper = NO_KEEPER) -> None:
         """Begin a job.
 
         Args:
             request: What was asked for.
             arn: Its ARN.
-            keep: Saves it, at each change, in the order of the changes.
+            keeper: Saves it, at each change, in the order of the changes.
         """
         self.request = request
         self.arn = arn
-        self.metrics = Metrics(request.metrics, changed=self.note)
+        self.metrics = Metrics(request.metrics, changed=lambda: self._keeper.save_soon(self.note))
         self.tags = dict(request.tags)
         self._updates: dict[str, Any] = {}
-        self._keep = keep
+        self._keeper = keeper
         # Guards `_updates` and all below. The first reason to end stays; only a stop takes the place of one after which
         # the job would begin again.
         self._changed = threading.Condition()
@@ -86,17 +86,17 @@ class JobRecord:
         self._stopped_as = states.STOPPED
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any], keep: Keep) -> JobRecord:
+    def from_json(cls, document: Mapping[str, Any], keeper: Keeper) -> JobRecord:
         """Return a job that an earlier platform has kept.
 
         Args:
             document: What `to_json` has returned.
-            keep: As for a new one.
+            keeper: As for a new one.
 
         Raises:
             ApiError: The platform would not take its request now.
         """
-        job = cls(TrainingRequest.parse(document["request"]), document["arn"], keep)
+        job = cls(TrainingRequest.parse(document["request"]), document["arn"], keeper)
         job.tags = dict(document["tags"])
         job.metrics.restore(document["metrics"])
         job._updates, job._stopped_as = dict(document["updates"]), document["stopped_as"]
@@ -195,7 +195,13 @@ class JobRecord:
         with self._changed:
             # Not how it ends: to whoever keeps it, a job that the engine's end breaks off was killed.
             if self._ending is not Ending.CLOSE:
-                self._keep(self.to_json)
+                self._keeper.save(self.to_json)
+
+    def forget(self) -> None:
+        """Have the job kept no more: it is deleted."""
+        with self._changed:
+            self._keeper.delete()
+            self._keeper = NO_KEEPER
 
     def outlive(self, seen: datetime) -> bool:
         """Come to terms with an earlier platform's end, which it did not see coming.
@@ -295,7 +301,7 @@ class JobRecord:
             assert self._training_since is not None
             trained = time.monotonic() - self._training_since
             self._training_since = None
-            self._move(replace(self._progress, training_seconds=self._progress.training_seconds + trained))
+            self._move(self._progress.trained(trained))
             assert self._ending is not None
             return self._ending, dict(self._exits)
 

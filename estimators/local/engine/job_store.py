@@ -6,14 +6,15 @@ killed right after: the file is written first.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import sqlite3
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.states import write_time
@@ -21,10 +22,14 @@ from estimators.local.engine.states import write_time
 logger = logging.getLogger(__name__)
 
 _FORM = 1
+_LOCKED_SECONDS = 1.0
+"""How long another program may lock the file before what is to be written waits for the next time."""
+_MOST_WAITING = 100_000
+"""Lines that can't be written yet."""
 _TABLES = """
     CREATE TABLE records (kind TEXT, name TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, name));
     CREATE TABLE lines (job TEXT, stream TEXT, time INTEGER, line TEXT);
-    CREATE INDEX lines_of_jobs ON lines (job, time);
+    CREATE INDEX lines_of_jobs ON lines (job);
 """
 
 _JOBS_WITH_LINES = """
@@ -35,9 +40,16 @@ _JOBS_WITH_LINES = """
 """
 """A look at the index for each job, and not at every line."""
 
-Keep = Callable[[Callable[[], Mapping[str, Any]]], None]
-"""Saves a job's record, at each of its changes; it is given what makes the record, times as datetimes."""
 Job = TypeVar("Job")
+Make: TypeAlias = "Callable[[Mapping[str, Any], Keeper], Job]"
+"""Makes a job of its record and of what saves it from now on."""
+
+
+_PAGE_OF_LINES = """
+    SELECT rowid, stream, time, line FROM lines WHERE job = ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?
+"""
+_PAGE = 5_000
+_SOON_SECONDS = 0.2
 
 
 class StoredLine(NamedTuple):
@@ -49,21 +61,33 @@ class StoredLine(NamedTuple):
     line: str
 
 
+class JobStoreError(Exception):
+    """The file is none of ours, or damaged."""
+
+
 class JobStore:
     """The file; it is made if it is not there. Any thread may use it.
+
+    What can't be written, on a full disk or in a file that another program locks, is written with what comes next.
 
     Args:
         path: Where it lies, in a directory that is closed to other users; None: nothing is remembered.
 
     Raises:
-        ValueError: It is none of ours, or damaged.
+        JobStoreError: It is none of ours, or damaged.
     """
 
     def __init__(self, path: Path | None) -> None:
-        # Guards the two below. Nothing else is locked while it is held.
+        self._path = path
+        # Guards all below. Nothing else is locked while it is held. Order: what is not written yet is written in the
+        # order in which it came, in one transaction. Bound: of the lines among it, the newest `_MOST_WAITING`.
         self._lock = threading.Lock()
         self._connection = None if path is None else _open(path)
+        self._records: dict[tuple[str, str], str | None] = {}  # None: it is deleted
+        self._lines: deque[tuple[str, StoredLine]] = deque(maxlen=_MOST_WAITING)
         self._failure = ""
+        self._soon: dict[tuple[str, str], Callable[[], None]] = {}
+        self._saver: threading.Thread | None = None
 
     def close(self) -> None:
         """Close the file; what comes after is forgotten."""
@@ -77,19 +101,35 @@ class JobStore:
         if self._connection is None:
             return
         content = json.dumps(record(), default=write_time)
-        self._write("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", [(kind, name, content)])
+        with self._lock:
+            self._records[kind, name] = content
+            self._write()
 
-    def keeper(self, kind: str, name: str) -> Keep:
-        """Return what saves one job's record, at each of its changes."""
-        return functools.partial(self.save, kind, name)
+    def save_soon(self, kind: str, name: str, note: Callable[[], None]) -> None:
+        """Have ``note`` called within `_SOON_SECONDS`, once for however many changes there are until then."""
+        with self._lock:
+            if self._connection is None:
+                return
+            self._soon[kind, name] = note
+            if self._saver is None:
+                self._saver = threading.Thread(target=self._save_soon, name="job store", daemon=True)
+                self._saver.start()
+
+    def keeper(self, kind: str, name: str) -> Keeper:
+        """Return what saves one job's record."""
+        return Keeper(self, kind, name)
 
     def delete(self, kind: str, name: str) -> None:
         """Forget a job; the lines of its log stay, as on AWS."""
-        self._write("DELETE FROM records WHERE kind = ? AND name = ?", [(kind, name)])
+        with self._lock:
+            self._records[kind, name] = None
+            self._write()
 
     def add_lines(self, job: str, lines: Sequence[StoredLine]) -> None:
         """Write lines of a job's log."""
-        self._write("INSERT INTO lines VALUES (?, ?, ?, ?)", [(job, *line) for line in lines])
+        with self._lock:
+            self._lines.extend((job, line) for line in lines)
+            self._write()
 
     def require_saved(self) -> None:
         """See that all was written so far.
@@ -97,10 +137,12 @@ class JobStore:
         Raises:
             ApiError: ServiceUnavailable, with the reason why it could not be.
         """
-        if self._failure:
-            raise ApiError("ServiceUnavailable", f"What becomes of jobs can't be kept any more: {self._failure}.", 503)
+        with self._lock:
+            self._write()
+            if self._failure:
+                raise ApiError("ServiceUnavailable", f"What becomes of jobs can't be kept: {self._failure}.", 503)
 
-    def load(self, kind: str, make: Callable[[Mapping[str, Any], Keep], Job]) -> dict[str, Job]:
+    def load(self, kind: str, make: Make[Job]) -> dict[str, Job]:
         """Return the jobs of a kind by their names, each made of its record and of what saves it from now on.
 
         One that can't be made is left out, and a line in the platform's log says why; its record stays.
@@ -109,17 +151,19 @@ class JobStore:
         made = ((name, self._make(kind, name, document, make)) for name, document in rows)
         return {name: job for name, job in made if job is not None}
 
-    def _make(self, kind: str, name: str, document: str, make: Callable[[Mapping[str, Any], Keep], Job]) -> Job | None:
+    def _make(self, kind: str, name: str, document: str, make: Make[Job]) -> Job | None:
         try:
             return make(json.loads(document), self.keeper(kind, name))
-        except (ApiError, KeyError, ValueError, TypeError) as error:
+        except (ApiError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("the %s %s of an earlier platform is left out: %s", kind, name, error)
             return None
 
     def lines(self, job: str, *, until: int) -> Iterator[StoredLine]:
-        """Yield the lines of a job's log that were there at a `place`, in the order of time."""
-        statement = "SELECT stream, time, line FROM lines WHERE job = ? AND rowid <= ? ORDER BY time, rowid"
-        return (StoredLine(*row) for row in self._read(statement, job, until))
+        """Yield the lines of a job's log that were there at a `place`, in the order in which they came."""
+        after = 0
+        while rows := self._read(_PAGE_OF_LINES, job, after, until, _PAGE):
+            yield from (StoredLine(*row) for _, *row in rows)
+            after = rows[-1][0]
 
     def place(self) -> int:
         """Return how far the lines of all jobs have come."""
@@ -131,38 +175,93 @@ class JobStore:
 
     def delete_lines(self, stream: str | None) -> None:
         """Forget a stream; None: all of them."""
-        if stream is None:
-            self._write("DELETE FROM lines", [()])
-        else:
-            self._write("DELETE FROM lines WHERE stream = ?", [(stream,)])
+        with self._lock:
+            self._write()
+            if self._connection is not None and stream is None:
+                self._connection.execute("DELETE FROM lines")
+            elif self._connection is not None:
+                self._connection.execute("DELETE FROM lines WHERE stream = ?", (stream,))
 
     def last_line_time(self, job: str) -> int | None:
         """Return when a job's last line came, in milliseconds since 1970; None if there is none."""
-        return next((time for (time,) in self._read("SELECT max(time) FROM lines WHERE job = ?", job)), None)
+        found = self._read("SELECT time FROM lines WHERE job = ? ORDER BY rowid DESC LIMIT 1", job)
+        return next((time for (time,) in found), None)
 
-    def _write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        with self._lock:
-            if self._connection is None or self._failure:
-                return
-            try:
-                self._connection.execute("BEGIN")
-                self._connection.executemany(statement, rows)
-                self._connection.execute("COMMIT")
-            except sqlite3.Error as error:  # a full disk
-                logger.exception("the jobs can't be kept any more")
-                self._failure = str(error)
+    def _save_soon(self) -> None:
+        while True:
+            time.sleep(_SOON_SECONDS)
+            with self._lock:
+                notes, self._soon = list(self._soon.values()), {}
+                if not notes:
+                    self._saver = None
+                    return
+            for note in notes:  # not under the lock: it takes the job's, which is taken before this one
+                note()
+
+    def _write(self) -> None:
+        """Write what waits, all of it or nothing; under the lock."""
+        if self._connection is None or not (self._records or self._lines):
+            return
+        saved = [(kind, name, content) for (kind, name), content in self._records.items() if content is not None]
+        deleted = [key for key, content in self._records.items() if content is None]
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.executemany("DELETE FROM records WHERE kind = ? AND name = ?", deleted)
+                self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", saved)
+                lines = [(job, *line) for job, line in self._lines]
+                self._connection.executemany("INSERT INTO lines VALUES (?, ?, ?, ?)", lines)
+        except sqlite3.Error as error:
+            if not self._failure:
+                logger.exception("what becomes of jobs can't be kept for now")
+            self._failure = str(error)
+            return
+        self._records.clear()
+        self._lines.clear()
+        self._failure = ""
 
     def _read(self, statement: str, *values: str | int) -> list[tuple[Any, ...]]:
         with self._lock:
-            return [] if self._connection is None else self._connection.execute(statement, values).fetchall()
+            try:
+                return [] if self._connection is None else self._connection.execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                raise JobStoreError(f"{self._path}, which remembers jobs, can't be read: {error}.") from error
+
+
+class Keeper:
+    """Saves one job's record, at each of its changes.
+
+    Args:
+        store: Where.
+        kind: The job's kind.
+        name: Its name.
+    """
+
+    def __init__(self, store: JobStore, kind: str, name: str) -> None:
+        self._store = store
+        self._kind = kind
+        self._name = name
+
+    def save(self, record: Callable[[], Mapping[str, Any]]) -> None:
+        """Write the record that ``record`` makes, with times as datetimes, before it returns."""
+        self._store.save(self._kind, self._name, record)
+
+    def save_soon(self, note: Callable[[], None]) -> None:
+        """Have ``note`` save the record soon: for changes that come many times a second."""
+        self._store.save_soon(self._kind, self._name, note)
+
+    def delete(self) -> None:
+        """Forget the job."""
+        self._store.delete(self._kind, self._name)
 
 
 NOTHING_KEPT = JobStore(None)
+NO_KEEPER = NOTHING_KEPT.keeper("", "")
 
 
 def _open(path: Path) -> sqlite3.Connection:
     try:
-        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(path, _LOCKED_SECONDS, check_same_thread=False, isolation_level=None)
         connection.execute("PRAGMA journal_mode = WAL")
         # What is written survives this process, if it is killed, but not a power cut in the same second.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -170,8 +269,8 @@ def _open(path: Path) -> sqlite3.Connection:
         if form == 0:
             connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORM}; COMMIT;")
     except sqlite3.Error as error:
-        raise ValueError(f"{path}, which remembers jobs, can't be used: {error}.") from error
+        raise JobStoreError(f"{path}, which remembers jobs, can't be used: {error}.") from error
     if form not in (0, _FORM):
         connection.close()
-        raise ValueError(f"{path}, which remembers jobs, has the form {form}; this platform knows the form {_FORM}.")
+        raise JobStoreError(f"{path}, which remembers jobs, has the form {form}; this platform knows the form {_FORM}.")
     return connection

@@ -64,7 +64,9 @@ class JobProgress:
     training_start: datetime | None = None
     training_end: datetime | None = None
     training_seconds: float = 0.0
-    """Summed over all attempts of the job."""
+    """Summed over all attempts of the job that have ended."""
+    training_since: datetime | None = None
+    """When the attempt began that trains now, or was broken off."""
     failure_reason: str | None = None
     model_artifacts: str | None = None
 
@@ -100,13 +102,12 @@ class JobProgress:
 
     def broken_off(self, seen: datetime) -> JobProgress:
         """Return what there is to go on from if nothing has followed since a time: until then it trained, if it did."""
-        trained = 0.0
-        for transition in reversed(self.transitions):
-            if transition.status == TRAINING:
-                trained = max(0.0, (seen - transition.start).total_seconds())
-            if transition.status != STOPPING:  # of a training that is over, the time is counted already
-                break
-        return replace(self, training_seconds=self.training_seconds + trained)
+        return self if self.training_since is None else self.trained((seen - self.training_since).total_seconds())
+
+    def trained(self, seconds: float) -> JobProgress:
+        """Return the progress with the time that an attempt has trained, whose training is over."""
+        total = self.training_seconds + max(0.0, seconds)
+        return replace(self, training_seconds=total, training_since=None)
 
     def enter(self, status: str, now: datetime) -> JobProgress:
         """Return the next secondary status; the last one ends, and a terminal one ends at once."""
@@ -115,6 +116,7 @@ class JobProgress:
         entered = Transition(status=status, start=now, end=now if primary in _TERMINAL else None)
         start = now if status == TRAINING and self.training_start is None else self.training_start
         end = now if primary in _TERMINAL and start is not None else None
+        since = now if status == TRAINING else self.training_since
         return replace(
             self,
             status=primary,
@@ -122,6 +124,7 @@ class JobProgress:
             modified=now,
             training_start=start,
             training_end=end,
+            training_since=since,
         )
 
 

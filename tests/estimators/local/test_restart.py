@@ -102,5 +102,8 @@ def test_a_file_of_jobs_that_is_damaged_is_an_error_with_its_name(tmp_path: Path
         pass
     for path in (tmp_path / "records").iterdir():
         path.write_bytes(b"no database " * 1000)
-    with pytest.raises(LocalPlatformError, match=rf"{tmp_path}/records/jobs.sqlite.* Move .* away"):
+    with pytest.raises(
+        LocalPlatformError,
+        match=rf"{tmp_path}/records/jobs.sqlite, which remembers jobs, can't be used: .* Move its directory away",
+    ):
         LocalSageMaker(tmp_path, storage="disk").start()

@@ -62,7 +62,7 @@ class TuningJobs:
         # first reason stays, and each runner is given that one only: a failure is what ended the jobs, whatever closes
         # the platform then.
         self._lock = threading.Lock()
-        self._records = store.load(_KIND, lambda document, keep: TuningRecord.from_json(document, keep, jobs))
+        self._records = store.load(_KIND, lambda document, keeper: TuningRecord.from_json(document, keeper, jobs))
         self._runners: dict[str, TuningRunner] = {}
         self._close_reason = ""
         self._store = store
@@ -177,7 +177,7 @@ class TuningJobs:
         with self._lock:
             self._records.pop(record.name, None)
             self._runners.pop(record.name, None)
-            self._store.delete(_KIND, record.name)
+            record.forget()
         return {}
 
     def _record(self, name: str) -> TuningRecord:

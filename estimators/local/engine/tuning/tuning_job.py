@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from estimators.local.engine.job import KILLED, JobRecord
-from estimators.local.engine.job_store import Keep
+from estimators.local.engine.job_store import NO_KEEPER, Keeper
 from estimators.local.engine.tuning.request import TuningRequest
 
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
@@ -42,13 +42,13 @@ class Trial:
 class TuningRecord:
     """A tuning job from its creation on."""
 
-    def __init__(self, request: TuningRequest, arn: str, keep: Keep = lambda _: None) -> None:
+    def __init__(self, request: TuningRequest, arn: str, keeper: Keeper = NO_KEEPER) -> None:
         """Begin a tuning job.
 
         Args:
             request: What was asked for.
             arn: Its ARN.
-            keep: Saves it, at each change, in the order of the changes.
+            keeper: Saves it, at each change, in the order of the changes.
         """
         self.request = request
         self.arn = arn
@@ -58,7 +58,7 @@ class TuningRecord:
         # Guards all below. Order: the runner's thread alone adds trials and comes to the end, which is its last step;
         # so nothing changes after that.
         self._lock = threading.RLock()
-        self._keep = keep
+        self._keeper = keeper
         self._status = IN_PROGRESS
         self._modified = self.created
         self._ended_at: datetime | None = None
@@ -71,20 +71,20 @@ class TuningRecord:
     def from_json(
         cls,
         document: Mapping[str, Any],
-        keep: Keep,
+        keeper: Keeper,
         jobs: Mapping[str, JobRecord],
     ) -> TuningRecord:
         """Return a tuning job that an earlier platform has kept. One that had not ended is Failed: its search is gone.
 
         Args:
             document: What `to_json` has returned.
-            keep: As for a new one.
+            keeper: As for a new one.
             jobs: The training jobs that there are, by their names.
 
         Raises:
             ApiError: The platform would not take its request now.
         """
-        record = cls(TuningRequest.parse(document["request"]), document["arn"], keep)
+        record = cls(TuningRequest.parse(document["request"]), document["arn"], keeper)
         record.tags = dict(document["tags"])
         record.created = datetime.fromisoformat(document["created"])
         record._modified = datetime.fromisoformat(document["modified"])
@@ -120,7 +120,13 @@ class TuningRecord:
     def note(self) -> None:
         """Have the tuning job kept as it is now; after each change that is not made here."""
         with self._lock:
-            self._keep(self.to_json)
+            self._keeper.save(self.to_json)
+
+    def forget(self) -> None:
+        """Have the tuning job kept no more: it is deleted."""
+        with self._lock:
+            self._keeper.delete()
+            self._keeper = NO_KEEPER
 
     @property
     def name(self) -> str:

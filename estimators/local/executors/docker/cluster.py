@@ -128,16 +128,22 @@ class DockerCluster:
         for _ in range(_SUBNET_TRIES):
             # Docker keeps to addresses that it is told only in a subnet that it was told: it is told the one it chose.
             self._docker_network("create", *self._network_options(), self._name)
-            subnet = self._docker_network("inspect", "--format={{(index .IPAM.Config 0).Subnet}}", self._name)
+            subnets = self._docker_network("inspect", "--format={{range .IPAM.Config}}{{.Subnet}} {{end}}", self._name)
             self._docker_network("rm", self._name)
+            subnet = next((subnet for subnet in subnets.split() if "." in subnet), "")
+            # The first is the gateway's.
+            addresses = (
+                dict(zip(self._roots, islice(IPv4Network(subnet).hosts(), 1, None), strict=False)) if subnet else {}
+            )
+            if len(addresses) < len(self._roots):
+                raise DockerError(f"Docker's subnet {subnets!r} has no IPv4 addresses for {len(self._roots)} hosts.")
             try:
                 self._docker_network("create", *self._network_options(), f"--subnet={subnet}", self._name)
             except DockerError as error:
                 if "overlap" not in str(error):
                     raise
                 continue  # somebody else was given it meanwhile
-            numbers = islice(IPv4Network(subnet).hosts(), 1, None)  # the first is the gateway's
-            return dict(zip(self._roots, numbers, strict=False))
+            return addresses
         raise DockerError(f"Docker gave {_SUBNET_TRIES} subnets for a network, and each to somebody else, too.")
 
     def _network_options(self) -> tuple[str, ...]:

@@ -1,6 +1,16 @@
+from __future__ import annotations
+
+import sqlite3
+import time
 from pathlib import Path
 
-from estimators.local.engine.job_store import JobStore, StoredLine
+import pytest
+
+from estimators.local.engine import ApiError, job_store
+from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job_store import JobStore, JobStoreError, StoredLine
+from estimators.local.engine.request import TrainingRequest
+from tests.estimators.local.engine.test_request import REQUEST
 
 
 def test_a_deleted_stream_takes_no_other_with_it_whose_name_begins_so(tmp_path: Path) -> None:
@@ -14,3 +24,58 @@ def test_a_deleted_stream_takes_no_other_with_it_whose_name_begins_so(tmp_path: 
     store.delete_lines(None)
     assert not store.jobs_with_lines()
     store.close()
+
+
+def test_what_cannot_be_written_for_now_is_written_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_store, "_LOCKED_SECONDS", 0.01)
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.save("training-job", "gone", dict)
+    other = sqlite3.connect(tmp_path / "jobs.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store.save("training-job", "old", lambda: {"number": 1})
+    store.save("training-job", "old", lambda: {"number": 2})
+    store.delete("training-job", "gone")
+    store.add_lines("old", [StoredLine("old/algo-1-1", 1, "said")])
+    with pytest.raises(ApiError, match="What becomes of jobs can't be kept: database is locked"):
+        store.require_saved()
+    other.execute("ROLLBACK")
+    store.require_saved()
+    store.close()
+    again = JobStore(tmp_path / "jobs.sqlite")
+    assert again.load("training-job", lambda document, _: document) == {"old": {"number": 2}}
+    assert [line.line for line in again.lines("old", until=9)] == ["said"]
+
+
+def test_a_record_that_is_none_is_left_out_and_a_file_of_others_is_an_error(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.save("training-job", "nonsense", lambda: {"request": 1})
+    assert store.load("training-job", JobRecord.from_json) == {}
+    store.close()
+    with sqlite3.connect(tmp_path / "other.sqlite") as other:
+        other.execute("PRAGMA user_version = 1")
+    with pytest.raises(JobStoreError, match=r"other\.sqlite, which remembers jobs, can't be read: no such table"):
+        JobStore(tmp_path / "other.sqlite").jobs_with_lines()
+
+
+def test_changes_that_come_fast_are_saved_soon_and_a_deleted_job_stays_away(tmp_path: Path) -> None:
+    store, saved = JobStore(tmp_path / "jobs.sqlite"), []
+    keeper = store.keeper("training-job", "fast")
+
+    def note() -> None:
+        saved.append(1)
+        keeper.save(lambda: {"number": len(saved)})
+
+    for _ in range(1000):
+        keeper.save_soon(note)
+    deadline = time.monotonic() + 30
+    while not saved:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert len(saved) < 10
+    assert store.load("training-job", lambda document, _: document["number"]) == {"fast": len(saved)}
+    job = JobRecord(TrainingRequest.parse(REQUEST), "arn", store.keeper("training-job", "gone"))
+    job.note()
+    job.forget()
+    job.note()
+    assert set(store.load("training-job", lambda document, _: document)) == {"fast"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -64,3 +65,13 @@ def test_all_states_are_the_services() -> None:
     ours = [value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)]
     assert len(ours) == 11
     assert set(ours) <= set(known)
+
+
+def test_what_a_broken_off_attempt_has_trained_counts_once() -> None:
+    training = go("Downloading", "Training")
+    seen = training.modified + timedelta(seconds=100)
+    assert training.broken_off(seen).training_seconds == 100
+    assert training.enter("Stopping", seen).broken_off(seen).training_seconds == 100
+    over = training.trained(60)
+    assert over.broken_off(seen).training_seconds == over.training_seconds == 60
+    assert JobProgress.from_json(json.loads(json.dumps(over.to_json(), default=states.write_time))) == over
