@@ -10,7 +10,17 @@ from estimators.console.masking import MASK, looks_secret, masked
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "dbPassword", "api_key", "apiKey", "AWS_SECRET_ACCESS_KEY", "wandb.api-key", "auth_token"]
+    "name",
+    [
+        "HF_TOKEN",
+        "dbPassword",
+        "api_key",
+        "apiKey",
+        "AWS_SECRET_ACCESS_KEY",
+        "wandb.api-key",
+        "auth_token",
+        "result_key",
+    ],
 )
 def test_secrets_are_known_by_their_names(name: str) -> None:
     assert looks_secret(name)

@@ -71,3 +71,11 @@ def test_two_files_for_one_place_are_refused(code: Path, tmp_path: Path) -> None
     )
     with pytest.raises(EstimatorError, match="package would be a file in the bundle, and the directory of"):
         Contents.of(source)
+
+
+def test_a_file_in_the_place_of_one_of_smddp_s_own_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "smddp-hyperparameters.json").touch()
+    source = SourceCode.of({"entry_point": "train.py", "source_dir": str(tmp_path)})
+    with pytest.raises(EstimatorError, match=r"smddp needs smddp-hyperparameters.json in the bundle itself"):
+        Contents.of(source, more={"smddp-hyperparameters.json": b"{}"})
