@@ -34,6 +34,9 @@ _ELSEWHERE = frozenset(
 _RESUMED = re.compile(r"\bsmddp\.training\.run_checkpoints\b.*\bresumed at step (\d+), in epoch \d+")
 """What the Trainer logs, in a line that shows the logger's name."""
 
+_MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")
+"""What each host's log ends with."""
+
 _PLACE = "rehearsal/checkpoints"
 _CHECKPOINT = re.compile(rf"{_PLACE}/(?:(?P<part>.*?)/)??step-(?P<step>\d+)/")
 """A key of a checkpoint; a Trainer with a name has its checkpoints in a part of the place."""
@@ -66,6 +69,8 @@ class Rehearsal:
     """The size of model.tar.gz."""
     checkpoint_bytes: int
     """The size of the newest checkpoint, of all named Trainers together; 0 if there is none."""
+    memory_bytes: int
+    """The most memory that a process has had, a rank of any host; not a GPU's. 0 if no log says."""
     samples: tuple[str, ...]
     """How much was fetched of each channel on S3."""
 
@@ -76,7 +81,8 @@ class Rehearsal:
         metrics = ", ".join(f"{name} {value:g}" for name, value in sorted(self.metrics.items()))
         return (
             f"rehearsed on {self.topology}: {self.steps} steps in {self.seconds:.0f} s; {checkpoints}; "
-            f"model.tar.gz {_size(self.model_bytes)}; {'; '.join([metrics or 'no metrics', *self.samples])}"
+            f"model.tar.gz {_size(self.model_bytes)}; largest process {_size(self.memory_bytes)}; "
+            f"{'; '.join([metrics or 'no metrics', *self.samples])}"
         )
 
 
@@ -124,13 +130,15 @@ def rehearse(
         keeps = bool(arguments.get("checkpoint_s3_uri") or saves_directly)
         if keeps:
             here["checkpoint_s3_uri"] = f"s3://{bucket}/{_PLACE}"
-        job, resumed_at, metrics = None, None, dict[str, float]()
+        job, resumed_at, metrics, memory = None, None, dict[str, float](), [0]
         for attempt in (1, 2) if keeps else (1,):
             environment = {**given, MAX_STEPS_VARIABLE: str(attempt * steps)}
             job = _attempt(fit, {**here, "environment": environment}, platform.session, data)
             metrics |= job.final_metrics()  # the second has none if the first did all that there is to do
+            lines = [line for _, line in job.logs()]
+            memory += [int(match[1]) << 20 for line in lines if (match := _MEMORY.search(line))]
             if attempt > 1:
-                resumed_at = _resumed_at(job)
+                resumed_at = _resumed_at(lines)
         assert job is not None
         newest = _newest(objects(client, bucket, f"{_PLACE}/"))
         model_bucket, _, model = job.model_data.removeprefix("s3://").partition("/")
@@ -143,6 +151,7 @@ def rehearse(
             metrics={name: value for name, value in metrics.items() if name != "epoch"},
             model_bytes=client.head_object(Bucket=model_bucket, Key=model)["ContentLength"],
             checkpoint_bytes=sum(size for _, size in newest),
+            memory_bytes=max(memory),
             samples=tuple(said for _, said in brought.values() if said),
         )
 
@@ -186,9 +195,9 @@ def _attempt(fit: Fit, arguments: Mapping[str, Any], session: Session, data: Map
         ) from fault
 
 
-def _resumed_at(job: TrainingJob) -> int:
+def _resumed_at(lines: Iterable[str]) -> int:
     """Return the step that a job's log says it went on from."""
-    found = [match for _, line in job.logs() if (match := _RESUMED.search(line))]
+    found = [match for line in lines if (match := _RESUMED.search(line))]
     if not found:
         raise EstimatorError(
             "The rehearsal's second attempt did not go on from the checkpoint of the first, but began anew. Let the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,9 +57,16 @@ def train(environ: Mapping[str, str]) -> int:
         directory=contract.code_dir,
         group=command.through_shell,
     )
+    logger.info("The largest process had %d MiB of memory.", _largest_child() >> 20)
     reason = describe_exit(entry_point, contract.current_host, result.code, result.tail, many=command.many)
     _report(contract.output_dir, result, reason)
     return result.code
+
+
+def _largest_child() -> int:
+    """Return the most bytes of memory that one process of the job has had at a time."""
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return most if sys.platform == "darwin" else most << 10
 
 
 def _set_level(level: object) -> None:

@@ -49,6 +49,8 @@ def test_a_job_of_two_hosts_trains_saves_and_resumes(
     assert found.metrics["samples_per_second"] > 0
     assert found.checkpoint_bytes > 0
     assert found.model_bytes > 0
+    assert 64 << 20 < found.memory_bytes < 64 << 30
+    assert "; largest process " in str(found)
     assert found.topology == "2 × ml.g5.xlarge, torchrun"
     assert "12 steps in" in str(found)
     assert str(found).endswith("; sample of channel training: 4 of 12 objects, 0 MiB")
