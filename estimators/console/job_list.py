@@ -79,7 +79,14 @@ def job_page(sagemaker: Any, wanted: JobFilter, token: str) -> JobPage:
         **({"NextToken": token} if token else {}),
     )
     jobs = [
-        {**job, "Seconds": (job.get("TrainingEndTime", now) - job["CreationTime"]).total_seconds()}
+        {**job, "Seconds": (_end(job, now) - job["CreationTime"]).total_seconds()}
         for job in answer["TrainingJobSummaries"]
     ]
     return JobPage(jobs=jobs, next_token=answer.get("NextToken", ""))
+
+
+def _end(job: Mapping[str, Any], now: datetime) -> datetime:
+    """Return when a job ended, or now; one that ended before it trained has no TrainingEndTime."""
+    ended = job["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
+    end: datetime = job.get("TrainingEndTime") or (job.get("LastModifiedTime", now) if ended else now)
+    return end
