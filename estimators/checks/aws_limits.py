@@ -79,6 +79,8 @@ def told(violation: Violation, parameter: str, path: tuple[str | int, ...]) -> P
     if violation.is_name:
         place = f"{place} the name {_shown(violation.value)}"
     found, remedy = _words(violation)
+    if parameter == "hyperparameters" and violation.rule == "most":
+        remedy += " A script on this machine that reads them by smddp.run(main) takes any number and length."
     return (warning if violation.rule == "enum" else error)(parameter, f"{place} {found}".strip(), remedy)
 
 

@@ -63,7 +63,8 @@ class CalledFunction:
         try:
             return self.signature.replace(parameters=given).bind(*arguments, **named).arguments
         except TypeError as error:
-            raise RemoteFunctionError(f"{self.function.__qualname__}(): {error}") from error
+            given_by_job = "".join(f". {name} is the job's to give: leave it out" for name in self.job_parameters)
+            raise RemoteFunctionError(f"{self.function.__qualname__}(): {error}{given_by_job}") from error
 
     def call(self, arguments: Mapping[str, Any], job: Job) -> Any:
         """Call the function with arguments by the parameters' names, and the job."""

@@ -47,7 +47,7 @@ def test_a_call_comes_out_as_it_was_bound_with_the_job() -> None:
 
 @pytest.mark.parametrize(("arguments", "named"), [([], {"config": 1}), ([1], {})])
 def test_arguments_that_do_not_fit_are_refused(arguments: list[Any], named: dict[str, Any]) -> None:
-    with pytest.raises(RemoteFunctionError, match=r"function\(\): missing a required"):
+    with pytest.raises(RemoteFunctionError, match=r"function\(\): missing a required.*\. here is the job's to give"):
         CalledFunction.of(function).bind(arguments, named)
 
 
