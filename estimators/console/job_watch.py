@@ -11,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -213,27 +214,26 @@ class JobWatch:
         return description
 
     def _follow(self) -> None:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         from smddp.storage.s3_retries import Cancelled
 
         def open_log(cancelled: Callable[[], bool]) -> LogReader:
             return LogReader(self._place.logs, self.name, cancelled)
 
-        looks = Follower(self._describe, open_log, with_values=True).looks(self._closed.is_set)
         try:
-            for event in looks:
-                if not isinstance(event, float):
-                    self._take(event)
-                    continue
-                self._looked.set()
-                idle = time.monotonic() - self._asked > _IDLE_SECONDS
-                if idle or self._closed.wait(max(event, self._pause())):
-                    self._closed.set()
-                    return
+            with closing(Follower(self._describe, open_log, with_values=True).looks(self._closed.is_set)) as looks:
+                for event in looks:
+                    if not isinstance(event, float):
+                        self._take(event)
+                        continue
+                    self._looked.set()
+                    idle = time.monotonic() - self._asked > _IDLE_SECONDS
+                    if idle or self._closed.wait(max(event, self._pause())):
+                        self._closed.set()
+                        return
         except Cancelled:
             return
-        except (BotoCoreError, ClientError) as error:
+        except Exception as error:  # whatever it is, the page waits for this thread and shows why it ended
+            logger.exception("the job %s is not followed any more", self.name)
             self.failure, self._failed_at = str(error), time.monotonic()
         self._looked.set()
 

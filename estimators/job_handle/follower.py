@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ class Follower:
         finally:
             cancelled.set()  # the thread may be in a pause of minutes, and a program that ends waits for it
 
-    def looks(self, cancelled: Callable[[], bool]) -> Iterator[JobEvent | float]:
+    def looks(self, cancelled: Callable[[], bool]) -> Generator[JobEvent | float, None, None]:
         """Yield what each look at the job shows, and how many seconds to sleep before the next one.
 
         Args:

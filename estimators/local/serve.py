@@ -63,7 +63,7 @@ def main() -> None:
         except (LocalPlatformError, HostStartError) as error:
             _tell({"error": str(error)})
         except JobStoreError as error:
-            _tell({"error": f"{error} Move its directory away: the jobs are forgotten then."})
+            _tell({"error": f"{error.message} Move its directory away: the jobs are forgotten then."})
         else:
             _tell({"endpoint_url": access.endpoint_url, "s3_endpoint_url": access.s3_endpoint_url})
             _await_end(parent)

@@ -51,7 +51,8 @@ class RemoteFunction(Generic[P, R]):
         """Wrap a function; use `remote`.
 
         Raises:
-            EstimatorError: It is none that a job can call, or an option is none.
+            EstimatorError: It is none that a job can call, or an option contradicts what a remote function is. What
+                `Estimator` does not know is refused when the function is called, before anything is sent.
         """
         if not inspect.isfunction(function):
             raise EstimatorError(f"{function!r} is no function: give remote() one that is defined by def.")
@@ -259,7 +260,8 @@ def remote(
             ``logs``, ``experiment_config``, ``prices``, ``max_cost``, ``rehearse`` and ``on_event`` as for its ``fit``.
 
     Raises:
-        EstimatorError: It is no function that a job can call, or an option is none.
+        EstimatorError: It is no function that a job can call, or an option contradicts what a remote function is. What
+            `Estimator` does not know is refused when the function is called, before anything is sent.
 
     Examples:
         A script::

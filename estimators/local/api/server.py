@@ -25,10 +25,10 @@ from moto.moto_server.werkzeug_app import (
 from werkzeug.serving import ThreadedWSGIServer
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
-from estimators.local.api.earlier_logs import EarlierLogs
 from estimators.local.api.front import AwsErrors, OfferedOperations
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.log_filter import LogFilter
+from estimators.local.api.log_recall import LogRecall
 from estimators.local.api.signature import KeyPair
 from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
 
@@ -101,9 +101,7 @@ class HttpServer:
         """
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
-        application = OfferedOperations(
-            TrainingJobApi(engine, otherwise=EarlierLogs(engine, LogFilter(AwsErrors(moto))))
-        )
+        application = OfferedOperations(TrainingJobApi(engine, otherwise=LogRecall(engine, LogFilter(AwsErrors(moto)))))
         guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
         self._server = _Server(host, port, guard, _RequestHandler, fd=listener.fileno())
         self._thread = threading.Thread(

@@ -215,8 +215,7 @@ class Engine:
                     "Training job names must be unique within an AWS account and region; there is one named "
                     f"{parsed.name} already.",
                 )
-            job.note()
-            self._store.require_saved()
+            self._store.admit(job)
             self._jobs[parsed.name], self._runners[parsed.name] = job, runner
             runner.start()
         return job

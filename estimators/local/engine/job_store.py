@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.states import write_time
@@ -26,12 +26,17 @@ _LOCKED_SECONDS = 1.0
 """How long another program may lock the file before what is to be written waits for the next time."""
 _MOST_WAITING = 100_000
 """Lines that can't be written yet."""
+_SOON_SECONDS = 0.2
+_PAGE = 5_000
+"""Lines that are read at a time."""
 _TABLES = """
     CREATE TABLE records (kind TEXT, name TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, name));
     CREATE TABLE lines (job TEXT, stream TEXT, time INTEGER, line TEXT);
     CREATE INDEX lines_of_jobs ON lines (job);
 """
-
+_PAGE_OF_LINES = """
+    SELECT rowid, stream, time, line FROM lines WHERE job = ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?
+"""
 _JOBS_WITH_LINES = """
     WITH RECURSIVE jobs (job) AS (
         SELECT min(job) FROM lines UNION ALL
@@ -45,11 +50,10 @@ Make: TypeAlias = "Callable[[Mapping[str, Any], Keeper], Job]"
 """Makes a job of its record and of what saves it from now on."""
 
 
-_PAGE_OF_LINES = """
-    SELECT rowid, stream, time, line FROM lines WHERE job = ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?
-"""
-_PAGE = 5_000
-_SOON_SECONDS = 0.2
+class _Record(Protocol):
+    def note(self) -> None: ...
+
+    def forget(self) -> None: ...
 
 
 class StoredLine(NamedTuple):
@@ -61,8 +65,11 @@ class StoredLine(NamedTuple):
     line: str
 
 
-class JobStoreError(Exception):
-    """The file is none of ours, or damaged."""
+class JobStoreError(ApiError):
+    """The file is none of ours, or damaged, or can't be used for now."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("ServiceUnavailable", message, 503)
 
 
 class JobStore:
@@ -135,19 +142,32 @@ class JobStore:
         """See that all was written so far.
 
         Raises:
-            ApiError: ServiceUnavailable, with the reason why it could not be.
+            JobStoreError: With the reason why it could not be.
         """
         with self._lock:
             self._write()
             if self._failure:
-                raise ApiError("ServiceUnavailable", f"What becomes of jobs can't be kept: {self._failure}.", 503)
+                raise JobStoreError(f"What becomes of jobs can't be kept: {self._failure}.")
+
+    def admit(self, job: _Record) -> None:
+        """Write a new job's record; a job that can't be remembered is none.
+
+        Raises:
+            JobStoreError: With the reason why it could not be written; nor will it be later.
+        """
+        job.note()
+        try:
+            self.require_saved()
+        except JobStoreError:
+            job.forget()
+            raise
 
     def load(self, kind: str, make: Make[Job]) -> dict[str, Job]:
         """Return the jobs of a kind by their names, each made of its record and of what saves it from now on.
 
         One that can't be made is left out, and a line in the platform's log says why; its record stays.
         """
-        rows = self._read("SELECT name, document FROM records WHERE kind = ? ORDER BY name", kind)
+        rows = self._query("SELECT name, document FROM records WHERE kind = ? ORDER BY name", kind)
         made = ((name, self._make(kind, name, document, make)) for name, document in rows)
         return {name: job for name, job in made if job is not None}
 
@@ -161,30 +181,30 @@ class JobStore:
     def lines(self, job: str, *, until: int) -> Iterator[StoredLine]:
         """Yield the lines of a job's log that were there at a `place`, in the order in which they came."""
         after = 0
-        while rows := self._read(_PAGE_OF_LINES, job, after, until, _PAGE):
+        while rows := self._query(_PAGE_OF_LINES, job, after, until, _PAGE):
             yield from (StoredLine(*row) for _, *row in rows)
             after = rows[-1][0]
 
     def place(self) -> int:
         """Return how far the lines of all jobs have come."""
-        return next((place or 0 for (place,) in self._read("SELECT max(rowid) FROM lines")), 0)
+        return next((place or 0 for (place,) in self._query("SELECT max(rowid) FROM lines")), 0)
 
     def jobs_with_lines(self) -> list[str]:
         """Return the names of the jobs that have lines."""
-        return [name for (name,) in self._read(_JOBS_WITH_LINES)]
+        return [name for (name,) in self._query(_JOBS_WITH_LINES)]
 
     def delete_lines(self, stream: str | None) -> None:
         """Forget a stream; None: all of them."""
         with self._lock:
             self._write()
-            if self._connection is not None and stream is None:
-                self._connection.execute("DELETE FROM lines")
-            elif self._connection is not None:
-                self._connection.execute("DELETE FROM lines WHERE stream = ?", (stream,))
+        if stream is None:
+            self._query("DELETE FROM lines")
+        else:
+            self._query("DELETE FROM lines WHERE stream = ?", stream)
 
     def last_line_time(self, job: str) -> int | None:
         """Return when a job's last line came, in milliseconds since 1970; None if there is none."""
-        found = self._read("SELECT time FROM lines WHERE job = ? ORDER BY rowid DESC LIMIT 1", job)
+        found = self._query("SELECT time FROM lines WHERE job = ? ORDER BY rowid DESC LIMIT 1", job)
         return next((time for (time,) in found), None)
 
     def _save_soon(self) -> None:
@@ -220,12 +240,12 @@ class JobStore:
         self._lines.clear()
         self._failure = ""
 
-    def _read(self, statement: str, *values: str | int) -> list[tuple[Any, ...]]:
+    def _query(self, statement: str, *values: str | int) -> list[tuple[Any, ...]]:
         with self._lock:
             try:
                 return [] if self._connection is None else self._connection.execute(statement, values).fetchall()
             except sqlite3.Error as error:
-                raise JobStoreError(f"{self._path}, which remembers jobs, can't be read: {error}.") from error
+                raise JobStoreError(f"{self._path}, which remembers jobs, can't be used: {error}.") from error
 
 
 class Keeper:

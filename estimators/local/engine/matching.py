@@ -1,4 +1,4 @@
-"""The other side of ``estimators.job_handle.matcher``: hands lines to the process that matches, and takes its answers.
+"""Hands lines to the process that matches, and takes its answers.
 
 Who has a line never waits for it: one thread sends, another takes the answers. Between who has lines and the sender is
 a buffer with a bound; if the process falls behind it, the oldest lines are dropped, and it is said how many.
@@ -7,23 +7,18 @@ a buffer with a bound; if the process falls behind it, the oldest lines are drop
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from estimators.job_handle import matcher
-from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
+from estimators.job_handle.matcher_process import MatcherProcess
 
 MAX_WAITING_BYTES = 16 << 20
 SETTLE_SECONDS = 2.0
 """How long a job's end waits for the lines that are not matched yet."""
 _LINE_BYTES = 64  # a line's own, beside its text
 _BATCH_LINES = 256
-_PROGRAM = matcher.__file__
 
 
 class Matching:
@@ -49,25 +44,9 @@ class Matching:
         self._waiting = 0
         self._dropped = 0
         self._ended = False
-        watched, self._alive = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _PROGRAM, str(watched)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                pass_fds=[watched],
-                start_new_session=True,
-                cwd="/",
-            )
-        except BaseException:
-            os.close(self._alive)
-            raise
-        finally:
-            os.close(watched)
-        order = json.dumps([regexes, MATCH_SECONDS, MEAN_SECONDS])
+        self._process = MatcherProcess(regexes)
         self._threads = [
-            threading.Thread(target=self._send_all, args=(order,), name="metrics out", daemon=True),
+            threading.Thread(target=self._send_all, name="metrics out", daemon=True),
             threading.Thread(target=self._take_answers, name="metrics in", daemon=True),
         ]
         for thread in self._threads:
@@ -95,8 +74,6 @@ class Matching:
                 f"[platform] The last lines are not searched for metrics: that took over {SETTLE_SECONDS:g} seconds"
             )
         self._process.kill()
-        self._process.wait()
-        os.close(self._alive)
         for thread in self._threads:
             thread.join()
         if self._dropped:
@@ -109,11 +86,10 @@ class Matching:
         self._waiting -= len(self._lines.popleft()) + _LINE_BYTES
         self._dropped += 1
 
-    def _send_all(self, order: str) -> None:
-        assert self._process.stdin is not None
+    def _send_all(self) -> None:
         try:
-            with self._process.stdin as pipe:
-                pipe.write(f"{order}\n")
+            with self._process.lines as pipe:
+                self._process.begin()
                 while batch := self._take_batch():
                     pipe.writelines(f"{json.dumps(line)}\n" for line in batch)
                     pipe.flush()
@@ -130,8 +106,7 @@ class Matching:
             return batch
 
     def _take_answers(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as answers:
+        with self._process.answers as answers:
             for line in answers:
                 if not line.endswith("\n"):  # the process was killed in the middle of it
                     return

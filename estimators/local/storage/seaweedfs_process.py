@@ -8,6 +8,7 @@ names can't be chosen. The one way in is the socket of its S3 in a directory tha
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import secrets
@@ -15,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -28,10 +30,16 @@ from estimators.local.executors import SupervisedProcess, SupervisedProgram
 from estimators.local.private_directory import PRIVATE
 from estimators.local.storage.certificates import write_certificates
 
+logger = logging.getLogger(__name__)
+
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin")
 _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port
 _STOP_SECONDS = 3.0  # it has put everything away by then, and may wait 30 s for idle connections of its own
 _MOST_VOLUMES = 10_000
+_HAS_VOLUMES = b"added volume server"
+"""What its log says once objects can be read: the S3 answers before that, for 5 s if the volumes came too early."""
+_VOLUMES_SECONDS = 15.0
+"""After which it is used without such a line: a newer SeaweedFS may say it in other words."""
 _INSIDE = PurePath("/opt/ml")
 """Where a supervised program with namespaces finds its directory."""
 
@@ -94,6 +102,10 @@ class SeaweedFSProcess:
     ) -> None:
         self._directory = directory
         self._log = log
+        self._said = Path(log.name)
+        self._said_before = self._said.stat().st_size
+        self._began = time.monotonic()
+        self._has_volumes = False
         self._keep = (lock.fileno(),) if lifeline is None else (lock.fileno(), lifeline.fileno())
         self._binds = {str(_INSIDE / "weed"): program, str(_INSIDE / "data"): str(data), "/tmp": str(directory / "tmp")}  # noqa: S108
         self._ports = dict(zip(_COMPONENTS, range(18_000, 18_005), strict=True)) if isolated else _free_ports()
@@ -129,8 +141,9 @@ class SeaweedFSProcess:
         """Return a connection to its S3.
 
         Raises:
-            OSError: Nobody answers, yet or any more.
+            OSError: Nobody answers, yet or any more, or the objects can't be read yet.
         """
+        self._require_volumes()
         connection = socket.socket(socket.AF_UNIX)
         # By a descriptor, as a socket's own path must not be longer than 108 bytes.
         place = os.open(self._directory, os.O_PATH | os.O_DIRECTORY)
@@ -160,6 +173,18 @@ class SeaweedFSProcess:
         for path in self.sockets_outside:
             with suppress(FileNotFoundError, PermissionError):  # another user may have taken the name
                 path.unlink()
+
+    def _require_volumes(self) -> None:
+        if self._has_volumes:
+            return
+        with self._said.open("rb") as log:
+            log.seek(self._said_before)
+            said = log.read()
+        if _HAS_VOLUMES not in said:
+            if time.monotonic() - self._began < _VOLUMES_SECONDS:
+                raise ConnectionRefusedError("SeaweedFS has not found its volumes yet")
+            logger.warning("SeaweedFS does not say that it has found its volumes: it is used as it is")
+        self._has_volumes = True
 
     def _start(self, program: str, home: PurePath, data: PurePath) -> SupervisedProcess:
         # Sockets of an earlier run that was killed: it would not listen where one is.

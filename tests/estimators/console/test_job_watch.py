@@ -70,3 +70,13 @@ def test_why_a_log_can_not_be_read_is_kept(place: Place, monkeypatch: pytest.Mon
         watch.look(0.1)
     assert "not for you" in watch.failure
     assert watch.description["TrainingJobName"] == "job"
+
+
+def test_a_defect_while_a_job_is_followed_is_shown_in_place_of_an_endless_wait(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watches = Watches(place)
+    monkeypatch.setattr(job_watch.Follower, "looks", lambda *_: (1 / 0 for _ in range(1)))
+    watch = watches.of("job")
+    watch.look(10)
+    assert "division by zero" in watch.failure

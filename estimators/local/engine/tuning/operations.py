@@ -112,8 +112,7 @@ class TuningJobs:
                     "Tuning job names must be unique within an AWS account and region; there is one named "
                     f"{parsed.name} already.",
                 )
-            record.note()
-            self._store.require_saved()
+            self._store.admit(record)
             runner = TuningRunner(record, study, self._start_job)
             self._records[parsed.name], self._runners[parsed.name] = record, runner
             runner.start()

@@ -38,6 +38,11 @@ def test_what_cannot_be_written_for_now_is_written_next_time(tmp_path: Path, mon
     store.add_lines("old", [StoredLine("old/algo-1-1", 1, "said")])
     with pytest.raises(ApiError, match="What becomes of jobs can't be kept: database is locked"):
         store.require_saved()
+    refused = JobRecord(TrainingRequest.parse(REQUEST), "arn", store.keeper("training-job", "refused"))
+    with pytest.raises(ApiError, match="database is locked"):
+        store.admit(refused)
+    with pytest.raises(JobStoreError, match="database is locked"):
+        store.delete_lines("old/algo-1-1")
     other.execute("ROLLBACK")
     store.require_saved()
     store.close()
@@ -53,7 +58,7 @@ def test_a_record_that_is_none_is_left_out_and_a_file_of_others_is_an_error(tmp_
     store.close()
     with sqlite3.connect(tmp_path / "other.sqlite") as other:
         other.execute("PRAGMA user_version = 1")
-    with pytest.raises(JobStoreError, match=r"other\.sqlite, which remembers jobs, can't be read: no such table"):
+    with pytest.raises(JobStoreError, match=r"other\.sqlite, which remembers jobs, can't be used: no such table"):
         JobStore(tmp_path / "other.sqlite").jobs_with_lines()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from estimators.job_handle import matcher
 from estimators.local.engine import matching
 from estimators.local.engine.metrics import Metrics
 from estimators.metric_definition import MAX_LINE, MetricDefinition
@@ -105,7 +106,7 @@ def test_a_regex_that_is_a_bit_slow_for_each_line_is_given_up() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """No regex is given up, whatever it takes."""
-    monkeypatch.setattr(matching, "MATCH_SECONDS", 1000)
+    monkeypatch.setattr(matcher, "MATCH_SECONDS", 1000)
     monkeypatch.setattr(matching, "SETTLE_SECONDS", 0.3)
     return []
 
@@ -127,12 +128,13 @@ def test_neither_who_prints_nor_the_jobs_end_waits_for_a_match(monkeypatch: pyte
 
 def test_a_match_does_not_outlive_a_platform_that_is_killed() -> None:
     program = f"""
+        from estimators.job_handle import matcher
         from estimators.local.engine import matching
-        matching.MATCH_SECONDS = 1000
+        matcher.MATCH_SECONDS = 1000
         one = matching.Matching([{EXPONENTIAL!r}], print, print)
         one.send("b")
         one.send("a" * 100)
-        print(one._process.pid, flush=True)
+        print(one._process._process.pid, flush=True)
         input()
     """
     with subprocess.Popen(
@@ -149,13 +151,13 @@ def test_a_match_does_not_outlive_a_platform_that_is_killed() -> None:
 
 
 def test_an_answer_that_the_process_was_killed_in_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher = tmp_path / "matcher.py"
-    matcher.write_text("""if True:
+    program = tmp_path / "matcher.py"
+    program.write_text("""if True:
         import os, sys
         sys.stdin.readline()
         os.write(1, b'[0, "1"]\\n[0, "2')
     """)
-    monkeypatch.setattr(matching, "_PROGRAM", str(matcher))
+    monkeypatch.setattr(matcher, "__file__", str(program))
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     assert read("loss=1", loss="loss=([0-9]+)") == {"loss": 1.0}

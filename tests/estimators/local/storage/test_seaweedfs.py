@@ -389,6 +389,17 @@ def test_dies_with_a_parent_that_was_killed_and_loses_nothing(tmp_path):
         assert s3.get_object(Bucket="kept", Key="some/object")["Body"].read() == body
 
 
+def test_nobody_is_connected_before_the_objects_can_be_read(tmp_path, monkeypatch, caplog):
+    with running(tmp_path) as storage:
+        monkeypatch.setattr(seaweedfs_process, "_HAS_VOLUMES", b"said in other words")
+        storage.process._has_volumes = False
+        with pytest.raises(ConnectionRefusedError, match="has not found its volumes yet"):
+            storage.connect()
+        monkeypatch.setattr(seaweedfs_process, "_VOLUMES_SECONDS", 0.0)
+        storage.connect().close()
+        assert "does not say that it has found its volumes" in caplog.text
+
+
 def test_says_how_to_install_it(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("sys.executable", "/nonexistent/python")

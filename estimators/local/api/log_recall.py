@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ABOUT_STREAMS = frozenset({"DescribeLogStreams", "GetLogEvents", "FilterLogEvents", "DeleteLogStream"})
 
 
-class EarlierLogs:
+class LogRecall:
     """A WSGI application: requests go on to ``inner`` once it has the streams that they are about."""
 
     def __init__(self, engine: TrainingJobs, inner: WSGIApplication) -> None:
