@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -297,10 +296,9 @@ class TrainingJob:
             TrainingJobStopped: The job was stopped.
         """
         from estimators.job_handle.listener import Listener
-        from estimators.job_handle.shown import shown
-        from smddp.process.live_text import is_watched
+        from estimators.job_handle.shown import is_live, shown
 
-        live = self._hyperparameters if logs and is_watched(sys.stdout) else None
+        live = self._hyperparameters if logs and is_live() else None
         try:
             with ExitStack() as stack:
                 told: list[Callable[[JobEvent], object]] = []

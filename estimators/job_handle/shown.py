@@ -1,4 +1,4 @@
-"""A job as a person sees it while it runs: its log, and on a terminal a live line below that says how far it is."""
+"""A job as a person sees it while it runs: its log, and where somebody watches a live line that says how far it is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from estimators.job_handle.events import JobEvent, StatusChange
+from estimators.job_handle.notebook_line import NotebookLine, in_notebook
 from estimators.log_reader import LogLine
 from estimators.log_view import LogView
+from smddp.process.live_text import is_watched
+
+
+def is_live() -> bool:
+    """Return whether stdout is a terminal or a notebook, where a live line can be shown."""
+    return is_watched(sys.stdout) or in_notebook()
 
 
 @contextmanager
@@ -17,7 +24,7 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
 
     Args:
         name: The job's name.
-        live: Gives the job's hyperparameters, for a live line; None: there is none.
+        live: Gives the job's hyperparameters, for a live line, where `is_live`; None: there is none.
 
     Returns:
         What is to be told each event.
@@ -31,7 +38,7 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
     from smddp.process.terminal_line import TerminalLine
 
     progress = JobProgress(live())
-    line = TerminalLine(progress.text, sys.stdout)
+    line = NotebookLine(progress.text) if in_notebook() else TerminalLine(progress.text, sys.stdout)
     try:
         line.start()
         view = LogView()  # it writes to stdout, which leads above the line now
