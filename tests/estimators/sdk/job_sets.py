@@ -14,6 +14,7 @@ from typing import Any
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/01234567-0123-0123-0123-0123456789ab"
+REPOSITORY = "https://git.example.com/team/code.git"
 REGIONS = ("us-east-1",) * 6 + ("eu-west-1", "us-gov-west-1", "us-iso-east-1")
 
 Draw = random.Random
@@ -121,6 +122,13 @@ def _group(name: str, kind: str, count: int) -> Json:
     return _object("instance_group.InstanceGroup", name, kind, count)
 
 
+_GIT: Json = {"repo": REPOSITORY, "branch": "main"}
+_IN_GIT: list[Json] = [
+    {"git_config": _GIT, "entry_point": "code/train.py"},
+    {"git_config": _GIT, "entry_point": "train.py", "source_dir": "code", "dependencies": ["library"]},
+]
+
+
 def _code(draw: Draw) -> Json:
     """Draw where the code lies, below the directory that the building process stands in."""
     return draw.choice(
@@ -132,7 +140,7 @@ def _code(draw: Draw) -> Json:
             {"entry_point": "train.py", "source_dir": "s3://jobs/old/sourcedir.tar.gz"},
         ]
         * 4
-        + [{"entry_point": "with_smddp/train.py"}]
+        + [{"entry_point": "with_smddp/train.py"}, *_IN_GIT]
     )
 
 

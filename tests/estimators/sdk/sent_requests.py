@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ from estimators import Estimator, source_code
 from estimators.errors import EstimatorError
 from estimators.sdk import sessions
 from estimators.sdk.installed import installed
-from tests.estimators.sdk.job_sets import REGIONS, built
+from tests.estimators.sdk.job_sets import REGIONS, REPOSITORY, built
 
 _RECORDED = frozenset({"CreateTrainingJob", "PutObject"})
 _ANSWERS: dict[str, dict[str, Any]] = {
@@ -40,7 +42,10 @@ Sent = list[Any]
 
 
 def lay_out_code() -> None:
-    """Write the code that jobs may name into the current directory."""
+    """Write the code that jobs may name into the current directory, and let git clone it by the URL that they name.
+
+    The latter is written to the file that the variable GIT_CONFIG_GLOBAL names.
+    """
     for name, text in {
         "code/train.py": "import layers\n",
         "with_smddp/train.py": "import smddp\n\ntrainer.log(accuracy=1)\n",
@@ -48,6 +53,11 @@ def lay_out_code() -> None:
     }.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
+    git = ("git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.com")
+    for command in (["init", "-q", "-b", "main"], ["add", "code", "library"], ["commit", "-q", "-m", "Begin"]):
+        subprocess.run([*git, *command], check=True)
+    rewritten = ["--file", os.environ["GIT_CONFIG_GLOBAL"], f"url.file://{Path.cwd()}.insteadOf", REPOSITORY]
+    subprocess.run(["git", "config", *rewritten], check=True)
 
 
 def sent_for(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
