@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for room in ("smddp", "estimators", "entrypoints") for path in (ROOT / room).rglob("*.py"))
@@ -39,6 +45,18 @@ def _imports_private_name(node: ast.AST, package: str) -> bool:
 
 def _is_private(dotted: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in dotted.split("."))
+
+
+@pytest.mark.parametrize("root", ["smddp", "estimators"])
+def test_the_contributors_table_has_each_room_in_the_order_of_its_layer(root: str) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    table = page.partition(f"| room of `{root}/` |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)/`", row.split("|")[1])]
+    assert sorted(named) == sorted(path.parent.name for path in (ROOT / root).glob("*/__init__.py"))
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == [root])
+    height = {room: -number for number, layer in enumerate(layers) for room in layer.split(" | ")}
+    assert [height[name] for name in named] == sorted((height[name] for name in named), reverse=True)
 
 
 @pytest.mark.parametrize("entry_point", sorted((ROOT / "entrypoints").glob("*.py")), ids=lambda p: p.name)
