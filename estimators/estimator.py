@@ -13,18 +13,19 @@ import secrets
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from estimators import metric_lines, source_code
-from estimators.checks import aws_limits, parameters
+from estimators.checks import aws_limits, channels, parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.large_hyperparameters import carry
 from estimators.plan import Call, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
-from estimators.problem import nearest
+from estimators.problem import Problem, nearest
 from estimators.sent_code import sent_code
 from estimators.training_job import TrainingJob
 
@@ -152,7 +153,7 @@ class Estimator:
         rehearse: int | None = None,
         on_event: OnEvent | None = None,
     ) -> TrainingJob:
-        """Check the job, upload its code, start it, and wait for its end.
+        """Check the job, look whether its data and buckets are there, upload its code, start it, and wait for its end.
 
         With a ``PipelineSession`` of SDK V2 nothing is started: it returns the arguments of a step, as ``PyTorch.fit``
         does, for ``TrainingStep(step_args=…)``. The plan looks at the defaults of the pipeline's variables, and warns
@@ -198,6 +199,8 @@ class Estimator:
             logger.warning("%s", problem)
         if in_pipeline:
             return self._step(inputs, job_name=job_name, experiment_config=experiment_config)
+        if not parameters.is_local_mode(self.arguments):
+            replace(plan, problems=tuple(self._missing_places(inputs))).require()
         shows_log = logs not in (False, "None")
         if rehearse is not None:
             logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=shows_log))
@@ -226,6 +229,14 @@ class Estimator:
         if wait:
             job.wait(logs=shows_log, on_event=on_event)
         return job
+
+    def _missing_places(self, inputs: Any) -> list[Problem]:
+        """Return what the job reads, and the buckets that it writes to, where they are not there."""
+        from estimators.checks import s3_places
+        from estimators.sdk import sessions
+
+        with sessions.credentials_explained():
+            return list(s3_places.check(self.arguments, channels.by_name(inputs), sessions.s3_client(self._session)))
 
     def _is_in_pipeline(self) -> bool:
         from estimators.sdk.adapter import adapter

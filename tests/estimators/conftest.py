@@ -12,9 +12,9 @@ from botocore import handlers
 from moto import mock_aws
 
 from estimators.estimator import NOTHING_SENT, Estimator
+from tests.estimators.data_on_s3 import BUCKET, put_data
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
-BUCKET = "jobs"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def sagemaker_session() -> Iterator[Any]:
 
     with mock_aws():
         boto_session = boto3.Session(region_name="us-east-1")
-        boto_session.client("s3").create_bucket(Bucket=BUCKET)
+        put_data(boto_session.client("s3"))
         yield sagemaker.Session(boto_session, default_bucket=BUCKET)
 
 

@@ -17,6 +17,8 @@ import boto3
 from botocore.client import BaseClient
 from moto import mock_aws
 
+from tests.estimators.data_on_s3 import put_data
+
 _HERE = {"AWS_DEFAULT_REGION": "us-east-1", "SAGEMAKER_VALIDATE_ROLE": "false", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
 
 
@@ -30,8 +32,7 @@ def sent_by(scripts: list[str]) -> list[list[dict[str, Any]]]:
     """Run scripts; return for each its CreateTrainingJob requests."""
     answers = []
     with mock_aws(), mock.patch.dict(os.environ, _HERE), mock.patch("requests.get"):  # their telemetry
-        for bucket in ("jobs", "data"):
-            boto3.client("s3").create_bucket(Bucket=bucket)
+        put_data(boto3.client("s3"))
         for script in scripts:
             sent: list[dict[str, Any]] = []
             call = BaseClient._make_api_call

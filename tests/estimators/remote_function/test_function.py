@@ -87,7 +87,7 @@ def names_in_bundle(session: Any, request: dict[str, Any]) -> set[str]:
 def test_the_request_is_that_of_an_estimator_with_the_functions_code(
     training: Any, sagemaker_session: Any, requests: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    function = training.train_it.options(sagemaker_session=sagemaker_session, inputs={"data": "s3://data/a"})
+    function = training.train_it.options(sagemaker_session=sagemaker_session, inputs={"data": "s3://data/train"})
     handle = function.submit(training.Config(0.1), layers=[1])
     (request,) = requests
     call = SentCall.read(request["Environment"])

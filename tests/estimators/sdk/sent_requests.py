@@ -133,9 +133,11 @@ def _session(region: str, bucket: str | None, sent: Sent) -> Any:
         if model.name in _RECORDED:
             sent.append([model.name, {name: value for name, value in params.items() if name != "Body"}])
 
-    def answer(model: Any, **_: Any) -> Any:
+    def answer(model: Any, params: Any, **_: Any) -> Any:
         if model.name == "HeadObject":  # no code is there yet
             return AWSResponse("", 404, {}, None), {"Error": {"Code": "404"}}
+        if model.name == "ListObjectsV2":  # all data are
+            return AWSResponse("", 200, {}, None), {"Contents": [{"Key": params["query_string"]["prefix"]}]}
         return AWSResponse("", 200, {}, None), _ANSWERS.get(model.name, {})
 
     core.register("provide-client-params", record)
