@@ -15,25 +15,31 @@ _FAILURE, _SUCCESS = PurePath("output", "failure"), PurePath("output", "success"
 
 
 def algorithm_error(
-    exits: Mapping[str, int], trees: Mapping[str, HostTree], tails: Mapping[str, str], remark: str | None = None
+    exits: Mapping[str, int],
+    trees: Mapping[str, HostTree],
+    tails: Mapping[str, str],
+    remark: str | None = None,
+    *,
+    told_in: PurePath = _FAILURE,
 ) -> str:
     """Return ``AlgorithmError: <why>, exit code: <n>``.
 
-    Why is the ``output/failure`` of the host that failed first, else of any host that failed, else of any host. If no
-    host wrote one, it is the last lines that the first one printed.
+    Why is what the host that failed first has written about it, else any host that failed, else any host. If none has
+    written anything, it is the last lines that the first one printed.
 
     Args:
         exits: Exit codes by host, in the order in which the hosts ended; one of them is not 0.
         trees: Every host's /opt/ml.
         tails: Every host's last lines.
         remark: What the platform knows of it and the program can't have known, such as why data could not be read.
+        told_in: The file in which a program says why it failed, relative to /opt/ml.
     """
     failed = [host for host, code in exits.items() if code]
     first = failed[0]
-    why = _first_text(trees[host] for host in dict.fromkeys([*failed, *trees]))
+    why = _first_text((trees[host] for host in dict.fromkeys([*failed, *trees])), told_in)
     if not why:
         printed = tails[first].strip()
-        why = f"{first} wrote no /opt/ml/output/failure" + (f"; it printed: {printed}" if printed else "")
+        why = f"{first} wrote no /opt/ml/{told_in}" + (f"; it printed: {printed}" if printed else "")
     if remark:
         why = f"{why.rstrip('.')}; {remark}"
     return within_limit(f"AlgorithmError: {why}", f", exit code: {exits[first]}")
@@ -50,13 +56,13 @@ def tells_outcome(tree: HostTree) -> bool:
     return any(map(tree.status, (_FAILURE, _SUCCESS)))
 
 
-def _first_text(trees: Iterable[HostTree]) -> str:
-    return next(filter(None, map(_text, trees)), "")
+def _first_text(trees: Iterable[HostTree], file: PurePath) -> str:
+    return next(filter(None, (_text(tree, file) for tree in trees)), "")
 
 
-def _text(tree: HostTree) -> str:
-    status = tree.status(_FAILURE)
+def _text(tree: HostTree, path: PurePath) -> str:
+    status = tree.status(path)
     if status is None or not stat.S_ISREG(status.st_mode):
         return ""
-    with tree.reading(_FAILURE) as file:
+    with tree.reading(path) as file:
         return failure_report.read(file)

@@ -11,9 +11,10 @@ from estimators.checks import channels
 from estimators.checks.local_jobs import ONLY_SAGEMAKER
 from estimators.errors import EstimatorError
 from estimators.local.engine.errors import ApiError
+from estimators.local.engine.job_request import ML_ROOT
 from estimators.local.engine.local_files import LocalFiles
 from estimators.local.engine.objects import FileUri
-from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, ML_ROOT, TrainingRequest
+from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
 from estimators.local_mode.given import UNUSED_ROLE
 from estimators.source_code import SourceCode
 

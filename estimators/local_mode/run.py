@@ -19,9 +19,9 @@ from estimators.errors import EstimatorError
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.job import JobRecord
-from estimators.local.engine.job_runner import JobRunner
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest
+from estimators.local.engine.training_runner import TrainingRunner
 from estimators.local.executors.docker import Docker, DockerExecutor
 from estimators.local_mode.job import LocalModeJob
 from estimators.log_view import LogView
@@ -82,11 +82,11 @@ def run(
     if request.files is not None and request.files.checkpoints is not None:
         request.files.checkpoints.mkdir(parents=True, exist_ok=True)
     record = JobRecord(request, f"arn:aws:sagemaker:{platform.region}:{'0' * 12}:training-job/{request.name}")
-    run_to_its_end(record, JobRunner(record, image, platform))
+    run_to_its_end(record, TrainingRunner(record, image, platform))
     return LocalModeJob(record.name, record.describe())
 
 
-def run_to_its_end(record: JobRecord, runner: JobRunner) -> None:
+def run_to_its_end(record: JobRecord, runner: TrainingRunner) -> None:
     """Run a job; whoever breaks this off, by Ctrl-C or by a handler of the user's own, leaves no host running."""
     try:
         runner.start()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators.local.api.front import DOCUMENT, OPERATION
 from estimators.local.api.training_jobs import TrainingJobs
-from estimators.local.engine.logs import LOG_GROUP
+from estimators.local.engine.logs import LOG_GROUPS
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -25,14 +25,15 @@ class LogRecall:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request that `OfferedOperations` let through."""
         operation, document = environ[OPERATION], environ.get(DOCUMENT, {})
-        if operation.service == "logs" and document.get("logGroupName") == LOG_GROUP:
+        group = document.get("logGroupName")
+        if operation.service == "logs" and group in LOG_GROUPS:
             if operation.name in _ABOUT_STREAMS:
                 for streams in _streams(document):
-                    self._engine.bring_logs(streams)
+                    self._engine.bring_logs(group, streams)
             if operation.name == "DeleteLogStream":
-                self._engine.forget_logs(_text(document.get("logStreamName")))
+                self._engine.forget_logs(group, _text(document.get("logStreamName")))
             elif operation.name == "DeleteLogGroup":
-                self._engine.forget_logs(None)
+                self._engine.forget_logs(group, None)
         return self._inner(environ, start_response)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 INTERRUPT = "InterruptTrainingJob"
 """Our own operation, beside AWS's: a spot instance of the job is reclaimed."""
 
+_KINDS = (":training-job/", ":hyper-parameter-tuning-job/", ":processing-job/")
+"""What is in the ARNs of the engine's jobs."""
 _TAGGING = frozenset({"AddTags", "ListTags", "DeleteTags"})
 
 
@@ -39,11 +41,11 @@ class TrainingJobs(Protocol):
     def interrupt(self, job_name: str) -> None:
         """Reclaim the job's spot instances."""
 
-    def bring_logs(self, streams: str) -> None:
-        """Return once the earlier log streams whose names begin so are there."""
+    def bring_logs(self, group: str, streams: str) -> None:
+        """Return once the earlier streams of a log group whose names begin so are there."""
 
-    def forget_logs(self, stream: str | None) -> None:
-        """Forget an earlier log stream; None: all of them."""
+    def forget_logs(self, group: str, stream: str | None) -> None:
+        """Forget an earlier stream of a log group; None: all of them."""
 
 
 class TrainingJobApi:
@@ -78,7 +80,7 @@ class TrainingJobApi:
 def _is_about_engine_job(operation: str, request: Mapping[str, Any]) -> bool:
     """Return whether a request is about a job of the engine; one about tags may be about any kind of resource."""
     arn = str(request.get("ResourceArn"))
-    return operation not in _TAGGING or ":training-job/" in arn or ":hyper-parameter-tuning-job/" in arn
+    return operation not in _TAGGING or any(kind in arn for kind in _KINDS)
 
 
 def _answer(start_response: StartResponse, document: dict[str, Any]) -> Iterable[bytes]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
+from estimators.local.engine.job_request import Channel
 from estimators.local.engine.objects import S3Uri, download, explaining, list_objects
-from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -50,7 +50,7 @@ def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: M
     Raises:
         FailedJobError: If there is no object, or one can't be a file of the channel.
     """
-    directories = [roots[host.name] / "input" / "data" / channel.name for host in receivers(channel, hosts)]
+    directories = [roots[host.name] / channel.path for host in receivers(channel, hosts)]
     files = channel_files(s3, channel)
     paths: dict[str, list[Path]] = {}
     for directory, share in zip(directories, share_out(channel, files, len(directories)), strict=True):

@@ -22,13 +22,12 @@ _IMAGE = {
 
 
 def host_environment(
-    *, job_name: str, job_arn: str, region: str, platform: Mapping[str, str], requested: Mapping[str, str]
+    *, names: Mapping[str, str], region: str, platform: Mapping[str, str], requested: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of every host of a job.
 
     Args:
-        job_name: The job's name.
-        job_arn: The job's ARN.
+        names: What names the job.
         region: The job's AWS region.
         platform: The engine's ``container_environment``.
         requested: The request's Environment.
@@ -39,6 +38,5 @@ def host_environment(
         "AWS_DEFAULT_REGION": region,
         **platform,
         **requested,
-        "TRAINING_JOB_NAME": job_name,
-        "TRAINING_JOB_ARN": job_arn,
+        **names,
     }

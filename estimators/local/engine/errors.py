@@ -28,6 +28,6 @@ def invalid(message: str) -> ApiError:
     return ApiError("ValidationException", message)
 
 
-def not_found(job_name: str) -> ApiError:
+def not_found(job_name: str, kind: str = "training job") -> ApiError:
     """Return the error of a request about a job that is not there (AWS gives it this code, not ResourceNotFound)."""
-    return invalid(f"Requested resource not found: there is no training job {job_name}.")
+    return invalid(f"Requested resource not found: there is no {kind} {job_name}.")

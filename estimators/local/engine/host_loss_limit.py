@@ -6,7 +6,7 @@ itself in a way that looks the same would begin again for ever.
 
 from __future__ import annotations
 
-from estimators.local.engine.job import Ending
+from estimators.local.engine.ending import Ending
 
 MOST_LOSSES = 3
 IN_VAIN = f"These are {MOST_LOSSES} losses in a row without a new checkpoint: the job does not begin again."

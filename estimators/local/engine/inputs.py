@@ -10,8 +10,8 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import fetch_all, plan_channel, receivers
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
+from estimators.local.engine.job_request import Channel
 from estimators.local.engine.pipes import Pipes
-from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -1,35 +1,37 @@
-"""The way of one job, in a thread of its own, from Starting to its end, and over again after an interruption.
+"""The way of one job on hosts, in a thread of its own, from Starting to its end, and over again after an interruption.
 
-What is decided on the way is `JobRecord`'s; here things are done: directories and transfers. `Training`
-runs the hosts.
+What is decided on the way is `HostedJob`'s; here things are done: directories and transfers. `HostRun` runs the hosts.
+What a kind of job brings to its hosts, and takes from them, is its own runner's.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import ClassVar, Generic
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import algorithm_error, loss_of_hosts
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine import states
-from estimators.local.engine.artifacts import upload_model, upload_output
-from estimators.local.engine.checkpoints import CheckpointSync
+from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.host_loss_limit import IN_VAIN, HostLossLimit
+from estimators.local.engine.folder_sync import FolderSync
+from estimators.local.engine.host_loss_limit import IN_VAIN
+from estimators.local.engine.host_run import HostRun
+from estimators.local.engine.hosted_job import HostedJob, Request_co
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
-from estimators.local.engine.job import Ending, JobRecord, StoppedError
 from estimators.local.engine.logs import HostLog
-from estimators.local.engine.members import only_recorded
-from estimators.local.engine.objects import CancelledError, require_place
-from estimators.local.engine.opt_ml import lay_out
+from estimators.local.engine.members import Rule, only_recorded
+from estimators.local.engine.objects import CancelledError
 from estimators.local.engine.platform import Platform
-from estimators.local.engine.training import Training
 from estimators.local.executors import (
     ClusterSpec,
     ExecutorError,
@@ -42,7 +44,7 @@ from smddp.job.failure_report import within_limit
 logger = logging.getLogger(__name__)
 
 
-class JobRunner:
+class JobRunner(abc.ABC, Generic[Request_co]):
     """Runs a job from its creation to its end.
 
     Args:
@@ -51,15 +53,26 @@ class JobRunner:
         platform: What it stands on.
     """
 
-    def __init__(self, job: JobRecord, image: str, platform: Platform) -> None:
+    _log_group: ClassVar[str]
+    _rules: ClassVar[Mapping[str, Rule]]
+    """What becomes of the members of its request."""
+    _failure: ClassVar[PurePath]
+    """The file in which a program says why it failed, relative to /opt/ml."""
+
+    def __init__(self, job: HostedJob[Request_co], image: str, platform: Platform) -> None:
         self._job = job
         self._image = image
         self._request = job.request
         self._platform = platform
-        self._directory = platform.directory / job.name
-        self._loss_limit = HostLossLimit()
+        self._directory = platform.directory / job.directory_name
+        self._syncs: list[FolderSync] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
+
+    @property
+    def directory(self) -> Path:
+        """Where the job lives while it runs."""
+        return self._directory
 
     def start(self) -> None:
         """Begin, and return at once."""
@@ -99,8 +112,8 @@ class JobRunner:
         logs = {host.name: self._log(host) for host in hosts}
         first_log = logs[hosts[0].name]
         self._job.metrics.report_to(first_log.say)
-        if recorded := only_recorded(self._request.members):
-            first_log.say(f"[platform] Recorded alone, and not done here: {', '.join(recorded)}")
+        for remark in self._remarks():
+            first_log.say(f"[platform] {remark}")
         cluster = self._platform.executor.cluster(
             ClusterSpec(
                 name=self._job.name,
@@ -127,10 +140,14 @@ class JobRunner:
         try:
             with cluster, inputs:
                 self._job.enter(states.DOWNLOADING)
-                checkpoints = self._prepare(hosts, trees, cluster, inputs)
+                for host in hosts:
+                    self._lay_out(hosts, host, trees[host.name].root, cluster)
+                self._require_places()  # now, and not when the program is done
+                inputs.bring(cancelled=self._job.must_end)
+                self._syncs = list(self._make_syncs(trees))
                 for log in logs.values():
                     log.open()
-                ending, exits = Training(self._job, self._platform).run(trees, logs, cluster, checkpoints)
+                ending, exits = HostRun(self._job, self._platform).run(trees, logs, cluster, self._syncs)
         except (FailedJobError, HostStartError, CancelledError) as error:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
@@ -145,17 +162,59 @@ class JobRunner:
         problems: list[str] = []
         # Order: what this attempt saved is in S3 before the next one fetches it.
         if ending.goes_on:
-            self._finish_checkpoints(checkpoints, problems)
+            self._finish_syncs(problems)
             if problems:
                 raise FailedJobError(within_limit("; ".join(problems), self._rescue()))
-            if not self._loss_limit.too_many(ending, progressed=checkpoints is not None and checkpoints.progressed):
+            if not self._gives_up(ending):
                 return False
         self._job.upload()
         if ending in (Ending.FAILED, Ending.LOST):
             with self._noting(problems):
                 problems.append(self._explain(exits, trees, logs))
-        self._save(trees, checkpoints, problems)
+        self._save(trees, problems)
         return True
+
+    # What is its kind's.
+
+    @abc.abstractmethod
+    def _lay_out(self, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
+        """Make one host's /opt/ml, but for what comes from S3."""
+
+    @abc.abstractmethod
+    def _require_places(self) -> None:
+        """Return if there is a place for all that the job will leave.
+
+        Raises:
+            FailedJobError: If there is none.
+        """
+
+    @abc.abstractmethod
+    def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[FolderSync]:
+        """Yield what is brought to S3 while the hosts run."""
+
+    @abc.abstractmethod
+    def _upload(self, trees: Sequence[HostTree], problems: list[str], *, failed: bool) -> str | None:
+        """Bring what the hosts leave to S3, as much of it as can be, once they have ended.
+
+        Args:
+            trees: Every host's /opt/ml.
+            problems: What went wrong; what goes wrong here is added.
+            failed: Whether the job has, by its programs.
+
+        Returns:
+            Where the model is, if there is one.
+        """
+
+    def _gives_up(self, ending: Ending) -> bool:  # noqa: ARG002  # a kind of jobs that begins again looks at it
+        """Return whether a job that may begin again has lost its hosts too often."""
+        return True
+
+    def _remarks(self) -> Iterator[str]:
+        """Yield what the log is to say before the program's own lines."""
+        if recorded := only_recorded(self._request.members, self._rules):
+            yield f"Recorded alone, and not done here: {', '.join(recorded)}"
+
+    # What is the same for all.
 
     def _rescue(self) -> str:
         """Move the job's directory to where it stays; the end of a reason, which says where.
@@ -182,10 +241,10 @@ class JobRunner:
         except Exception as error:
             problems.append(self._describe_defect(error))
 
-    def _finish_checkpoints(self, checkpoints: CheckpointSync | None, problems: list[str]) -> None:
-        with self._noting(problems):
-            if checkpoints is not None:
-                checkpoints.finish()
+    def _finish_syncs(self, problems: list[str]) -> None:
+        for sync in self._syncs:
+            with self._noting(problems):
+                sync.finish()
 
     def _describe_defect(self, error: Exception) -> str:
         logger.error("job %s met a defect of the platform", self._job.name, exc_info=error)
@@ -200,51 +259,28 @@ class JobRunner:
         codes = {name: end.code for name, end in exits.items()}
         tails = {name: log.tail for name, log in logs.items()}
         shortages = "; ".join(f"{name} {end.shortage}" for name, end in exits.items() if end.shortage)
-        return algorithm_error(codes, trees, tails, shortages)
-
-    def _prepare(
-        self, hosts: tuple[Host, ...], trees: Mapping[str, HostTree], cluster: HostCluster, inputs: HostInputs
-    ) -> CheckpointSync | None:
-        """Lay out every host's /opt/ml and bring its input."""
-        request, s3, cancelled = self._request, self._platform.s3, self._job.must_end
-        for host in hosts:
-            lay_out(request, hosts, host, trees[host.name].root, cluster)
-        require_place(s3, request.output, "S3OutputPath")  # now, and not when the training is done
-        inputs.bring(cancelled=cancelled)
-        if request.checkpoints is None:
-            return None
-        checkpoints = CheckpointSync(
-            s3,
-            request.checkpoints.uri,
-            trees,
-            request.checkpoints.path,
-            snapshot=self._directory / "checkpoint",
-            seconds=self._platform.sync_seconds,
-        )
-        checkpoints.download(cancelled=cancelled)
-        return checkpoints
+        return algorithm_error(codes, trees, tails, shortages, told_in=self._failure)
 
     def _log(self, host: Host) -> HostLog:
         return HostLog(
-            self._platform.logs, self._job.name, host.name, seen=self._job.metrics.read, store=self._platform.store
+            self._platform.logs,
+            self._job.name,
+            host.name,
+            group=self._log_group,
+            seen=self._job.metrics.read,
+            store=self._platform.store,
         )
 
-    def _save(self, trees: Mapping[str, HostTree], checkpoints: CheckpointSync | None, problems: list[str]) -> None:
+    def _save(self, trees: Mapping[str, HostTree], problems: list[str]) -> None:
         """Bring what the hosts leave to S3, as much of it as can be, and finish.
 
         Args:
             trees: Every host's /opt/ml.
-            checkpoints: What keeps them in step with S3.
-            problems: Why the job has failed, if it has: only then it leaves no model.
+            problems: Why the job has failed, if it has.
         """
-        s3, request, written = self._platform.s3, self._request, list(trees.values())
-        model, failed = None, len(problems)
-        self._finish_checkpoints(checkpoints, problems)
-        if not failed:
-            with self._noting(problems):
-                model = upload_model(s3, written, request.output, self._directory, compressed=request.compressed)
-        with self._noting(problems):
-            upload_output(s3, written, request.output, self._directory, compressed=request.compressed)
+        failed = len(problems)
+        self._finish_syncs(problems)
+        model = self._upload(list(trees.values()), problems, failed=failed > 0)
         kept = self._rescue() if len(problems) > failed else ""
         reason = within_limit("; ".join(problems), kept) if problems else None
         self._job.finish(failure_reason=reason, model_artifacts=model)

@@ -21,7 +21,7 @@ from estimators.local.engine.states import write_time
 
 logger = logging.getLogger(__name__)
 
-_FORM = 1
+_FORM = 2
 _LOCKED_SECONDS = 1.0
 """How long another program may lock the file before what is to be written waits for the next time."""
 _MOST_WAITING = 100_000
@@ -31,16 +31,24 @@ _PAGE = 5_000
 """Lines that are read at a time."""
 _TABLES = """
     CREATE TABLE records (kind TEXT, name TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, name));
-    CREATE TABLE lines (job TEXT, stream TEXT, time INTEGER, line TEXT);
-    CREATE INDEX lines_of_jobs ON lines (job);
+    CREATE TABLE lines (job TEXT, stream TEXT, time INTEGER, line TEXT, log_group TEXT NOT NULL);
+    CREATE INDEX lines_of_jobs ON lines (log_group, job);
 """
+_FROM_FORM_1 = """
+    ALTER TABLE lines ADD COLUMN log_group TEXT NOT NULL DEFAULT '/aws/sagemaker/TrainingJobs';
+    DROP INDEX lines_of_jobs;
+    CREATE INDEX lines_of_jobs ON lines (log_group, job);
+"""
+"""All jobs were training jobs then."""
 _PAGE_OF_LINES = """
-    SELECT rowid, stream, time, line FROM lines WHERE job = ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?
+    SELECT rowid, stream, time, line FROM lines
+    WHERE log_group = ? AND job = ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?
 """
+_LAST_TIME = "SELECT time FROM lines WHERE log_group = ? AND job = ? ORDER BY rowid DESC LIMIT 1"
 _JOBS_WITH_LINES = """
     WITH RECURSIVE jobs (job) AS (
-        SELECT min(job) FROM lines UNION ALL
-        SELECT (SELECT min(job) FROM lines WHERE job > jobs.job) FROM jobs WHERE job IS NOT NULL
+        SELECT min(job) FROM lines WHERE log_group = ?1 UNION ALL
+        SELECT (SELECT min(job) FROM lines WHERE log_group = ?1 AND job > jobs.job) FROM jobs WHERE job IS NOT NULL
     ) SELECT job FROM jobs WHERE job IS NOT NULL
 """
 """A look at the index for each job, and not at every line."""
@@ -91,7 +99,7 @@ class JobStore:
         self._lock = threading.Lock()
         self._connection = None if path is None else _open(path)
         self._records: dict[tuple[str, str], str | None] = {}  # None: it is deleted
-        self._lines: deque[tuple[str, StoredLine]] = deque(maxlen=_MOST_WAITING)
+        self._lines: deque[tuple[str, str, StoredLine]] = deque(maxlen=_MOST_WAITING)
         self._failure = ""
         self._soon: dict[tuple[str, str], Callable[[], None]] = {}
         self._saver: threading.Thread | None = None
@@ -132,10 +140,10 @@ class JobStore:
             self._records[kind, name] = None
             self._write()
 
-    def add_lines(self, job: str, lines: Sequence[StoredLine]) -> None:
-        """Write lines of a job's log."""
+    def add_lines(self, group: str, job: str, lines: Sequence[StoredLine]) -> None:
+        """Write lines of the log of a job whose log group this is."""
         with self._lock:
-            self._lines.extend((job, line) for line in lines)
+            self._lines.extend((group, job, line) for line in lines)
             self._write()
 
     def require_saved(self) -> None:
@@ -178,10 +186,10 @@ class JobStore:
             logger.warning("the %s %s of an earlier platform is left out: %s", kind, name, error)
             return None
 
-    def lines(self, job: str, *, until: int) -> Iterator[StoredLine]:
+    def lines(self, group: str, job: str, *, until: int) -> Iterator[StoredLine]:
         """Yield the lines of a job's log that were there at a `place`, in the order in which they came."""
         after = 0
-        while rows := self._query(_PAGE_OF_LINES, job, after, until, _PAGE):
+        while rows := self._query(_PAGE_OF_LINES, group, job, after, until, _PAGE):
             yield from (StoredLine(*row) for _, *row in rows)
             after = rows[-1][0]
 
@@ -189,22 +197,22 @@ class JobStore:
         """Return how far the lines of all jobs have come."""
         return next((place or 0 for (place,) in self._query("SELECT max(rowid) FROM lines")), 0)
 
-    def jobs_with_lines(self) -> list[str]:
-        """Return the names of the jobs that have lines."""
-        return [name for (name,) in self._query(_JOBS_WITH_LINES)]
+    def jobs_with_lines(self, group: str) -> list[str]:
+        """Return the names of the jobs that have lines in a log group."""
+        return [name for (name,) in self._query(_JOBS_WITH_LINES, group)]
 
-    def delete_lines(self, stream: str | None) -> None:
-        """Forget a stream; None: all of them."""
+    def delete_lines(self, group: str, stream: str | None) -> None:
+        """Forget a stream of a log group; None: all of them."""
         with self._lock:
             self._write()
         if stream is None:
-            self._query("DELETE FROM lines")
+            self._query("DELETE FROM lines WHERE log_group = ?", group)
         else:
-            self._query("DELETE FROM lines WHERE stream = ?", stream)
+            self._query("DELETE FROM lines WHERE log_group = ? AND stream = ?", group, stream)
 
-    def last_line_time(self, job: str) -> int | None:
+    def last_line_time(self, group: str, job: str) -> int | None:
         """Return when a job's last line came, in milliseconds since 1970; None if there is none."""
-        found = self._query("SELECT time FROM lines WHERE job = ? ORDER BY rowid DESC LIMIT 1", job)
+        found = self._query(_LAST_TIME, group, job)
         return next((time for (time,) in found), None)
 
     def _save_soon(self) -> None:
@@ -229,8 +237,8 @@ class JobStore:
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._connection.executemany("DELETE FROM records WHERE kind = ? AND name = ?", deleted)
                 self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", saved)
-                lines = [(job, *line) for job, line in self._lines]
-                self._connection.executemany("INSERT INTO lines VALUES (?, ?, ?, ?)", lines)
+                lines = [(job, *line, group) for group, job, line in self._lines]
+                self._connection.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?)", lines)
         except sqlite3.Error as error:
             if not self._failure:
                 logger.exception("what becomes of jobs can't be kept for now")
@@ -288,9 +296,11 @@ def _open(path: Path) -> sqlite3.Connection:
         (form,) = connection.execute("PRAGMA user_version").fetchone()
         if form == 0:
             connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORM}; COMMIT;")
+        elif form == 1:
+            connection.executescript(f"BEGIN; {_FROM_FORM_1} PRAGMA user_version = {_FORM}; COMMIT;")
     except sqlite3.Error as error:
         raise JobStoreError(f"{path}, which remembers jobs, can't be used: {error}.") from error
-    if form not in (0, _FORM):
+    if form not in (0, 1, _FORM):
         connection.close()
         raise JobStoreError(f"{path}, which remembers jobs, has the form {form}; this platform knows the form {_FORM}.")
     return connection

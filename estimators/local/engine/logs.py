@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+TRAINING_JOBS, PROCESSING_JOBS = "/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"
+LOG_GROUPS = (TRAINING_JOBS, PROCESSING_JOBS)
+"""Of all kinds of jobs that run on hosts."""
 BATCH_SECONDS = 0.2
 MAX_LINE_BYTES = 64 << 10
 """A longer line becomes several events; CloudWatch takes at most 256 KiB in one."""
@@ -43,6 +45,7 @@ class HostLog:
         client: A CloudWatch Logs client.
         job_name: The job's name.
         host: The host's name.
+        group: The log group.
         seen: Is given every line, too.
         store: Remembers them.
     """
@@ -53,11 +56,13 @@ class HostLog:
         job_name: str,
         host: str,
         *,
+        group: str = TRAINING_JOBS,
         seen: Callable[[str], None],
         store: JobStore = NOTHING_KEPT,
     ) -> None:
         self._client = client
         self._job_name = job_name
+        self._group = group
         self._store = store
         self._stream = f"{job_name}/{host}-{int(time.time())}"
         self._seen = seen
@@ -79,7 +84,7 @@ class HostLog:
 
     def open(self) -> None:
         """Make the stream, and the group at need; a stream that is there is gone on with."""
-        make_stream(self._client, self._stream)
+        make_stream(self._client, self._group, self._stream)
 
     def follow(self, output: BinaryIO) -> None:
         """Read ``output`` to its end."""
@@ -124,9 +129,9 @@ class HostLog:
             if not batch:
                 return
             kept = [StoredLine(self._stream, event["timestamp"], event["message"]) for event in batch]
-            self._store.add_lines(self._job_name, kept)
+            self._store.add_lines(self._group, self._job_name, kept)
             try:
-                self._client.put_log_events(logGroupName=LOG_GROUP, logStreamName=self._stream, logEvents=batch)
+                self._client.put_log_events(logGroupName=self._group, logStreamName=self._stream, logEvents=batch)
             except Exception:  # whatever it is: the next lines must not be lost for these
                 logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
 
@@ -151,10 +156,10 @@ def take_batch(events: deque[InputLogEventTypeDef]) -> list[InputLogEventTypeDef
     return batch
 
 
-def make_stream(client: CloudWatchLogsClient, stream: str) -> None:
+def make_stream(client: CloudWatchLogsClient, group: str, stream: str) -> None:
     """Make a stream, and the group at need; what is there already is gone on with."""
-    _make(client, client.create_log_group, logGroupName=LOG_GROUP)
-    _make(client, client.create_log_stream, logGroupName=LOG_GROUP, logStreamName=stream)
+    _make(client, client.create_log_group, logGroupName=group)
+    _make(client, client.create_log_stream, logGroupName=group, logStreamName=stream)
 
 
 def _make(client: CloudWatchLogsClient, create: Callable[..., Any], **names: str) -> None:

@@ -1,4 +1,7 @@
-"""What the local platform does with each member of a CreateTrainingJob; docs/reference/local-platform.md lists it."""
+"""What the local platform does with each member of a request; docs/reference/local-platform.md lists it.
+
+The rules here are CreateTrainingJob's; another kind of job has its own beside its request.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class Fate(enum.Enum):
 
     HONOURED = "honoured"
     RECORDED = "recorded"
-    """DescribeTrainingJob shows it, and nothing is done: the job's log says so."""
+    """The job's description shows it, and nothing is done: the job's log says so."""
     REFUSED = "refused"
 
 
@@ -92,17 +95,17 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def rule_of(path: str) -> Rule | None:
+def rule_of(path: str, rules: Mapping[str, Rule] = RULES) -> Rule | None:
     """Return the rule of a member, such as ``VpcConfig.Subnets``: its own, or that of the nearest that it is in."""
-    while path and path not in RULES:
+    while path and path not in rules:
         path = path.rpartition(".")[0]
-    return RULES.get(path)
+    return rules.get(path)
 
 
-def only_recorded(members: Mapping[str, Any]) -> list[str]:
+def only_recorded(members: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> list[str]:
     """Return the members of a request that its author may take for done, and that are not, by their paths."""
     asked = dict.fromkeys(_paths(members))
-    return [path for path, rule in RULES.items() if path in asked and rule.fate is Fate.RECORDED and rule.said]
+    return [path for path, rule in rules.items() if path in asked and rule.fate is Fate.RECORDED and rule.said]
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:

@@ -43,13 +43,29 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
         (config / f"{name}.json").write_text(json.dumps(content))
 
 
+def resource_config(hosts: Sequence[Host], host: Host, cluster: HostCluster) -> dict[str, Any]:
+    """Return what resourceconfig.json tells the program of any kind of job.
+
+    Args:
+        hosts: All hosts of the job.
+        host: The one that is told.
+        cluster: Knows by which names it reaches the others.
+    """
+    return {
+        "current_host": cluster.known_as(host.name),
+        "current_instance_type": host.instance_type,
+        "hosts": _names(hosts, cluster),
+        "network_interface_name": cluster.interface,
+    }
+
+
+def _names(hosts: Sequence[Host], cluster: HostCluster) -> list[str]:
+    return [cluster.known_as(host.name) for host in sorted(hosts, key=lambda one: one.name)]
+
+
 def _configuration(
     request: TrainingRequest, hosts: Sequence[Host], host: Host, cluster: HostCluster
 ) -> dict[str, Mapping[str, Any]]:
-    def names(group: str | None = None) -> list[str]:
-        members = sorted((one for one in hosts if group in (None, one.group)), key=lambda one: one.name)
-        return [cluster.known_as(one.name) for one in members]
-
     local = request.files
     files: dict[str, Mapping[str, Any]] = {
         "hyperparameters": request.hyperparameters,
@@ -58,19 +74,16 @@ def _configuration(
             **dict.fromkeys(local.channels if local else (), _LOCAL_CHANNEL),
         },
         "resourceconfig": {
-            "current_host": cluster.known_as(host.name),
-            "current_instance_type": host.instance_type,
+            **resource_config(hosts, host, cluster),
             "current_group_name": host.group,
-            "hosts": names(),
             "instance_groups": [
                 {
                     "instance_group_name": group.name,
                     "instance_type": group.instance_type,
-                    "hosts": names(group.name),
+                    "hosts": _names([one for one in hosts if one.group == group.name], cluster),
                 }
                 for group in request.groups
             ],
-            "network_interface_name": cluster.interface,
         },
     }
     if request.checkpoints is not None:

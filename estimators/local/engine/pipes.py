@@ -27,8 +27,8 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
+from estimators.local.engine.job_request import Channel
 from estimators.local.engine.objects import S3Uri, explaining, read_object
-from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -96,7 +96,7 @@ class Pipes:
                 thread.join(max(0, deadline - time.monotonic()))
 
     def _path(self, epoch: int) -> PurePath:
-        return PurePath("input", "data", f"{self._channel.name}_{epoch}")
+        return self._channel.path.with_name(f"{self._channel.path.name}_{epoch}")
 
     def _serve(self, number: int) -> None:
         """Send epoch after epoch to one host."""

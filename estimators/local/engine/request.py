@@ -7,48 +7,22 @@ does not do is refused here, so that no job trains with a part of its request ig
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
-from estimators.local.engine.local_files import LocalFiles
+from estimators.local.engine.job_request import ML_ROOT, Channel, JobRequest, parse_uri, read_tags, refuse
 from estimators.local.engine.objects import FileUri, S3Uri
 from estimators.local.engine.validation import check_request
 from estimators.metric_definition import MetricDefinition
-from estimators.request_rules import DEFAULT_MAX_RUNTIME, BrokenRule, broken_by_tags, broken_rules
+from estimators.request_rules import DEFAULT_MAX_RUNTIME, broken_rules
 
-ML_ROOT = PurePosixPath("/opt/ml")
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
-InputMode = Literal["File", "FastFile", "Pipe"]
-
 _T = TypeVar("_T")
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Channel:
-    """One input channel, from S3."""
-
-    name: str
-    mode: InputMode
-    uri: S3Uri
-    manifest: bool
-    """Whether ``uri`` is a manifest's, and not a prefix."""
-    sharded: bool
-    """Whether each host gets its share of the objects, and not all of them."""
-    groups: tuple[str, ...]
-    """The instance groups that get it; empty: all."""
-    seed: int | None
-    """Shuffles the objects before they are shared out; in Pipe mode anew for each epoch."""
-    recordio: bool
-    """Whether each object is sent as a RecordIO record; only in Pipe mode."""
-    gzip: bool
-    """Whether objects are decompressed as they are sent; only in Pipe mode."""
-    config: Mapping[str, str]
-    """Its entry in inputdataconfig.json."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -61,34 +35,14 @@ class Checkpoints:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class TrainingRequest:
+class TrainingRequest(JobRequest):
     """All of a request that shapes the job."""
 
-    name: str
-    image: str
-    members: Mapping[str, Any]
-    """The request itself, for those who asked for it."""
-    groups: tuple[InstanceGroup, ...]
-    channels: tuple[Channel, ...]
     checkpoints: Checkpoints | None
     output: S3Uri | FileUri
     compressed: bool
     """Whether the outputs become one archive each, and not single objects."""
-    spot: bool
-    network_isolation: bool
-    max_runtime: int
-    """Seconds of training, over all attempts."""
-    max_wait: int | None
-    """Seconds since the job's creation; None without spot."""
-    entrypoint: tuple[str, ...]
-    """The program to run instead of the image's; empty: the image's."""
-    arguments: tuple[str, ...]
-    metrics: tuple[MetricDefinition, ...]
-    environment: Mapping[str, str]
     hyperparameters: Mapping[str, str]
-    tags: Mapping[str, str]
-    files: LocalFiles | None = None
-    """What of the job lies on this machine, and not in S3. No request over the API can say so."""
 
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> TrainingRequest:
@@ -98,7 +52,7 @@ class TrainingRequest:
             ApiError: ValidationException, if AWS or the local platform would not take it.
         """
         members = copy.deepcopy(check_request("CreateTrainingJob", request))
-        _refuse(broken_rules(members))
+        refuse(broken_rules(members))
         algorithm, groups = _algorithm(members), _groups(members)
         output, condition = members["OutputDataConfig"], members.get("StoppingCondition", {})
         return cls(
@@ -108,7 +62,7 @@ class TrainingRequest:
             groups=groups,
             channels=tuple(_channels(members, algorithm["TrainingInputMode"])),
             checkpoints=_checkpoints(members),
-            output=_uri(output["S3OutputPath"], "OutputDataConfig.S3OutputPath").below(
+            output=parse_uri(output["S3OutputPath"], "OutputDataConfig.S3OutputPath").below(
                 f"{members['TrainingJobName']}/output"
             ),
             compressed=output.get("CompressionType", "GZIP") == "GZIP",
@@ -126,16 +80,6 @@ class TrainingRequest:
             hyperparameters=members.get("HyperParameters", {}),
             tags=read_tags(members.get("Tags", ())),
         )
-
-
-def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
-    """Return a request's tags by their keys.
-
-    Raises:
-        ApiError: ValidationException, for a key that comes twice or is AWS's own.
-    """
-    _refuse(broken_by_tags(tags))
-    return {tag["Key"]: tag["Value"] for tag in tags}
 
 
 def _algorithm(members: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -184,7 +128,8 @@ def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[Channel
         yield Channel(
             name=name,
             mode=mode,
-            uri=_uri(source["S3Uri"], f"Channel {name}: S3Uri"),
+            uri=parse_uri(source["S3Uri"], f"Channel {name}: S3Uri"),
+            path=PurePosixPath("input", "data", name),
             manifest=kind == "ManifestFile",
             sharded=distribution == "ShardedByS3Key",
             groups=tuple(source.get("InstanceGroupNames", ())),
@@ -218,14 +163,7 @@ def _checkpoints(members: Mapping[str, Any]) -> Checkpoints | None:
             f"CheckpointConfig.LocalPath is {path}; on the local platform it must be a directory below {ML_ROOT} and "
             f"not below {ML_ROOT}/input, such as {DEFAULT_CHECKPOINT_PATH}."
         )
-    return Checkpoints(uri=_uri(config["S3Uri"], "CheckpointConfig.S3Uri"), path=below)
-
-
-def _uri(text: str, member: str) -> S3Uri:
-    try:
-        return S3Uri.parse(text)
-    except ValueError as error:
-        raise invalid(f"{member}: {error}.") from None
+    return Checkpoints(uri=parse_uri(config["S3Uri"], "CheckpointConfig.S3Uri"), path=below)
 
 
 def _valid(parse: Callable[..., _T], *arguments: str) -> _T:
@@ -233,8 +171,3 @@ def _valid(parse: Callable[..., _T], *arguments: str) -> _T:
         return parse(*arguments)
     except ValueError as error:
         raise invalid(f"AlgorithmSpecification.MetricDefinitions: {error}.") from None
-
-
-def _refuse(broken: Iterable[BrokenRule]) -> None:
-    if said := " ".join(map(str, broken)):
-        raise invalid(said)

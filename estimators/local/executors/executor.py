@@ -43,7 +43,11 @@ class HostSpec:
     name: str
     entrypoint: tuple[str, ...] = ()
     """The program to run instead of the image's, and its first arguments; empty: the image's."""
+    default_command: tuple[str, ...] = ("train",)
+    """What the image's own program is given before the arguments."""
     arguments: tuple[str, ...] = ()
+    directory: str = "code"
+    """Where the program runs, relative to /opt/ml; one of an image runs in the image's own directory."""
     environment: Mapping[str, str]
     """What the program is to see besides what the executor itself has to tell it, and in its stead."""
 
@@ -107,8 +111,16 @@ class Executor(Protocol):
     def cannot_pipe(self) -> str | None:
         """Why a named pipe of this machine does not reach hosts; None if it does."""
 
+    @property
+    def runs_images(self) -> bool:
+        """Whether a job's image is run; if not, its program is run as one of this Python's environment."""
+
+    @property
+    def no_opt_ml(self) -> str | None:
+        """Why a program does not see its directory at ``/opt/ml``; None if it does."""
+
     def find_image(self, wanted: str) -> str:
-        """Return what hosts are to run for a job's TrainingImage, in the executor's own terms.
+        """Return what hosts are to run for a job's image, in the executor's own terms.
 
         Raises:
             NoImageError: Nothing here stands for it; the message says what to do.
@@ -144,4 +156,4 @@ class HandOverError(RuntimeError):
 
 
 class NoImageError(LookupError):
-    """Nothing on this machine stands for a TrainingImage."""
+    """Nothing on this machine stands for a job's image."""

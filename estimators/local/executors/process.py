@@ -60,6 +60,16 @@ class ProcessExecutor:
     def cannot_pipe(self) -> None:
         """Nothing keeps named pipes from hosts."""
 
+    @property
+    def runs_images(self) -> bool:
+        """No: what runs is this Python's environment."""
+        return False
+
+    @property
+    def no_opt_ml(self) -> str | None:
+        """Why a program gets ``SAGEMAKER_BASE_DIR`` instead; None if it does not."""
+        return None if self._isolated else "user namespaces are barred on this machine"
+
     def find_image(self, wanted: str) -> str:
         """Take any image: what runs is this Python's environment."""
         return wanted
@@ -115,7 +125,7 @@ class ProcessCluster:
         return _ML_ROOT if self._isolated else self._roots[host]
 
     def start(self, host: HostSpec) -> SupervisedProcess:
-        """Start the host's program in ``/opt/ml/code``.
+        """Start the host's program.
 
         Raises:
             HostStartError: If the program can't be started, with the reason.
@@ -132,7 +142,7 @@ class ProcessCluster:
                 ml_root=str(root),
                 argv=(*(host.entrypoint or TRAIN), *host.arguments),
                 environment={**self._environment, **host.environment, **base},
-                directory=f"{self.ml_root(host.name)}/code",
+                directory=f"{self.ml_root(host.name)}/{host.directory}",
                 open_files=self._open_files,
             ),
             keep=self._keep,

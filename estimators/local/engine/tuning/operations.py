@@ -75,10 +75,9 @@ class TuningJobs:
             "DeleteHyperParameterTuningJob": self._delete,
         }
 
-    def of_arn(self, arn: str) -> TuningRecord | None:
-        """Return the tuning job of an ARN, or None."""
-        record = self._records.get(arn.rpartition("/")[2])
-        return record if record is not None and record.arn == arn else None
+    def find(self, name: str) -> TuningRecord | None:
+        """Return the tuning job of a name, or None."""
+        return self._records.get(name)
 
     def close(self, reason: str) -> None:
         """End all tuning jobs as Failed, and start no other. The training jobs are the engine's to end.

@@ -80,7 +80,7 @@ class DockerCluster:
             *self._limits(),
             *entrypoint,
         )
-        words = (*(host.entrypoint[1:] if host.entrypoint else ("train",)), *host.arguments)
+        words = (*(host.entrypoint[1:] if host.entrypoint else host.default_command), *host.arguments)
         environment = {"OMP_NUM_THREADS": str(self._threads()), **host.environment}
         try:
             # Docker's own name service forgets a host when it ends, which may be before another has begun to look.

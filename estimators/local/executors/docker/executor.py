@@ -32,6 +32,15 @@ class DockerExecutor:
     def cannot_pipe(self) -> None:
         """Nothing keeps named pipes from hosts."""
 
+    @property
+    def runs_images(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def no_opt_ml(self) -> None:
+        """Nothing keeps ``/opt/ml`` from containers."""
+
     def find_image(self, wanted: str) -> str:
         """Return the ID of the local image that stands for a TrainingImage.
 

@@ -39,6 +39,16 @@ class SlurmExecutor:
     def __init__(self, settings: Slurm) -> None:
         self._settings = settings
 
+    @property
+    def runs_images(self) -> bool:
+        """No: what runs is this Python's environment, which the nodes share."""
+        return False
+
+    @property
+    def no_opt_ml(self) -> str | None:
+        """Why a program gets ``SAGEMAKER_BASE_DIR`` instead; None if it does not."""
+        return None if self._settings.isolated else "the platform was given Slurm(isolated=False)"
+
     def find_image(self, wanted: str) -> str:
         """Take any image: what runs is this Python's environment, which the nodes share."""
         return wanted
@@ -74,7 +84,7 @@ class SlurmCluster:
         return _ML_ROOT if self._settings.isolated else self._roots[host]
 
     def start(self, host: HostSpec) -> SlurmHost:
-        """Start the host's program in ``/opt/ml/code``.
+        """Start the host's program.
 
         Raises:
             HostStartError: If the program can't be started, with the reason.
@@ -91,7 +101,7 @@ class SlurmCluster:
             ml_root=root,
             argv=(*(host.entrypoint or _TRAIN), *host.arguments),
             environment={**inherited, "SMDDP_MASTER_PORT": str(self._port), **host.environment, **base},
-            directory=f"{self.ml_root(host.name)}/code",
+            directory=f"{self.ml_root(host.name)}/{host.directory}",
             delivered=_DELIVERED,
             given=(*_DEVICES, *_GRACE),
         )

@@ -7,7 +7,10 @@ from estimators.local.engine.environment import host_environment
 
 def environment(*, platform: dict[str, str] | None = None, requested: dict[str, str] | None = None) -> dict[str, str]:
     return host_environment(
-        job_name="job", job_arn="arn", region="eu-west-1", platform=platform or {}, requested=requested or {}
+        names={"TRAINING_JOB_NAME": "job", "TRAINING_JOB_ARN": "arn"},
+        region="eu-west-1",
+        platform=platform or {},
+        requested=requested or {},
     )
 
 

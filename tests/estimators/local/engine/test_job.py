@@ -10,7 +10,8 @@ import pytest
 
 from estimators.hosts.exit import Exit
 from estimators.local.engine import ApiError
-from estimators.local.engine.job import Ending, JobRecord, StoppedError
+from estimators.local.engine.ending import Ending, StoppedError
+from estimators.local.engine.job import JobRecord
 from estimators.local.engine.request import TrainingRequest
 
 

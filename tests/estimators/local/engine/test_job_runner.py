@@ -232,7 +232,7 @@ def test_one_failing_host_ends_the_others(client: Any, lines: Lines) -> None:
 
 
 def test_a_host_that_ignores_the_others_failure_is_killed(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("estimators.local.engine.training.AFTER_A_FAILURE_SECONDS", 0.2)
+    monkeypatch.setattr("estimators.local.engine.host_run.AFTER_A_FAILURE_SECONDS", 0.2)
     job = client.run(
         f"import socket; exit(1) if socket.gethostname() == 'algo-1' else None; {STUBBORN}", ResourceConfig=TWO_HOSTS
     )
@@ -421,7 +421,7 @@ def test_a_defect_of_the_platform_is_an_internal_error(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("estimators.local.engine.job_runner.lay_out", broken)
+    monkeypatch.setattr("estimators.local.engine.training_runner.lay_out", broken)
     job = client.run()
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"] == "InternalServerError: ZeroDivisionError: oops"

@@ -12,17 +12,19 @@ from estimators.local.engine.job_store import JobStore, JobStoreError, StoredLin
 from estimators.local.engine.request import TrainingRequest
 from tests.estimators.local.engine.test_request import REQUEST
 
+GROUP = "/aws/sagemaker/TrainingJobs"
+
 
 def test_a_deleted_stream_takes_no_other_with_it_whose_name_begins_so(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
     for stream in ("a/algo-1-1", "a/algo-1-12", "ab/algo-1-1"):
-        store.add_lines(stream.partition("/")[0], [StoredLine(stream, 1, "said")])
-    store.delete_lines("a")
-    store.delete_lines("a/algo-1-1")
-    assert [each.stream for each in store.lines("a", until=9)] == ["a/algo-1-12"]
-    assert store.jobs_with_lines() == ["a", "ab"]
-    store.delete_lines(None)
-    assert not store.jobs_with_lines()
+        store.add_lines(GROUP, stream.partition("/")[0], [StoredLine(stream, 1, "said")])
+    store.delete_lines(GROUP, "a")
+    store.delete_lines(GROUP, "a/algo-1-1")
+    assert [each.stream for each in store.lines(GROUP, "a", until=9)] == ["a/algo-1-12"]
+    assert store.jobs_with_lines(GROUP) == ["a", "ab"]
+    store.delete_lines(GROUP, None)
+    assert not store.jobs_with_lines(GROUP)
     store.close()
 
 
@@ -35,20 +37,20 @@ def test_what_cannot_be_written_for_now_is_written_next_time(tmp_path: Path, mon
     store.save("training-job", "old", lambda: {"number": 1})
     store.save("training-job", "old", lambda: {"number": 2})
     store.delete("training-job", "gone")
-    store.add_lines("old", [StoredLine("old/algo-1-1", 1, "said")])
+    store.add_lines(GROUP, "old", [StoredLine("old/algo-1-1", 1, "said")])
     with pytest.raises(ApiError, match="What becomes of jobs can't be kept: database is locked"):
         store.require_saved()
     refused = JobRecord(TrainingRequest.parse(REQUEST), "arn", store.keeper("training-job", "refused"))
     with pytest.raises(ApiError, match="database is locked"):
         store.admit(refused)
     with pytest.raises(JobStoreError, match="database is locked"):
-        store.delete_lines("old/algo-1-1")
+        store.delete_lines(GROUP, "old/algo-1-1")
     other.execute("ROLLBACK")
     store.require_saved()
     store.close()
     again = JobStore(tmp_path / "jobs.sqlite")
     assert again.load("training-job", lambda document, _: document) == {"old": {"number": 2}}
-    assert [line.line for line in again.lines("old", until=9)] == ["said"]
+    assert [line.line for line in again.lines(GROUP, "old", until=9)] == ["said"]
 
 
 def test_a_record_that_is_none_is_left_out_and_a_file_of_others_is_an_error(tmp_path: Path) -> None:
@@ -59,7 +61,27 @@ def test_a_record_that_is_none_is_left_out_and_a_file_of_others_is_an_error(tmp_
     with sqlite3.connect(tmp_path / "other.sqlite") as other:
         other.execute("PRAGMA user_version = 1")
     with pytest.raises(JobStoreError, match=r"other\.sqlite, which remembers jobs, can't be used: no such table"):
-        JobStore(tmp_path / "other.sqlite").jobs_with_lines()
+        JobStore(tmp_path / "other.sqlite").jobs_with_lines(GROUP)
+
+
+def test_the_file_of_a_platform_that_knew_training_jobs_alone_is_read_on(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as earlier:
+        earlier.executescript(
+            """
+            CREATE TABLE records (kind TEXT, name TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, name));
+            CREATE TABLE lines (job TEXT, stream TEXT, time INTEGER, line TEXT);
+            CREATE INDEX lines_of_jobs ON lines (job);
+            INSERT INTO lines VALUES ('a', 'a/algo-1-1', 1, 'said');
+            PRAGMA user_version = 1;
+            """
+        )
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.add_lines("/aws/sagemaker/ProcessingJobs", "a", [StoredLine("a/algo-1-1", 1, "processed")])
+    assert [line.line for line in store.lines(GROUP, "a", until=9)] == ["said"]
+    store.delete_lines(GROUP, None)
+    assert store.jobs_with_lines(GROUP) == []
+    assert store.jobs_with_lines("/aws/sagemaker/ProcessingJobs") == ["a"]
+    store.close()
 
 
 def test_changes_that_come_fast_are_saved_soon_and_a_deleted_job_stays_away(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_lines_arrive_in_order_and_the_last_needs_no_newline(
 def test_the_stream_is_named_as_on_aws(logs: Any, job: str) -> None:
     before = int(time.time())
     follow(logs, job, b"")
-    (stream,) = logs.describe_log_streams(logGroupName=module.LOG_GROUP, logStreamNamePrefix=job)["logStreams"]
+    (stream,) = logs.describe_log_streams(logGroupName=module.TRAINING_JOBS, logStreamNamePrefix=job)["logStreams"]
     prefix, _, epoch = stream["logStreamName"].rpartition("-")
     assert prefix == f"{job}/algo-1"
     assert before <= int(epoch) <= time.time()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import Any
 
+from estimators.local.engine.job_request import Channel
 from estimators.local.engine.objects import S3Uri
-from estimators.local.engine.request import Channel
 
 Lines = Callable[..., list[str]]
 
@@ -32,12 +33,8 @@ def channel_of(bucket: str, prefix: str = "data/", **members: Any) -> Channel:
         "name": "train",
         "mode": "File",
         "uri": S3Uri(bucket=bucket, key=prefix),
+        "path": PurePosixPath("input", "data", "train"),
         "manifest": False,
         "sharded": False,
-        "groups": (),
-        "seed": None,
-        "recordio": False,
-        "gzip": False,
-        "config": {},
     }
     return Channel(**(plain | members))

@@ -6,13 +6,15 @@ import signal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
-from estimators.local.engine.checkpoints import CheckpointSync
+from estimators.local.engine.ending import Ending
 from estimators.local.engine.environment import host_environment
-from estimators.local.engine.job import Ending, JobRecord
+from estimators.local.engine.folder_sync import FolderSync
+from estimators.local.engine.hosted_job import HostedJob, Request_co
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.platform import Platform
 from estimators.local.executors import HostCluster, HostProcess, HostSpec
@@ -21,7 +23,7 @@ AFTER_A_FAILURE_SECONDS = 5.0
 """How long the other hosts get between SIGTERM and SIGKILL once one has failed, or is lost."""
 
 
-class Training:
+class HostRun(Generic[Request_co]):
     """Runs a job's hosts to their end.
 
     Args:
@@ -29,7 +31,7 @@ class Training:
         platform: What it stands on.
     """
 
-    def __init__(self, job: JobRecord, platform: Platform) -> None:
+    def __init__(self, job: HostedJob[Request_co], platform: Platform) -> None:
         self._job = job
         self._request = job.request
         self._platform = platform
@@ -39,9 +41,16 @@ class Training:
         trees: Mapping[str, HostTree],
         logs: Mapping[str, HostLog],
         cluster: HostCluster,
-        checkpoints: CheckpointSync | None,
+        syncs: Sequence[FolderSync],
     ) -> tuple[Ending, dict[str, Exit]]:
-        """Run the hosts to their end; how it ended, and how each of them did."""
+        """Run the hosts to their end; how it ended, and how each of them did.
+
+        Args:
+            trees: Every host's /opt/ml.
+            logs: Every host's log.
+            cluster: What the hosts share.
+            syncs: What is brought to S3 while they run.
+        """
         specs = self._specify(trees)
         self._job.begin_training(len(specs))
         running: list[HostProcess] = []
@@ -58,8 +67,8 @@ class Training:
         try:
             with ThreadPoolExecutor(len(specs)) as pool:
                 list(pool.map(start, specs))
-            if checkpoints is not None:
-                checkpoints.start()
+            for sync in syncs:
+                sync.start()
             self._end_hosts(running, self._job.await_ending())
         finally:
             for process in running:
@@ -67,14 +76,13 @@ class Training:
             for watcher in watchers:
                 watcher.join()
             self._job.metrics.settle()
-            if checkpoints is not None:
-                checkpoints.abandon()
+            for sync in syncs:
+                sync.abandon()
         return self._job.end_training()
 
     def _specify(self, hosts: Iterable[str]) -> list[HostSpec]:
         environment = host_environment(
-            job_name=self._job.name,
-            job_arn=self._job.arn,
+            names=self._job.names_for_programs,
             region=self._platform.region,
             platform=self._platform.container_environment,
             requested=self._request.environment,
@@ -83,6 +91,8 @@ class Training:
             HostSpec(
                 name=host,
                 entrypoint=self._request.entrypoint,
+                default_command=self._job.default_command,
+                directory=self._job.working_directory,
                 arguments=self._request.arguments,
                 environment=environment,
             )

@@ -1,0 +1,157 @@
+"""The jobs of one kind that run on hosts: which there are, how they begin and end; and those of an earlier platform."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Generic, TypeVar
+
+from estimators.local.directory_reaper import remove_tree
+from estimators.local.engine.errors import ApiError, not_found
+from estimators.local.engine.hosted_job import HostedJob
+from estimators.local.engine.job_request import JobRequest
+from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.job_store import JobStore, Keeper, Make
+from smddp.job.failure_report import within_limit
+
+Job = TypeVar("Job", bound="HostedJob[JobRequest]")
+
+
+class HostedJobs(Generic[Job]):
+    """Jobs by their names.
+
+    Args:
+        key: The kind, as ARNs and the store say it: ``training-job``.
+        kind: The same in words: ``training job``.
+        log_group: Where their logs are.
+        store: Remembers the jobs, and knows those of earlier engines.
+        restore: Makes a job of its record.
+        runner: Makes what runs a job.
+
+    ``runner`` raises ApiError if the job can't be run here.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        kind: str,
+        log_group: str,
+        store: JobStore,
+        restore: Make[Job],
+        runner: Callable[[Job], JobRunner[JobRequest]],
+    ) -> None:
+        self._key = key
+        self._kind = kind
+        self._log_group = log_group
+        self._store = store
+        self._runner = runner
+        # Guards the three below. Order: a job is created under it, and none once there is a refusal: `fail` and `close`
+        # set one, and end all jobs that there are then.
+        self._lock = threading.Lock()
+        self._jobs = store.load(key, restore)
+        self._runners: dict[str, JobRunner[JobRequest]] = {}
+        self._refusal = ""
+        self._broken_off = [job for job in self._jobs.values() if not job.ended]
+
+    def start(self, name: str, make: Callable[[Keeper], Job]) -> Job:
+        """Begin a job.
+
+        Args:
+            name: Its name.
+            make: Makes it, of what saves it.
+
+        Raises:
+            ApiError: There is a job of that name, or none can start any more, or be remembered.
+        """
+        job = make(self._store.keeper(self._key, name))
+        runner = self._runner(job)
+        with self._lock:
+            if self._refusal:
+                raise ApiError("ServiceUnavailable", self._refusal, 503)
+            if name in self._jobs:
+                raise ApiError(
+                    "ResourceInUse",
+                    f"{self._kind.capitalize()} names must be unique within an AWS account and region; there is one "
+                    f"named {name} already.",
+                )
+            self._store.admit(job)
+            self._jobs[name], self._runners[name] = job, runner
+            runner.start()
+        return job
+
+    def all(self) -> list[Job]:
+        """Return all jobs."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def find(self, name: str) -> Job | None:
+        """Return the job of a name, or None."""
+        return self._jobs.get(name)
+
+    def get(self, name: str) -> Job:
+        """Return the job of a name.
+
+        Raises:
+            ApiError: There is none.
+        """
+        job = self._jobs.get(name)
+        if job is None:
+            raise not_found(name, self._kind)
+        return job
+
+    def delete(self, name: str) -> None:
+        """Forget a job that has ended.
+
+        Raises:
+            ApiError: There is none, or it has not ended.
+        """
+        job = self.get(name)
+        if not job.ended:
+            raise ApiError("ResourceInUse", f"{name} has not ended; stop it before it is deleted.")
+        if name in self._runners:  # an earlier engine's has none
+            self._runners[name].join()
+        with self._lock:
+            self._jobs.pop(name, None)
+            self._runners.pop(name, None)
+            job.forget()
+
+    def go_on(self) -> None:
+        """Go on with the jobs that an earlier engine ran until it was killed: the spot jobs; the others are Failed."""
+        for job in self._broken_off:
+            last = self._store.last_line_time(self._log_group, job.name)
+            said = datetime.fromtimestamp((last or 0) / 1000, timezone.utc)
+            if not job.outlive(max(said, job.describe()["LastModifiedTime"])):
+                continue
+            try:
+                runner = self._runner(job)
+            except ApiError as error:
+                job.finish(failure_reason=within_limit(f"ClientError: {error.message}"))
+                continue
+            with self._lock:
+                self._runners[job.name] = runner
+                runner.start()
+
+    def fail(self, reason: str) -> None:
+        """End all jobs that run as Failed, and start no other: what they need of the platform is gone."""
+        with self._lock:
+            self._refusal = f"No job can start any more: {reason}"
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            job.platform_failed(f"InternalServerError: {reason}")
+
+    def close(self) -> None:
+        """Tell all jobs to end at once, saving nothing, and start no other; `join` waits for that."""
+        with self._lock:
+            self._refusal = "The platform is being closed."
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            job.close()
+
+    def join(self, timeout: float) -> None:
+        """Wait up to so many seconds for each job, once closed, and remove its directory."""
+        runners = list(self._runners.values())
+        for runner in runners:
+            runner.join(timeout)
+        for runner in runners:
+            remove_tree(runner.directory)

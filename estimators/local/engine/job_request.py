@@ -1,0 +1,102 @@
+"""What the requests for all kinds of jobs on hosts have in common, and how each of them is read and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from estimators.local.engine.errors import invalid
+from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.local_files import LocalFiles
+from estimators.local.engine.objects import S3Uri
+from estimators.metric_definition import MetricDefinition
+from estimators.request_rules import BrokenRule, broken_by_tags
+
+ML_ROOT = PurePosixPath("/opt/ml")
+
+InputMode = Literal["File", "FastFile", "Pipe"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Channel:
+    """One input channel, from S3."""
+
+    name: str
+    mode: InputMode
+    uri: S3Uri
+    path: PurePosixPath
+    """Its directory, relative to /opt/ml."""
+    manifest: bool
+    """Whether ``uri`` is a manifest's, and not a prefix."""
+    sharded: bool
+    """Whether each host gets its share of the objects, and not all of them."""
+    groups: tuple[str, ...] = ()
+    """The instance groups that get it; empty: all."""
+    seed: int | None = None
+    """Shuffles the objects before they are shared out; in Pipe mode anew for each epoch."""
+    recordio: bool = False
+    """Whether each object is sent as a RecordIO record; only in Pipe mode."""
+    gzip: bool = False
+    """Whether objects are decompressed as they are sent; only in Pipe mode."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """A training job's: its entry in inputdataconfig.json."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class JobRequest:
+    """What shapes a job on hosts, of whichever kind."""
+
+    name: str
+    image: str
+    members: Mapping[str, Any]
+    """The request itself, for those who asked for it."""
+    groups: tuple[InstanceGroup, ...]
+    channels: tuple[Channel, ...]
+    network_isolation: bool
+    max_runtime: int
+    """Seconds that its programs may run, over all attempts."""
+    entrypoint: tuple[str, ...]
+    """The program to run instead of the image's; empty: the image's."""
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    tags: Mapping[str, str]
+    spot: bool = False
+    max_wait: int | None = None
+    """Seconds since the job's creation; None without spot."""
+    metrics: tuple[MetricDefinition, ...] = ()
+    files: LocalFiles | None = None
+    """What of the job lies on this machine, and not in S3. No request over the API can say so."""
+
+
+def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
+    """Return a request's tags by their keys.
+
+    Raises:
+        ApiError: ValidationException, for a key that comes twice or is AWS's own.
+    """
+    refuse(broken_by_tags(tags))
+    return {tag["Key"]: tag["Value"] for tag in tags}
+
+
+def parse_uri(text: str, member: str) -> S3Uri:
+    """Read a member that is an ``s3://bucket/key``.
+
+    Raises:
+        ApiError: ValidationException, if it is none.
+    """
+    try:
+        return S3Uri.parse(text)
+    except ValueError as error:
+        raise invalid(f"{member}: {error}.") from None
+
+
+def refuse(broken: Iterable[BrokenRule]) -> None:
+    """Return if no rule is broken.
+
+    Raises:
+        ApiError: ValidationException, with all that are.
+    """
+    if said := " ".join(map(str, broken)):
+        raise invalid(said)

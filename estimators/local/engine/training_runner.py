@@ -1,0 +1,69 @@
+"""What is a training job's own on its way: checkpoints in and out, the model, and beginning again on spot instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+
+from estimators.hosts.opt_ml_tree import HostTree
+from estimators.local.engine.artifacts import upload_model, upload_output
+from estimators.local.engine.checkpoints import CheckpointSync
+from estimators.local.engine.ending import Ending
+from estimators.local.engine.host_loss_limit import HostLossLimit
+from estimators.local.engine.hosted_job import HostedJob
+from estimators.local.engine.hosts import Host
+from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.logs import TRAINING_JOBS
+from estimators.local.engine.members import RULES
+from estimators.local.engine.objects import require_place
+from estimators.local.engine.opt_ml import lay_out
+from estimators.local.engine.platform import Platform
+from estimators.local.engine.request import TrainingRequest
+from estimators.local.executors import HostCluster
+
+
+class TrainingRunner(JobRunner[TrainingRequest]):
+    """Runs a training job; the arguments are `JobRunner`'s."""
+
+    _log_group = TRAINING_JOBS
+    _rules = RULES
+    _failure = PurePath("output", "failure")
+
+    def __init__(self, job: HostedJob[TrainingRequest], image: str, platform: Platform) -> None:
+        super().__init__(job, image, platform)
+        self._loss_limit = HostLossLimit()
+        self._checkpoints: CheckpointSync | None = None
+
+    def _lay_out(self, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
+        lay_out(self._request, hosts, host, root, cluster)
+
+    def _require_places(self) -> None:
+        require_place(self._platform.s3, self._request.output, "S3OutputPath")
+
+    def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[CheckpointSync]:
+        checkpoints = self._request.checkpoints
+        if checkpoints is None:
+            return
+        self._checkpoints = CheckpointSync(
+            self._platform.s3,
+            checkpoints.uri,
+            trees,
+            checkpoints.path,
+            snapshot=self._directory / "checkpoint",
+            seconds=self._platform.sync_seconds,
+        )
+        self._checkpoints.download(cancelled=self._job.must_end)
+        yield self._checkpoints
+
+    def _gives_up(self, ending: Ending) -> bool:
+        progressed = self._checkpoints is not None and self._checkpoints.progressed
+        return self._loss_limit.too_many(ending, progressed=progressed)
+
+    def _upload(self, trees: Sequence[HostTree], problems: list[str], *, failed: bool) -> str | None:
+        s3, request, model = self._platform.s3, self._request, None
+        if not failed:  # only then it leaves a model
+            with self._noting(problems):
+                model = upload_model(s3, trees, request.output, self._directory, compressed=request.compressed)
+        with self._noting(problems):
+            upload_output(s3, trees, request.output, self._directory, compressed=request.compressed)
+        return model
