@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -16,9 +16,17 @@ from estimators.local.signed_request import ask
 logger = logging.getLogger(__name__)
 
 _TUNING_NAME = "HyperParameterTuningJobName"
+_KINDS = ("ProcessingJob", "TrainingJob")
+"""Of jobs on hosts, as the names of their operations and members say it."""
 _POLL_SECONDS = 0.2
 _UPLOAD_SECONDS = 60.0
 """How long a job that was stopped may take after its grace to bring its checkpoints to S3."""
+
+
+class _Job(NamedTuple):
+    kind: str
+    """One of `_KINDS`."""
+    name: str
 
 
 def end(access: Access, *, grace_seconds: float | None) -> None:
@@ -34,13 +42,13 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
     """
     try:
         _stop_tuning_jobs(access)  # first: one would start another training job in place of one that is stopped
-        names = _running(access)
+        jobs = _running(access)
     except (BotoCoreError, ClientError, ValueError) as error:
         logger.debug("the local platform does not answer: %s", error)
         return
-    if not names:
+    if not jobs:
         return
-    listed = ", ".join(names)
+    listed = ", ".join(job.name for job in jobs)
     if grace_seconds is None:
         logger.warning(
             "the local platform ends, and %s with it, unfinished. Its objects were in memory: no checkpoint is left. "
@@ -54,25 +62,25 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
         grace_seconds,
     )
     try:
-        _stop(access, names)
+        _stop(access, jobs)
         deadline = time.monotonic() + grace_seconds + _UPLOAD_SECONDS
         while (left := _running(access)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        for name in names:
-            _tell(access, name, in_time=name not in left)
+        for job in jobs:
+            _tell(access, job, in_time=job not in left)
     except (BotoCoreError, ClientError, ValueError) as error:
         logger.error(
             "the newest checkpoints of %s may be missing: the local platform does not answer: %s", listed, error
         )
 
 
-def _running(access: Access) -> list[str]:
-    names = [
-        job["TrainingJobName"]
+def _running(access: Access) -> list[_Job]:
+    return sorted(
+        _Job(kind, job[f"{kind}Name"])
+        for kind in _KINDS
         for status in ("InProgress", "Stopping")
-        for job in _listed(access, "ListTrainingJobs", "TrainingJobSummaries", status)
-    ]
-    return sorted(names)
+        for job in _listed(access, f"List{kind}s", f"{kind}Summaries", status)
+    )
 
 
 def _listed(access: Access, operation: str, member: str, status: str) -> Iterator[dict[str, Any]]:
@@ -91,17 +99,21 @@ def _stop_tuning_jobs(access: Access) -> None:
         ask(access, "StopHyperParameterTuningJob", {_TUNING_NAME: job[_TUNING_NAME]})
 
 
-def _stop(access: Access, names: list[str]) -> None:
-    for name in names:
+def _stop(access: Access, jobs: list[_Job]) -> None:
+    for job in jobs:
         with suppress(ClientError):  # it has ended meanwhile
-            ask(access, "StopTrainingJob", {"TrainingJobName": name})
+            ask(access, f"Stop{job.kind}", {f"{job.kind}Name": job.name})
 
 
-def _tell(access: Access, name: str, *, in_time: bool) -> None:
+def _tell(access: Access, job: _Job, *, in_time: bool) -> None:
     if not in_time:
-        logger.error("%s did not end in time, and is killed: its newest checkpoint may be missing", name)
+        logger.error("%s did not end in time, and is killed: what it wrote last may be missing", job.name)
         return
-    job = ask(access, "DescribeTrainingJob", {"TrainingJobName": name})
-    uri = job.get("CheckpointConfig", {}).get("S3Uri")
+    described = ask(access, f"Describe{job.kind}", {f"{job.kind}Name": job.name})
+    status = described[f"{job.kind}Status"]
+    if job.kind != "TrainingJob":
+        logger.warning("%s is %s", job.name, status)
+        return
+    uri = described.get("CheckpointConfig", {}).get("S3Uri")
     where = f"its checkpoints are in {uri}" if uri else "it had no checkpoint_s3_uri: it begins anew"
-    logger.warning("%s is %s; %s", name, job["TrainingJobStatus"], where)
+    logger.warning("%s is %s; %s", job.name, status, where)

@@ -51,7 +51,7 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
         return sys.executable
     if environ.get("CA_REPOSITORY_ARN"):
         logger.warning("CA_REPOSITORY_ARN is not read here: name the CodeArtifact index in PIP_INDEX_URL.")
-    python = _make_environment(environment_dir)
+    python = make_environment(environment_dir)
     logger.info("Installing %s into %s.", " ".join(wanted), environment_dir)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check", "--no-input"]
     result = run([*pip, *wanted], environ=environ, directory=code_dir, group=True)
@@ -95,7 +95,12 @@ def _lines(requirements: Path) -> list[str]:
     return requirements.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def _make_environment(directory: Path) -> Path:
+def make_environment(directory: Path) -> Path:
+    """Make a virtual environment that sees all that this interpreter sees; its interpreter, which has no pip.
+
+    Args:
+        directory: Where; what is there is removed.
+    """
     import venv
 
     venv.EnvBuilder(symlinks=True, clear=True).create(directory)

@@ -1,8 +1,8 @@
 """What of AWS the platform answers, operation by operation; the rest is refused by name, with what to do instead.
 
-An allow-list, because moto behind it plays far more: a processing job that is Completed though nothing ran, an
-endpoint that answers `b'body'`. What is offered either is done (training and tuning jobs, objects, logs) or is a record
-by its nature. To add an operation, see that its answer is true, add it here, and to the table in
+An allow-list, because moto behind it plays far more: a transform job that is Completed though nothing ran, an
+endpoint that answers `b'body'`. What is offered either is done (training, tuning and processing jobs, objects, logs) or
+is a record by its nature. To add an operation, see that its answer is true, add it here, and to the table in
 docs/reference/local-platform.md.
 """
 
@@ -51,6 +51,17 @@ OFFERS = (
             "ListTrainingJobsForHyperParameterTuningJob",
             "StopHyperParameterTuningJob",
             "DeleteHyperParameterTuningJob",
+        ),
+    ),
+    Offer(
+        service=SAGEMAKER,
+        subject="SageMaker: processing jobs",
+        operations=(
+            "CreateProcessingJob",
+            "DescribeProcessingJob",
+            "ListProcessingJobs",
+            "StopProcessingJob",
+            "DeleteProcessingJob",
         ),
     ),
     Offer(
@@ -137,7 +148,6 @@ _SERVICES = frozenset({S3, *(offer.service for offer in OFFERS)})
 
 _INSTEAD = (
     ("AutoML", "start a training job for each candidate, and compare FinalMetricDataList"),
-    ("Processing", "run the script as a training job, or as a program on this machine"),
     ("Transform", "predict in a training job that gets the model as a channel"),
     ("Endpoint", "load model.tar.gz in a program of your own"),
     ("Inference", "load model.tar.gz in a program of your own"),

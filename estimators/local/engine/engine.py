@@ -1,4 +1,4 @@
-"""The engine: the operations on training jobs and on tags, and beside them the tuning jobs."""
+"""The engine: the operations on training jobs and on tags, and beside them the tuning and the processing jobs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.logs import LOG_GROUPS, TRAINING_JOBS
 from estimators.local.engine.platform import Platform
+from estimators.local.engine.processing import ProcessingJobs
+from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.search import search_jobs
 from estimators.local.engine.training_runner import TrainingRunner
@@ -95,6 +97,7 @@ class Engine:
             store,
             {job.name: job for job in self._jobs.all()},
         )
+        self._processing = ProcessingJobs(self._platform, lambda name: self._arn("processing-job", name))
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateTrainingJob": self._create,
             "DescribeTrainingJob": self._describe,
@@ -107,6 +110,7 @@ class Engine:
             "ListTags": self._list_tags,
             "DeleteTags": self._delete_tags,
             **self._tuning.operations,
+            **self._processing.operations,
         }
 
     @property
@@ -146,6 +150,7 @@ class Engine:
     def go_on(self) -> None:
         """Go on with the jobs that an earlier engine ran until it was killed: the spot jobs; the others are Failed."""
         self._jobs.go_on()
+        self._processing.jobs.go_on()
 
     def bring_logs(self, group: str, streams: str) -> None:
         """Return once those streams of a log group that earlier engines' jobs left, and that begin so, are there."""
@@ -167,12 +172,15 @@ class Engine:
         """End all jobs that run as Failed, and start no other: what they need of the platform is gone."""
         self._tuning.close(f"InternalServerError: {reason}")
         self._jobs.fail(reason)
+        self._processing.jobs.fail(reason)
 
     def close(self) -> None:
         """End all jobs at once, saving nothing, and remove their directories."""
         self._tuning.close("The platform was closed.")
-        self._jobs.close()
-        self._jobs.join(CLOSE_SECONDS)
+        for jobs in (self._jobs, self._processing.jobs):
+            jobs.close()
+        for jobs in (self._jobs, self._processing.jobs):
+            jobs.join(CLOSE_SECONDS)
         self._tuning.join(CLOSE_SECONDS)
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -233,10 +241,10 @@ class Engine:
             job.note()
         return {}
 
-    def _tagged(self, arn: str) -> JobRecord | TuningRecord:
+    def _tagged(self, arn: str) -> JobRecord | ProcessingRecord | TuningRecord:
         """Return the job of any kind that has an ARN."""
         name = arn.rpartition("/")[2]
-        for job in (self._jobs.find(name), self._tuning.find(name)):
+        for job in (self._jobs.find(name), self._processing.jobs.find(name), self._tuning.find(name)):
             if job is not None and job.arn == arn:
                 return job
         raise not_found(arn)
@@ -245,5 +253,5 @@ class Engine:
         return f"arn:aws:sagemaker:{self._platform.region}:{self._account_id}:{kind}/{name}"
 
 
-def _tag_list(job: JobRecord | TuningRecord) -> list[dict[str, str]]:
+def _tag_list(job: JobRecord | ProcessingRecord | TuningRecord) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in list(job.tags.items())]

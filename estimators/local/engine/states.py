@@ -1,4 +1,7 @@
-"""A job's status: which states there are, what is said of each, how one follows another. No clock, no lock."""
+"""A job's status: which states there are, what is said of each, how one follows another. No clock, no lock.
+
+A processing job goes through them, too, though on AWS it shows its status alone: Training is when its program runs.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,8 @@ class JobProgress:
     """When the attempt began that trains now, or was broken off."""
     failure_reason: str | None = None
     model_artifacts: str | None = None
+    exit_message: str | None = None
+    """A processing job's: what its programs say of their end."""
 
     @classmethod
     def begin(cls, now: datetime) -> JobProgress:

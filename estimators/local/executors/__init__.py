@@ -14,6 +14,7 @@ from estimators.local.executors.executor import (
     NoImageError,
     NoNamespacesError,
 )
+from estimators.local.executors.inherited import inherited_environment
 from estimators.local.executors.namespaces import why_no_namespaces
 from estimators.local.executors.process import ProcessExecutor
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
@@ -32,5 +33,6 @@ __all__ = [
     "ProcessExecutor",
     "SupervisedProcess",
     "SupervisedProgram",
+    "inherited_environment",
     "why_no_namespaces",
 ]

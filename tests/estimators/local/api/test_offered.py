@@ -46,7 +46,7 @@ def test_no_operation_of_sagemaker_is_misspelt() -> None:
 @pytest.mark.parametrize(
     ("service", "operation", "said"),
     [
-        ("sagemaker", "CreateProcessingJob", "run the script as a training job"),
+        ("sagemaker", "CreateTransformJob", "predict in a training job"),
         ("sagemaker", "CreateAutoMLJob", "start a training job for each candidate"),
         ("sagemaker", "DescribeEndpoint", r"load model\.tar\.gz"),
         ("sagemaker", "StartPipelineExecution", "one after the other"),

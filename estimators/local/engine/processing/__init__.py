@@ -1,0 +1,3 @@
+"""Processing jobs: a program of the request's own on one or more hosts, between inputs from S3 and outputs to it."""
+
+from estimators.local.engine.processing.operations import ProcessingJobs as ProcessingJobs

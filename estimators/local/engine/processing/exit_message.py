@@ -1,0 +1,43 @@
+"""A processing job's ExitMessage: what its programs leave in ``/opt/ml/output/message``."""
+
+from __future__ import annotations
+
+import codecs
+import stat
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from estimators.hosts.opt_ml_tree import HostTree
+from estimators.local.engine.errors import FailedJobError
+
+MESSAGE = PurePath("output", "message")
+LIMIT_BYTES = 1024
+"""So much of a message AWS shows, and of those of several hosts together."""
+
+
+def exit_message(trees: Mapping[str, HostTree]) -> str:
+    """Return the messages of all hosts, one after the other, as AWS shows them; empty if there is none.
+
+    Raises:
+        FailedJobError: One is not UTF-8.
+    """
+    return _cut("".join(_message(host, tree) for host, tree in trees.items()).encode(), whole=False)
+
+
+def _message(host: str, tree: HostTree) -> str:
+    status = tree.status(MESSAGE)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return ""
+    with tree.reading(MESSAGE) as path, path.open("rb") as file:
+        content = file.read(LIMIT_BYTES + 1)
+    try:
+        return _cut(content, whole=len(content) <= LIMIT_BYTES)
+    except UnicodeDecodeError as error:
+        raise FailedJobError(
+            f"ClientError: /opt/ml/{MESSAGE} of {host} is not UTF-8 ({error.reason} at byte {error.start}); write text."
+        ) from error
+
+
+def _cut(content: bytes, *, whole: bool) -> str:
+    """Return the first `LIMIT_BYTES` as text; a character that is cut is left out, unless the content is whole."""
+    return codecs.getincrementaldecoder("utf-8")().decode(content[:LIMIT_BYTES], final=whole)

@@ -1,0 +1,99 @@
+"""The operations on processing jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from estimators.local.engine.errors import invalid
+from estimators.local.engine.hosted_jobs import HostedJobs
+from estimators.local.engine.listing import list_records
+from estimators.local.engine.logs import PROCESSING_JOBS
+from estimators.local.engine.platform import Platform
+from estimators.local.engine.processing.record import ProcessingRecord
+from estimators.local.engine.processing.request import ProcessingRequest
+from estimators.local.engine.processing.runner import ProcessingRunner
+from estimators.local.executors import NoImageError
+
+_NAME, _STATUS = "ProcessingJobName", "ProcessingJobStatus"
+_SUMMARY = (
+    _NAME,
+    "ProcessingJobArn",
+    "CreationTime",
+    "ProcessingEndTime",
+    "LastModifiedTime",
+    _STATUS,
+    "FailureReason",
+    "ExitMessage",
+)
+_SORT_BY = {"Name": _NAME, "CreationTime": "CreationTime", "Status": _STATUS}
+
+
+class ProcessingJobs:
+    """Runs processing jobs.
+
+    Args:
+        platform: What they stand on.
+        arn: Makes the ARN of a processing job of its name.
+    """
+
+    def __init__(self, platform: Platform, arn: Callable[[str], str]) -> None:
+        self._platform = platform
+        self._arn = arn
+        self.jobs = HostedJobs(
+            "processing-job",
+            ProcessingRecord.kind,
+            PROCESSING_JOBS,
+            platform.store,
+            ProcessingRecord.from_json,
+            self._make_runner,
+        )
+        self.operations: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "CreateProcessingJob": self._create,
+            "DescribeProcessingJob": self._describe,
+            "ListProcessingJobs": self._list,
+            "StopProcessingJob": self._stop,
+            "DeleteProcessingJob": self._delete,
+        }
+
+    def _create(self, request: dict[str, Any]) -> dict[str, Any]:
+        parsed = ProcessingRequest.parse(request)
+        arn = self._arn(parsed.name)
+        self.jobs.start(parsed.name, lambda keeper: ProcessingRecord(parsed, arn, keeper))
+        return {"ProcessingJobArn": arn}
+
+    def _make_runner(self, job: ProcessingRecord) -> ProcessingRunner:
+        executor = self._platform.executor
+        if executor.no_opt_ml is not None:
+            raise invalid(
+                f"A processing job's program needs /opt/ml, which it does not have here, because {executor.no_opt_ml}: "
+                "start the platform with executor=Docker(…)."
+            )
+        if not (executor.runs_images or job.request.entrypoint):
+            raise invalid(
+                "AppSpecification.ContainerEntrypoint is missing, and no image is run here whose program it could be; "
+                "give the program, or start the platform with executor=Docker(…)."
+            )
+        try:
+            image = executor.find_image(job.request.image)
+        except NoImageError as error:
+            raise invalid(f"AppSpecification.ImageUri: {error}") from error
+        return ProcessingRunner(job, image, self._platform)
+
+    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self.jobs.get(request[_NAME]).describe()
+
+    def _list(self, request: dict[str, Any]) -> dict[str, Any]:
+        records = (job.summary() for job in self.jobs.all())
+        sort_by = _SORT_BY[request.get("SortBy", "CreationTime")]
+        page, token = list_records(records, request, name=_NAME, status=_STATUS, sort_by=sort_by)
+        summaries = [{member: job[member] for member in _SUMMARY if member in job} for job in page]
+        return {"ProcessingJobSummaries": summaries, **token}
+
+    def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.jobs.get(request[_NAME]).stop()
+        return {}
+
+    def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.jobs.delete(request[_NAME])
+        return {}

@@ -1,0 +1,138 @@
+"""A CreateProcessingJob request, read once into a frozen value; what is not offered here is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from estimators.local.engine.errors import invalid
+from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
+from estimators.local.engine.job_request import ML_ROOT, Channel, JobRequest, parse_uri, read_tags
+from estimators.local.engine.objects import S3Uri
+from estimators.local.engine.validation import check_request
+from estimators.request_rules import DEFAULT_MAX_RUNTIME
+
+_ROOT = ML_ROOT / "processing"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Output:
+    """A directory of every host that is brought to S3."""
+
+    uri: S3Uri
+    path: PurePosixPath
+    """The directory, relative to /opt/ml."""
+    continuous: bool
+    """Whether files go up while the job runs, and not at its end."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ProcessingRequest(JobRequest):
+    """All of a request that shapes the job."""
+
+    outputs: tuple[Output, ...]
+
+    @classmethod
+    def parse(cls, request: Mapping[str, Any]) -> ProcessingRequest:
+        """Check and read a request.
+
+        Raises:
+            ApiError: ValidationException, if AWS or the local platform would not take it.
+        """
+        members = copy.deepcopy(check_request("CreateProcessingJob", request))
+        application = members["AppSpecification"]
+        channels, outputs = tuple(_channels(members)), tuple(_outputs(members))
+        _refuse_shared_paths(channels, outputs)
+        return cls(
+            name=members["ProcessingJobName"],
+            image=application["ImageUri"],
+            members=members,
+            groups=(_group(members["ProcessingResources"]["ClusterConfig"]),),
+            channels=channels,
+            outputs=outputs,
+            network_isolation=members.get("NetworkConfig", {}).get("EnableNetworkIsolation", False),
+            max_runtime=members.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
+            entrypoint=tuple(application.get("ContainerEntrypoint", ())),
+            arguments=tuple(application.get("ContainerArguments", ())),
+            environment=members.get("Environment", {}),
+            tags=read_tags(members.get("Tags", ())),
+        )
+
+
+def _group(cluster: Mapping[str, Any]) -> InstanceGroup:
+    if "InstancePreferences" in cluster:
+        raise invalid("ClusterConfig.InstancePreferences is not offered by the local platform; give InstanceType.")
+    if missing := [name for name in ("InstanceType", "InstanceCount") if name not in cluster]:
+        raise invalid(f"ProcessingResources.ClusterConfig has no {' and no '.join(missing)}; give both.")
+    return InstanceGroup(name=HOMOGENEOUS, instance_type=cluster["InstanceType"], count=cluster["InstanceCount"])
+
+
+def _channels(members: Mapping[str, Any]) -> Iterator[Channel]:
+    for given in members.get("ProcessingInputs", ()):
+        name, source = given["InputName"], given.get("S3Input")
+        if "DatasetDefinition" in given:
+            raise invalid(
+                f"Input {name}: DatasetDefinition is not offered by the local platform, which has neither Athena nor "
+                "Redshift; put the result of the query into S3, and give it as an S3Input."
+            )
+        if given.get("AppManaged"):
+            continue
+        if source is None:
+            raise invalid(
+                f"Input {name} has no source; give an S3Input, or AppManaged=true if the program reads the data itself."
+            )
+        if source.get("S3InputMode") == "Pipe":
+            raise invalid(f"Input {name}: S3InputMode Pipe is not offered by the local platform; use File.")
+        if source.get("S3CompressionType") == "Gzip":
+            raise invalid(f"Input {name}: S3CompressionType Gzip needs S3InputMode Pipe; use None, and decompress it.")
+        yield Channel(
+            name=name,
+            mode="File",
+            uri=parse_uri(source["S3Uri"], f"Input {name}: S3Uri"),
+            path=_local_path(source, f"Input {name}"),
+            manifest=source["S3DataType"] == "ManifestFile",
+            sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
+        )
+
+
+def _outputs(members: Mapping[str, Any]) -> Iterator[Output]:
+    for given in members.get("ProcessingOutputConfig", {}).get("Outputs", ()):
+        name, target = given["OutputName"], given.get("S3Output")
+        if "FeatureStoreOutput" in given:
+            raise invalid(
+                f"Output {name}: FeatureStoreOutput is not offered by the local platform; write files, and give an "
+                "S3Output."
+            )
+        if given.get("AppManaged"):
+            continue
+        if target is None:
+            raise invalid(
+                f"Output {name} has no place; give an S3Output, or AppManaged=true if the program writes to it."
+            )
+        yield Output(
+            uri=parse_uri(target["S3Uri"], f"Output {name}: S3Uri"),
+            path=_local_path(target, f"Output {name}"),
+            continuous=target["S3UploadMode"] == "Continuous",
+        )
+
+
+def _local_path(given: Mapping[str, Any], where: str) -> PurePosixPath:
+    """Return a LocalPath relative to /opt/ml."""
+    path = PurePosixPath(given.get("LocalPath", ""))
+    below = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else PurePosixPath()
+    if not below.parts or ".." in below.parts:
+        raise invalid(f"{where}: LocalPath is {given.get('LocalPath')!r}; give a directory below {_ROOT}.")
+    return path.relative_to(ML_ROOT)
+
+
+def _refuse_shared_paths(channels: tuple[Channel, ...], outputs: tuple[Output, ...]) -> None:
+    paths = [*(channel.path for channel in channels), *{output.path for output in outputs}]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise invalid(
+                f"The LocalPath {ML_ROOT / path} is given to several inputs, or to an input and an output; give each "
+                "input a directory of its own."
+            )
