@@ -1,4 +1,4 @@
-"""What runs a training job's hosts: the `Executor` contract; processes, without Docker or root; and containers."""
+"""What runs a job's hosts: the `Executor` contract; processes, without Docker or root; and containers."""
 
 from __future__ import annotations
 

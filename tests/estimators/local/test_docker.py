@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -60,6 +61,46 @@ def test_a_killed_host_fails_the_job_within_30_seconds_by_its_name(platform: Loc
     assert messages(platform, name, "algo-2")[-1].startswith("[platform] algo-2 was lost: its container was killed")
     assert containers(name) == []
     await_that(lambda: not networks(name))
+
+
+@pytest.mark.docker
+def test_a_processing_job_runs_its_image_with_its_inputs_and_cut_off_if_it_asks_for_that(
+    platform: LocalSageMaker,
+) -> None:
+    client, s3 = platform.boto_session.client("sagemaker"), platform.boto_session.client("s3")
+    bucket, place = platform.default_bucket, "/opt/ml/processing"
+    s3.put_object(Bucket=bucket, Key="processing/in/a", Body=b"content")
+    source = {"S3Uri": f"s3://{bucket}/processing/in", "LocalPath": f"{place}/in", "S3DataType": "S3Prefix"}
+    target = {"S3Uri": f"s3://{bucket}/processing/out", "LocalPath": f"{place}/out", "S3UploadMode": "EndOfJob"}
+    reach = (
+        "import os, socket, urllib.parse as p\n"
+        "to = p.urlsplit(os.environ['AWS_ENDPOINT_URL'])\n"
+        "try:\n    socket.create_connection((to.hostname, to.port), 2)\n    print('reached')\n"
+        "except OSError:\n    print('cut off')"
+    )
+    script = f'cp {place}/in/a {place}/out/$(hostname) && python3 -c "$REACH" > {place}/out/platform'
+    # No entrypoint: what the image runs is given the arguments alone, and no `train`.
+    application = {"ImageUri": IMAGE, "ContainerArguments": ["sh", "-c", script]}
+    client.create_processing_job(
+        ProcessingJobName="in-docker",
+        ProcessingInputs=[{"InputName": "in", "S3Input": source}],
+        ProcessingOutputConfig={"Outputs": [{"OutputName": "out", "S3Output": target}]},
+        ProcessingResources={"ClusterConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}},
+        AppSpecification=application,
+        Environment={"REACH": reach},
+        NetworkConfig={"EnableNetworkIsolation": True},
+        RoleArn=platform.role,
+    )
+
+    def ended() -> dict[str, Any] | None:
+        job = client.describe_processing_job(ProcessingJobName="in-docker")
+        return job if job["ProcessingJobStatus"] in submitted_jobs.ENDED else None
+
+    job = await_that(ended)
+    assert job["ProcessingJobStatus"] == "Completed", job
+    for name, content in (("algo-1", b"content"), ("platform", b"cut off\n")):
+        assert s3.get_object(Bucket=bucket, Key=f"processing/out/{name}")["Body"].read() == content
+    assert not networks("in-docker")
 
 
 @pytest.mark.docker
