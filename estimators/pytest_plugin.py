@@ -1,4 +1,4 @@
-"""Fixtures for pytest, installed with smddp: a platform of one's own, jobs that must train, and interruptions.
+"""Fixtures for pytest, installed with smddp: a platform of one's own, jobs that must train, interruptions and faults.
 
 pytest loads this file in every project that has smddp installed: it imports nothing until a fixture is used.
 """
@@ -55,6 +55,13 @@ def sagemaker() -> Iterator[LocalSageMaker]:
 
     with LocalSageMaker() as platform:
         yield platform
+
+
+@pytest.fixture
+def chaos(sagemaker: LocalSageMaker) -> Iterator[Callable[..., None]]:
+    """Set what goes wrong on the platform until the test ends: ``chaos(Throttle(on="DescribeTrainingJob"))``."""
+    yield sagemaker.set_chaos
+    sagemaker.set_chaos()
 
 
 @pytest.fixture

@@ -116,6 +116,38 @@ def env(directory: _Directory = Path(".smddp")) -> None:
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 
+@app.command()
+def chaos(
+    faults: Annotated[
+        list[str] | None, typer.Argument(metavar="[FAULT…]", help="Set these alone: reclaim step=20, throttle on=s3, …")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Set none: nothing goes wrong any more.")] = False,
+    directory: _Directory = Path(".smddp"),
+) -> None:
+    """Set what goes wrong on the platform that runs on a directory, and show what is set and how often it was met."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from estimators.local.errors import LocalPlatformError
+    from estimators.local.kept_access import KeptAccess
+    from estimators.local.signed_request import ask
+
+    if clear and faults:
+        raise typer.BadParameter("--clear sets no fault: leave it out, for the faults replace all that were set.")
+    try:
+        access = KeptAccess(directory.absolute()).require_running()
+        if clear or faults:
+            ask(access, "SetChaos", {"Faults": " ".join(faults or [])}, service="SmddpLocal")
+        described = ask(access, "DescribeChaos", {}, service="SmddpLocal")["Faults"]
+    except ClientError as error:
+        _fail(error.response["Error"]["Message"])
+    except (LocalPlatformError, BotoCoreError, ValueError) as error:
+        _fail(str(error))
+    for fault in described:
+        typer.echo(f"{fault['Fault']}: met {fault['Met']} times")
+    if not described:
+        typer.echo("no fault is set")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],

@@ -14,6 +14,7 @@ from botocore.utils import validate_region_name
 from estimators.local import running_jobs
 from estimators.local.access import ROLE, Access
 from estimators.local.api.signature import KeyPair
+from estimators.local.chaos import Fault
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
 from estimators.local.executors.slurm import Slurm
@@ -229,6 +230,30 @@ class LocalSageMaker:
             botocore.exceptions.ClientError: There is no such job, or it can't be interrupted.
         """
         ask(self._access, "InterruptTrainingJob", {"TrainingJobName": job_name}, service="SmddpLocal")
+
+    def set_chaos(self, *faults: Fault) -> None:
+        """Set what goes wrong from now on, in place of all that was set; without faults, nothing does any more.
+
+        Args:
+            faults: `Throttle`, `ServerError` and `Slow` of `estimators.local.chaos` for requests, but those of the
+                platform itself, such as for a job's data; `NoCapacity`, `LoseHost` and `Reclaim` for jobs.
+
+        Raises:
+            botocore.exceptions.ClientError: Nothing is answered here that a fault is `on`.
+
+        Examples:
+            >>> with LocalSageMaker() as sagemaker:
+            ...     sagemaker.set_chaos(chaos.Throttle(on="ListTrainingJobs", count=3))
+            ...     jobs = sagemaker.boto_session.client("sagemaker").list_training_jobs()  # boto3 tries four times
+            ...     sagemaker.describe_chaos()
+            [('throttle on=ListTrainingJobs count=3', 3)]
+        """
+        ask(self._access, "SetChaos", {"Faults": " ".join(map(str, faults))}, service="SmddpLocal")
+
+    def describe_chaos(self) -> list[tuple[str, int]]:
+        """Return the text of each fault that is set, and how often it has been met."""
+        described = ask(self._access, "DescribeChaos", {}, service="SmddpLocal")
+        return [(fault["Fault"], fault["Met"]) for fault in described["Faults"]]
 
     @property
     def _running(self) -> ServerProcess:

@@ -25,6 +25,8 @@ from botocore.config import Config
 from estimators.docker.docker_program import DockerError, require_engine
 from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
 from estimators.local.api.bounded_server import MAX_CONNECTIONS
+from estimators.local.chaos import Chaos
+from estimators.local.chaos.requests import PLATFORM_AGENT
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.engine.job_store import NOTHING_KEPT, JobStore, JobStoreError
@@ -38,8 +40,11 @@ from estimators.local.storage import Gateway, SeaweedFS
 
 logger = logging.getLogger(__name__)
 
-ENGINE_S3 = Config(max_pool_connections=64, read_timeout=15, retries={"mode": "standard"})
+ENGINE_S3 = Config(
+    max_pool_connections=64, read_timeout=15, retries={"mode": "standard"}, user_agent_extra=PLATFORM_AGENT
+)
 """Several jobs read at once, each from several threads; S3 is on this machine, and a silence of 15 seconds is none."""
+ENGINE_LOGS = Config(user_agent_extra=PLATFORM_AGENT)
 
 OPEN_FILES = 4 * 2 * MAX_CONNECTIONS + 256
 """Four servers (API and S3, here and on Docker's bridge), whose connections take a second descriptor each: the file of
@@ -87,7 +92,8 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
         )
         stack.callback(storage.close)
         storage.launch()
-    listener, access = _open("127.0.0.1", settings.port, settings, storage, stack)
+    chaos = Chaos()
+    listener, access = _open("127.0.0.1", settings.port, settings, storage, chaos, stack)
     listeners = [listener]
     executor: Executor
     if settings.executor is None:
@@ -100,7 +106,7 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
         executor = SlurmExecutor(settings.executor)
         address = settings.executor.address or own_address()
     if settings.executor is not None:
-        listener, inside = _open(address, 0, settings, storage, stack)
+        listener, inside = _open(address, 0, settings, storage, chaos, stack)
         listeners.append(listener)
         environment = inside.container_environment()
     try:
@@ -117,16 +123,17 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     engine = Engine(
         directory=run_directory / "jobs",
         s3=s3,
-        logs=clients.client("logs"),
+        logs=clients.client("logs", config=ENGINE_LOGS),
         executor=executor,
         container_environment=environment,
         account_id=ACCOUNT_ID,
         grace_seconds=settings.grace_seconds,
         rescue=run_directory.parent,
         store=store,
+        chaos=chaos,
     )
     for listener in listeners:
-        server = HttpServer(listener, engine=engine, keys=settings.keys, body_directory=run_directory)
+        server = HttpServer(listener, engine=engine, keys=settings.keys, body_directory=run_directory, chaos=chaos)
         server.start()
         stack.callback(server.close)
     stack.callback(engine.close)
@@ -160,7 +167,12 @@ def _raise_open_files() -> int:
 
 
 def _open(
-    address: str, port: int, settings: ServerSettings, storage: SeaweedFS | None, stack: contextlib.ExitStack
+    address: str,
+    port: int,
+    settings: ServerSettings,
+    storage: SeaweedFS | None,
+    chaos: Chaos,
+    stack: contextlib.ExitStack,
 ) -> tuple[socket.socket, Access]:
     """Listen at one of this machine's addresses, and say how the platform is reached there."""
     listener = stack.enter_context(_listen(address, port))
@@ -169,6 +181,7 @@ def _open(
         gateway = Gateway(
             connect=storage.connect,
             keys=settings.keys,
+            chaos=chaos,
             address=address,
             port=settings.s3_port if address == "127.0.0.1" else 0,
         )

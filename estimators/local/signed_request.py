@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import URLLib3Session
 
 from estimators.local.access import Access
+from estimators.local.chaos.requests import PLATFORM_AGENT
 
 _ANSWER_SECONDS = 10
 
@@ -35,7 +36,11 @@ def ask(access: Access, operation: str, request: Mapping[str, Any], *, service: 
         method="POST",
         url=access.endpoint_url,
         data=json.dumps(request).encode(),
-        headers={"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": f"{service}.{operation}"},
+        headers={
+            "Content-Type": "application/x-amz-json-1.1",
+            "User-Agent": PLATFORM_AGENT,
+            "X-Amz-Target": f"{service}.{operation}",
+        },
     )
     keys = Credentials(access.keys.access_key, access.keys.secret_key)
     SigV4Auth(keys, "sagemaker", access.region).add_auth(message)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimators.local.engine import ApiError
+from estimators.local.engine.errors import invalid
+from estimators.problem import nearest
 
 S3 = "s3"
 SAGEMAKER = "sagemaker"
@@ -146,6 +148,8 @@ OFFERS = (
 _OFFERED = frozenset((offer.service, operation) for offer in OFFERS for operation in offer.operations)
 _SERVICES = frozenset({S3, *(offer.service for offer in OFFERS)})
 
+_S3_METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
+
 _INSTEAD = (
     ("AutoML", "start a training job for each candidate, and compare FinalMetricDataList"),
     ("Transform", "predict in a training job that gets the model as a channel"),
@@ -184,6 +188,17 @@ def require_offered(service: str, operation: str) -> None:
         f"{operation} does not run on the local platform: "
         + (f"{instead}, or use AWS." if instead else "use AWS for it. docs/reference/local-platform.md has the list.")
     )
+
+
+def require_target(target: str) -> None:
+    """Let pass what a fault of requests may be set for: a service, an operation, or a method of S3.
+
+    Raises:
+        ApiError: It is none that is answered here.
+    """
+    targets = {*_SERVICES, *(operation for _, operation in _OFFERED), *(f"{S3}:{method}" for method in _S3_METHODS)}
+    if target not in targets:
+        raise invalid(f"No request to {target[:80]!r} is answered here. {nearest(target, targets)}")
 
 
 def _unsupported(message: str) -> ApiError:

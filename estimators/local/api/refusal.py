@@ -56,7 +56,8 @@ def _document(error: ApiError, environ: WSGIEnvironment, identifier: str) -> tup
     if service == "ec2":
         text = f"<Response><Errors><Error>{text}</Error></Errors><RequestID>{identifier}</RequestID></Response>"
     elif is_form or service in ("cloudfront", "route53"):
-        text = f"<Error><Type>Sender</Type>{text}</Error>"
+        kind = "Receiver" if error.status >= 500 else "Sender"
+        text = f"<Error><Type>{kind}</Type>{text}</Error>"
         text = f"<ErrorResponse>{text}<RequestId>{identifier}</RequestId></ErrorResponse>"
     else:
         text = f"<Error>{text}<RequestId>{identifier}</RequestId></Error>"

@@ -25,12 +25,14 @@ from moto.moto_server.werkzeug_app import (
 from werkzeug.serving import ThreadedWSGIServer
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
+from estimators.local.api.faulty_requests import FaultyRequests
 from estimators.local.api.front import AwsErrors, OfferedOperations
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.log_filter import LogFilter
 from estimators.local.api.log_recall import LogRecall
 from estimators.local.api.signature import KeyPair
 from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
+from estimators.local.chaos import Chaos
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment
@@ -90,7 +92,9 @@ class _Rest(io.BufferedIOBase):
 class HttpServer:
     """Serves on a socket that is bound already, in threads of its own, until it is closed."""
 
-    def __init__(self, listener: socket.socket, *, engine: TrainingJobs, keys: KeyPair, body_directory: Path) -> None:
+    def __init__(
+        self, listener: socket.socket, *, engine: TrainingJobs, keys: KeyPair, body_directory: Path, chaos: Chaos
+    ) -> None:
         """Prepare a server.
 
         Args:
@@ -98,10 +102,12 @@ class HttpServer:
             engine: What answers for training jobs.
             keys: Whose requests it answers.
             body_directory: Where large bodies of requests lie until they are known to be good.
+            chaos: The faults that requests meet.
         """
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
-        application = OfferedOperations(TrainingJobApi(engine, otherwise=LogRecall(engine, LogFilter(AwsErrors(moto)))))
+        jobs = TrainingJobApi(engine, otherwise=LogRecall(engine, LogFilter(AwsErrors(moto))), chaos=chaos)
+        application = OfferedOperations(FaultyRequests(jobs, chaos))
         guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
         self._server = _Server(host, port, guard, _RequestHandler, fd=listener.fileno())
         self._thread = threading.Thread(

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from estimators.local.api.front import DOCUMENT, OPERATION
 from estimators.local.api.guard import REGION
+from estimators.local.api.offered import require_target
 from estimators.local.api.operation import Operation
+from estimators.local.chaos import Chaos, RequestFault, parse
 from estimators.local.engine import ApiError
+from estimators.local.engine.errors import invalid
 from estimators.local.engine.validation import check_request
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 INTERRUPT = "InterruptTrainingJob"
 """Our own operation, beside AWS's: a spot instance of the job is reclaimed."""
+SET_CHAOS = "SetChaos"
+"""Likewise: the faults of a text are set, in place of all that were."""
+DESCRIBE_CHAOS = "DescribeChaos"
+"""Likewise: which faults are set, and how often each has been met."""
 
 _KINDS = (":training-job/", ":hyper-parameter-tuning-job/", ":processing-job/")
 """What is in the ARNs of the engine's jobs."""
@@ -51,16 +58,22 @@ class TrainingJobs(Protocol):
 class TrainingJobApi:
     """A WSGI application: the engine's operations here, everything else to `otherwise`."""
 
-    def __init__(self, engine: TrainingJobs, otherwise: WSGIApplication) -> None:
+    def __init__(self, engine: TrainingJobs, otherwise: WSGIApplication, chaos: Chaos) -> None:
         self._engine = engine
         self._otherwise = otherwise
+        self._chaos = chaos
+        self._own: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            INTERRUPT: self._interrupt,
+            SET_CHAOS: self._set_chaos,
+            DESCRIBE_CHAOS: self._describe_chaos,
+        }
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request that `OfferedOperations` let through, which refuses with what is raised here."""
         operation: Operation = environ[OPERATION]
         request = environ.get(DOCUMENT, {})
         if operation.is_own:
-            return _answer(start_response, self._own(operation.name, request))
+            return _answer(start_response, self._call_own(operation.name, request))
         if operation.is_sagemakers:
             if operation.name in self._engine.operations and _is_about_engine_job(operation.name, request):
                 region = environ[REGION]
@@ -68,13 +81,33 @@ class TrainingJobApi:
             check_request(operation.name, request)
         return self._otherwise(environ, start_response)
 
-    def _own(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        if operation != INTERRUPT:
+    def _call_own(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        if operation not in self._own:
             raise ApiError(
-                "UnknownOperationException", f"There is no operation {operation[:80]}; there is {INTERRUPT}."
+                "UnknownOperationException", f"There is no operation {operation[:80]}; there is {', '.join(self._own)}."
             )
+        return self._own[operation](request)
+
+    def _interrupt(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._engine.interrupt(str(request.get("TrainingJobName")))
         return {}
+
+    def _set_chaos(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        text = request.get("Faults")
+        if not isinstance(text, str):
+            raise invalid("Faults is no text: give the faults to set, such as 'reclaim step=20', or '' for none.")
+        try:
+            faults = parse(text)
+        except ValueError as error:
+            raise invalid(f"Faults: {error}") from None
+        for fault in faults:
+            if isinstance(fault, RequestFault):
+                require_target(fault.on)
+        self._chaos.set(faults)
+        return {}
+
+    def _describe_chaos(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Faults": [{"Fault": text, "Met": met} for text, met in self._chaos.describe()]}
 
 
 def _is_about_engine_job(operation: str, request: Mapping[str, Any]) -> bool:

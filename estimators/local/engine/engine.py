@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from estimators.local.chaos import Chaos
 from estimators.local.engine.earlier_logs import EarlierLogs
 from estimators.local.engine.errors import ApiError, invalid, not_found
 from estimators.local.engine.hosted_jobs import HostedJobs
@@ -54,6 +55,7 @@ class Engine:
         sync_seconds: The pause between two looks at what hosts write that goes to S3 meanwhile.
         rescue: Where the files of a job are left that can't be saved; None: beside ``directory``.
         store: Remembers the jobs, and knows those of earlier engines.
+        chaos: The faults that jobs meet; None: those of their tags alone.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Engine:
         sync_seconds: float = 1.0,
         rescue: Path | None = None,
         store: JobStore = NOTHING_KEPT,
+        chaos: Chaos | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         service_model()  # it takes 0.1 s to read: now, and not in the first request
@@ -84,6 +87,7 @@ class Engine:
             sync_seconds=sync_seconds,
             rescue=rescue or directory.parent,
             store=store,
+            chaos=chaos or Chaos(),
         )
         self._store = store
         self._earlier_logs = {group: EarlierLogs(group, store, logs) for group in LOG_GROUPS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic
 
@@ -15,6 +15,7 @@ from estimators.local.engine.ending import Ending
 from estimators.local.engine.environment import host_environment
 from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.hosted_job import HostedJob, Request_co
+from estimators.local.engine.job_faults import JobFaults
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.platform import Platform
 from estimators.local.executors import HostCluster, HostProcess, HostSpec
@@ -29,12 +30,14 @@ class HostRun(Generic[Request_co]):
     Args:
         job: The job, which decides when they are to end.
         platform: What it stands on.
+        faults: What it meets on purpose.
     """
 
-    def __init__(self, job: HostedJob[Request_co], platform: Platform) -> None:
+    def __init__(self, job: HostedJob[Request_co], platform: Platform, faults: JobFaults) -> None:
         self._job = job
         self._request = job.request
         self._platform = platform
+        self._faults = faults
 
     def run(
         self,
@@ -53,12 +56,13 @@ class HostRun(Generic[Request_co]):
         """
         specs = self._specify(trees)
         self._job.begin_training(len(specs))
-        running: list[HostProcess] = []
+        running: dict[str, HostProcess] = {}
+        faults = self._faults.begin_attempt(trees, logs[specs[0].name].say)
         watchers: list[threading.Thread] = []
 
         def start(spec: HostSpec) -> None:
             process = cluster.start(spec)
-            running.append(process)
+            running[spec.name] = process
             followed = (spec.name, trees[spec.name], process, logs[spec.name])
             watcher = threading.Thread(target=self._watch, args=followed, daemon=True)
             watcher.start()
@@ -69,9 +73,11 @@ class HostRun(Generic[Request_co]):
                 list(pool.map(start, specs))
             for sync in syncs:
                 sync.start()
-            self._end_hosts(running, self._job.await_ending())
+            faults.start(lambda host: running[host].signal(signal.SIGKILL))
+            self._end_hosts(running.values(), self._job.await_ending())
         finally:
-            for process in running:
+            faults.end()
+            for process in running.values():
                 process.kill()
             for watcher in watchers:
                 watcher.join()
@@ -114,7 +120,7 @@ class HostRun(Generic[Request_co]):
             self._job.host_ended(name, end)
             log.close()
 
-    def _end_hosts(self, running: Sequence[HostProcess], ending: Ending) -> None:
+    def _end_hosts(self, running: Collection[HostProcess], ending: Ending) -> None:
         """Send SIGTERM to every program, and SIGKILL to those that do not end within the grace."""
         if ending in (Ending.DONE, Ending.CLOSE):
             return

@@ -162,6 +162,20 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             self._refuse_if_ended()
             self._stop_as(states.STOPPED)
 
+    def interrupt(self) -> None:
+        """Take the job's spot instances away.
+
+        Raises:
+            ApiError: ValidationException, if the job is not a managed spot job that trains now.
+        """
+        if not self.request.spot:
+            raise invalid(f"{self.name} has no EnableManagedSpotTraining: only managed spot jobs are interrupted.")
+        with self._changed:
+            if self._progress.secondary_status != states.TRAINING or self._ending is not None:
+                state = self._progress.secondary_status
+                raise invalid(f"{self.name} is {state} or about to end: only a job in Training can be interrupted.")
+            self._decide(Ending.INTERRUPT)
+
     def note(self) -> None:
         """Have the job kept as it is now; after each change that is not made here."""
         with self._changed:
@@ -219,6 +233,13 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         with self._changed:
             self._heed_limits()
             return self._ending in (Ending.STOP, Ending.CLOSE)
+
+    def await_capacity(self, seconds: float) -> None:
+        """Return after so many seconds, or when the job is to end."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while not self.must_end() and (left := until - time.monotonic()) > 0:
+                self._changed.wait(min(left, self._seconds_left()))
 
     def begin_training(self, hosts: int) -> None:
         """Enter Training; the time that counts for MaxRuntime begins.

@@ -6,10 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from estimators.local.engine import states
 from estimators.local.engine.description import describe_progress, describe_request, merged
-from estimators.local.engine.ending import Ending
-from estimators.local.engine.errors import invalid
 from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.job_store import NO_KEEPER, Keeper
 from estimators.local.engine.request import TrainingRequest
@@ -70,20 +67,6 @@ class JobRecord(HostedJob[TrainingRequest]):
             for name, value in members.items():
                 self._updates[name] = merged(self._updates.get(name), value)
             self.note()
-
-    def interrupt(self) -> None:
-        """Take the job's spot instances away.
-
-        Raises:
-            ApiError: ValidationException, if the job is not a managed spot job that trains now.
-        """
-        if not self.request.spot:
-            raise invalid(f"{self.name} has no EnableManagedSpotTraining: only managed spot jobs are interrupted.")
-        with self._changed:
-            if self._progress.secondary_status != states.TRAINING or self._ending is not None:
-                state = self._progress.secondary_status
-                raise invalid(f"{self.name} is {state} or about to end: only a job in Training can be interrupted.")
-            self._decide(Ending.INTERRUPT)
 
     @property
     def _may_begin_again(self) -> bool:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+from estimators.local.chaos import TAG, JobFault, LoseHost, Reclaim, parse, require_job_faults
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.local_files import LocalFiles
 from estimators.local.engine.objects import S3Uri
 from estimators.metric_definition import MetricDefinition
@@ -62,6 +63,8 @@ class JobRequest:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     tags: Mapping[str, str]
+    faults: tuple[JobFault, ...]
+    """What its attempts are to meet."""
     spot: bool = False
     max_wait: int | None = None
     """Seconds since the job's creation; None without spot."""
@@ -78,6 +81,27 @@ def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
     """
     refuse(broken_by_tags(tags))
     return {tag["Key"]: tag["Value"] for tag in tags}
+
+
+def read_faults(
+    tags: Mapping[str, str], groups: tuple[InstanceGroup, ...], *, spot: bool = False
+) -> tuple[JobFault, ...]:
+    """Return the faults of a job's tag, each of which its attempts can meet.
+
+    Raises:
+        ApiError: ValidationException, for one that they can't.
+    """
+    try:
+        faults = require_job_faults(parse(tags.get(TAG, "")))
+    except ValueError as error:
+        raise invalid(f"Tags: {TAG}: {error}") from None
+    hosts = [host.name for host in name_hosts(groups)]
+    for fault in faults:
+        if isinstance(fault, Reclaim) and not spot:
+            raise invalid(f"Tags: {TAG}: {fault}: only spot jobs are reclaimed. Set EnableManagedSpotTraining.")
+        if isinstance(fault, LoseHost) and fault.host not in hosts:
+            raise invalid(f"Tags: {TAG}: {fault}: the job's hosts are {hosts[0]} to {hosts[-1]}.")
+    return faults
 
 
 def parse_uri(text: str, member: str) -> S3Uri:

@@ -28,6 +28,7 @@ from estimators.local.engine.host_run import HostRun
 from estimators.local.engine.hosted_job import HostedJob, Request_co
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
+from estimators.local.engine.job_faults import JobFaults
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.members import Rule, only_recorded
 from estimators.local.engine.objects import CancelledError
@@ -65,6 +66,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         self._request = job.request
         self._platform = platform
         self._directory = platform.directory / job.directory_name
+        self._faults = JobFaults(job, platform.chaos)
         self._syncs: list[FolderSync] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
@@ -138,6 +140,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
             say=lambda host, line: logs[host].say(line),
         )
         try:
+            self._faults.await_capacity(first_log.say)
             with cluster, inputs:
                 self._job.enter(states.DOWNLOADING)
                 for host in hosts:
@@ -147,7 +150,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
                 self._syncs = list(self._make_syncs(trees))
                 for log in logs.values():
                     log.open()
-                ending, exits = HostRun(self._job, self._platform).run(trees, logs, cluster, self._syncs)
+                ending, exits = HostRun(self._job, self._platform, self._faults).run(trees, logs, cluster, self._syncs)
         except (FailedJobError, HostStartError, CancelledError) as error:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None
@@ -267,9 +270,14 @@ class JobRunner(abc.ABC, Generic[Request_co]):
             self._job.name,
             host.name,
             group=self._log_group,
-            seen=self._job.metrics.read,
+            seen=self._read,
             store=self._platform.store,
         )
+
+    def _read(self, line: str) -> None:
+        """Take in a line that a host prints."""
+        self._job.metrics.read(line)
+        self._faults.read(line)
 
     def _save(self, trees: Mapping[str, HostTree], problems: list[str]) -> None:
         """Bring what the hosts leave to S3, as much of it as can be, and finish.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from estimators.local.chaos import Chaos
 from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.executors import Executor
 
@@ -33,3 +34,5 @@ class Platform:
     """Where the files of a job are left that can't be saved."""
     store: JobStore = NOTHING_KEPT
     """What remembers the jobs."""
+    chaos: Chaos = field(default_factory=Chaos)
+    """The faults that jobs meet, beside those of their tags."""

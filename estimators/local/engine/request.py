@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
-from estimators.local.engine.job_request import ML_ROOT, Channel, JobRequest, parse_uri, read_tags, refuse
+from estimators.local.engine.job_request import (
+    ML_ROOT,
+    Channel,
+    JobRequest,
+    parse_uri,
+    read_faults,
+    read_tags,
+    refuse,
+)
 from estimators.local.engine.objects import FileUri, S3Uri
 from estimators.local.engine.validation import check_request
 from estimators.metric_definition import MetricDefinition
@@ -78,7 +86,8 @@ class TrainingRequest(JobRequest):
             ),
             environment=members.get("Environment", {}),
             hyperparameters=members.get("HyperParameters", {}),
-            tags=read_tags(members.get("Tags", ())),
+            tags=(tags := read_tags(members.get("Tags", ()))),
+            faults=read_faults(tags, groups, spot=members.get("EnableManagedSpotTraining", False)),
         )
 
 

@@ -23,6 +23,8 @@ from xml.sax.saxutils import escape
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.signature import KeyPair, Request, SignatureError, sign_without, verify
+from estimators.local.chaos import Chaos
+from estimators.local.chaos.requests import Refusal, meet
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage.socket_connection import SocketConnection
 
@@ -39,14 +41,21 @@ class Gateway:
     Args:
         connect: Makes a connection to SeaweedFS's S3, or raises StorageEndedError with the reason why there is none.
         keys: What requests are signed with.
+        chaos: The faults that requests meet.
         address: Where it answers.
         port: Its port there; 0 takes any free one.
     """
 
     def __init__(
-        self, *, connect: Callable[[], socket.socket], keys: KeyPair, address: str = "127.0.0.1", port: int = 0
+        self,
+        *,
+        connect: Callable[[], socket.socket],
+        keys: KeyPair,
+        chaos: Chaos,
+        address: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
-        handler = type("Handler", (_Handler,), {"upstream": staticmethod(connect), "keys": keys})
+        handler = type("Handler", (_Handler,), {"upstream": staticmethod(connect), "keys": keys, "chaos": chaos})
         self._address = address
         self._server = _Server((address, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="s3-gateway", daemon=True)
@@ -75,6 +84,7 @@ class _Handler(BoundedHandler):
     protocol_version = "HTTP/1.1"
     upstream: Callable[[], socket.socket]
     keys: KeyPair
+    chaos: Chaos
 
     def _pass_on(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -88,6 +98,10 @@ class _Handler(BoundedHandler):
             return self._refuse(403, "AccessDenied", "The request is not signed.")
         if problem := _problem_of_key(self.path, has_body=length > 0):
             return self._refuse(400, "InvalidArgument", problem)
+        if (refusal := self._meet_fault(headers)) is not None:
+            for _ in _pieces(self.rfile, length, stated=""):
+                pass  # a client that still sends would see a reset connection in place of the answer
+            return self._refuse(refusal.status, refusal.code, refusal.message)
         upstream = SocketConnection(self.upstream)
         try:
             stated = headers.get("x-amz-content-sha256", "")
@@ -117,11 +131,26 @@ class _Handler(BoundedHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815 - http.server's names
 
-    def _without_encryption(self, headers: dict[str, str]) -> dict[str, str]:
+    def _meet_fault(self, headers: dict[str, str]) -> Refusal | None:
+        """Let the request meet the faults that are set; one of a stranger meets none, and so uses none up."""
+        if self.chaos.is_empty:
+            return None
+        try:
+            self._verified(headers)
+        except SignatureError:  # or an older kind of signature, which SeaweedFS knows
+            return None
+        return meet(self.chaos, "s3", self.command, headers.get("user-agent", ""))
+
+    def _verified(self, headers: dict[str, str]) -> Request:
+        """Return the request as it was signed, of whose body only the hash is known that its headers state."""
         path, _, query = self.path.partition("?")
         stated = headers.get("x-amz-content-sha256", "")
         request = Request(method=self.command, path=path, query=query, headers=headers, body_sha256=lambda: stated)
         verify(request, self.keys)
+        return request
+
+    def _without_encryption(self, headers: dict[str, str]) -> dict[str, str]:
+        request = self._verified(headers)
         dropped = {name for name in headers if name.startswith(_ENCRYPTION)}
         kept = {name: value for name, value in headers.items() if name not in dropped}
         return {**kept, "authorization": sign_without(request, self.keys, dropped)}

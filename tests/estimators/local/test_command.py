@@ -124,13 +124,21 @@ def test_stays_up_until_it_is_told_to_stop_and_comes_back_where_it_was(tmp_path)
         assert lines[2].startswith('eval "$(smddp local env')
         evaluated = "".join(lines).replace("$(smddp", f"$({SMDDP}")
         assert in_shell(f"{evaluated}\n{client}") == ["sagemaker-us-east-1-123456789012", "None"]
+        place = ("--directory", str(tmp_path))
+        assert run("local", "chaos", *place).stdout == "no fault is set\n"
+        told = run("local", "chaos", *place, "throttle", "on=s3:PUT", "count=3", "reclaim", "step=20").stdout
+        assert told == "throttle on=s3:PUT count=3: met 0 times\nreclaim step=20: met 0 times\n"
+        refused = run("local", "chaos", *place, "reclaim", "steps=20")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr == "smddp local: Faults: reclaim has no steps=. Did you mean 'step'?\n"
         exports = run("local", "env", "--directory", str(tmp_path), AWS_USE_FIPS_ENDPOINT="true").stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["access", "records", "storage"]
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "access").iterdir()} == {0}
     gone = run("local", "env", "--directory", str(tmp_path))
     assert (gone.returncode, gone.stdout) == (1, "")
     assert f"no platform runs on {tmp_path}" in gone.stderr
-    with up(tmp_path):  # a shell that was told before need not be told again
+    with up(tmp_path):  # a shell that was told before need not be told again; nothing goes wrong any more
+        assert run("local", "chaos", *place).stdout == "no fault is set\n"
         assert in_shell(f"{exports}\n{client}") == ["sagemaker-us-east-1-123456789012", "None"]
 
 

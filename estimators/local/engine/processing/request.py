@@ -10,7 +10,7 @@ from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
-from estimators.local.engine.job_request import ML_ROOT, Channel, JobRequest, parse_uri, read_tags
+from estimators.local.engine.job_request import ML_ROOT, Channel, JobRequest, parse_uri, read_faults, read_tags
 from estimators.local.engine.objects import S3Uri
 from estimators.local.engine.validation import check_request
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
@@ -46,11 +46,13 @@ class ProcessingRequest(JobRequest):
         application = members["AppSpecification"]
         channels, outputs = tuple(_channels(members)), tuple(_outputs(members))
         _refuse_shared_paths(channels, outputs)
+        groups = (_group(members["ProcessingResources"]["ClusterConfig"]),)
+        tags = read_tags(members.get("Tags", ()))
         return cls(
             name=members["ProcessingJobName"],
             image=application["ImageUri"],
             members=members,
-            groups=(_group(members["ProcessingResources"]["ClusterConfig"]),),
+            groups=groups,
             channels=channels,
             outputs=outputs,
             network_isolation=members.get("NetworkConfig", {}).get("EnableNetworkIsolation", False),
@@ -58,7 +60,8 @@ class ProcessingRequest(JobRequest):
             entrypoint=tuple(application.get("ContainerEntrypoint", ())),
             arguments=tuple(application.get("ContainerArguments", ())),
             environment=members.get("Environment", {}),
-            tags=read_tags(members.get("Tags", ())),
+            tags=tags,
+            faults=read_faults(tags, groups),
         )
 
 

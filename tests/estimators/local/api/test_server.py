@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 from estimators.local.access import Access
 from estimators.local.api.server import HttpServer
 from estimators.local.api.signature import KeyPair
+from estimators.local.chaos import Chaos
 from estimators.local.engine import ApiError
 
 KEYS = KeyPair.random()
@@ -54,7 +55,8 @@ def served(tmp_path_factory):
     """A server, its engine and its port."""
     engine = RecordingEngine()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = HttpServer(listener, engine=engine, keys=KEYS, body_directory=tmp_path_factory.mktemp("bodies"))
+        bodies = tmp_path_factory.mktemp("bodies")
+        server = HttpServer(listener, engine=engine, keys=KEYS, body_directory=bodies, chaos=Chaos())
         server.start()
         yield engine, listener.getsockname()[1]
         server.close()

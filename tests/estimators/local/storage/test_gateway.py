@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.api.signature import KeyPair, Request, SignatureError, verify
+from estimators.local.chaos import Chaos, Throttle
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage import Gateway
 from estimators.local.storage.gateway import _problem_of_key
@@ -70,8 +71,13 @@ def upstream():
 
 
 @pytest.fixture
-def gateway(upstream):
-    gateway = Gateway(connect=upstream[1], keys=KEYS)
+def chaos():
+    return Chaos()
+
+
+@pytest.fixture
+def gateway(upstream, chaos):
+    gateway = Gateway(connect=upstream[1], keys=KEYS, chaos=chaos)
     gateway.start()
     yield gateway
     gateway.close()
@@ -177,10 +183,21 @@ def gateway_without_storage():
     def refuse():
         raise StorageEndedError("weed <died>")
 
-    gateway = Gateway(connect=refuse, keys=KEYS)
+    gateway = Gateway(connect=refuse, keys=KEYS, chaos=Chaos())
     gateway.start()
     yield gateway
     gateway.close()
+
+
+def test_a_request_meets_its_fault_and_a_strangers_uses_none_up(gateway, chaos, upstream):
+    chaos.set([Throttle(on="s3:PUT")])
+    stranger = KeyPair(access_key=KEYS.access_key, secret_key="guessed")
+    for keys, refused in ((stranger, "403"), (KEYS, "SlowDown.*reduce your request rate")):
+        with pytest.raises(ClientError, match=refused):
+            client(gateway, keys).put_object(Bucket="b", Key="k", Body=bytes(3 << 20))
+    client(gateway).put_object(Bucket="b", Key="k", Body=b"x")
+    assert chaos.describe() == [("throttle on=s3:PUT", 1)]
+    assert [len(body) for _, _, body in upstream[0]] == [3 << 20, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from estimators.local.api.signature import KeyPair
+from estimators.local.chaos import Chaos
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.executors import supervised_process
 from estimators.local.storage import Gateway, SeaweedFS, seaweedfs, seaweedfs_process
@@ -45,7 +46,7 @@ def running(directory: Path, isolated: bool = True):
 
 @contextlib.contextmanager
 def client(storage: SeaweedFS, keys: KeyPair = KEYS):
-    gateway = Gateway(connect=storage.connect, keys=KEYS)
+    gateway = Gateway(connect=storage.connect, keys=KEYS, chaos=Chaos())
     gateway.start()
     try:
         yield boto3.client(
@@ -356,7 +357,7 @@ PARENT = """if True:
     storage = SeaweedFS(data=directory / "data", run=directory / "first", keys=keys)
     storage.launch()
     storage.wait_until_ready()
-    gateway = Gateway(connect=storage.connect, keys=keys)
+    gateway = Gateway(connect=storage.connect, keys=keys, chaos=Chaos())
     gateway.start()
     print(gateway.endpoint_url, storage.process.pid, flush=True)
     time.sleep(60)

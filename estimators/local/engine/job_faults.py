@@ -1,0 +1,148 @@
+"""The faults that one job meets: no capacity at an attempt's start, and while it trains a lost host or a reclaim.
+
+Those of its own tag come first, then those that are set for the platform. Which ones an attempt meets is decided when
+it begins, and said in the job's log; a fault that is set later waits for the next attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+from estimators.local.chaos import Chaos, JobFault, LoseHost, NoCapacity, Reclaim
+from estimators.local.engine.errors import ApiError, FailedJobError
+from estimators.local.engine.hosted_job import HostedJob
+from estimators.metric_definition import MetricDefinition, regex_of_line
+
+CAPACITY_ERROR = (
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+)
+"""In AWS's words."""
+_STEP = MetricDefinition.parse("step", regex_of_line("step"))
+
+F = TypeVar("F", bound=JobFault)
+
+
+class JobFaults:
+    """Tells the attempts of a job which faults they meet.
+
+    Args:
+        job: The job.
+        chaos: What is set for the platform.
+    """
+
+    def __init__(self, job: HostedJob[Any], chaos: Chaos) -> None:
+        self._job = job
+        self._sources = (Chaos(job.request.faults), chaos)
+        self._attempt: AttemptFaults | None = None
+
+    def await_capacity(self, say: Callable[[str], None]) -> None:
+        """Return when there are instances for an attempt, or the job is to end.
+
+        Raises:
+            FailedJobError: There are none.
+        """
+        fault = self._meet(NoCapacity)
+        if fault is None:
+            return
+        if fault.seconds is None:
+            raise FailedJobError(CAPACITY_ERROR)
+        say(f"[platform] chaos: {fault}: the job waits in Starting")
+        self._job.await_capacity(fault.seconds)
+
+    def begin_attempt(self, hosts: Collection[str], say: Callable[[str], None]) -> AttemptFaults:
+        """Return the faults of an attempt that is about to train."""
+        lost = self._meet(LoseHost, lambda fault: fault.host in hosts)
+        reclaimed = self._meet(Reclaim) if self._job.request.spot else None
+        self._attempt = AttemptFaults(self._job, [fault for fault in (lost, reclaimed) if fault is not None], say)
+        return self._attempt
+
+    def read(self, line: str) -> None:
+        """Take in a line that a host of the attempt prints."""
+        if self._attempt is not None:
+            self._attempt.read(line)
+
+    def _meet(self, kind: type[F], fits: Callable[[F], bool] = lambda _: True) -> F | None:
+        who = f"job {self._job.name}"
+        return next(filter(None, (source.meet(kind, who, fits) for source in self._sources)), None)
+
+
+class AttemptFaults:
+    """Brings about the faults of one attempt while it trains.
+
+    Args:
+        job: The job.
+        faults: What it meets.
+        say: Writes into its log.
+    """
+
+    def __init__(self, job: HostedJob[Any], faults: list[LoseHost | Reclaim], say: Callable[[str], None]) -> None:
+        self._job = job
+        self._say = say
+        self._lose: Callable[[str], None] = lambda _: None
+        # Guards all below. Nothing is called under it: an interruption takes the job's own lock, and whoever reads a
+        # line waits for no fault.
+        self._changed = threading.Condition()
+        self._ahead = faults
+        self._began = 0.0
+        self._step = -1.0
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name=f"faults of {job.name}", daemon=True)
+        for fault in faults:
+            say(f"[platform] chaos: {fault} is set for this attempt")
+
+    def read(self, line: str) -> None:
+        """Take in a line that a host prints."""
+        if self._ahead and (step := _STEP.value(line)) is not None:
+            with self._changed:
+                self._step = max(self._step, step)
+                self._changed.notify()
+
+    def start(self, lose: Callable[[str], None]) -> None:
+        """Begin to count the seconds: all hosts run.
+
+        Args:
+            lose: Ends a host without notice.
+        """
+        if self._ahead:
+            self._lose = lose
+            self._began = time.monotonic()
+            self._thread.start()
+
+    def end(self) -> None:
+        """Bring about no more: the hosts have ended."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (fault := self._next()) is not None:
+            self._say(f"[platform] chaos: {fault}: now")
+            if isinstance(fault, LoseHost):
+                self._lose(fault.host)
+                continue
+            try:
+                self._job.interrupt()
+            except ApiError as error:
+                self._say(f"[platform] chaos: {fault} comes too late: {error.message}")
+
+    def _next(self) -> LoseHost | Reclaim | None:
+        """Return the next fault, when it is due; None when there will be no other."""
+        with self._changed:
+            while self._ahead and not self._ended:
+                due = [fault for fault in self._ahead if self._seconds_to(fault) <= 0]
+                if due:
+                    self._ahead.remove(due[0])
+                    return due[0]
+                self._changed.wait(min(min(map(self._seconds_to, self._ahead)), threading.TIMEOUT_MAX))
+            return None
+
+    def _seconds_to(self, fault: LoseHost | Reclaim) -> float:
+        if fault.step is not None:
+            return 0 if self._step >= fault.step else float("inf")
+        assert fault.seconds is not None
+        return self._began + fault.seconds - time.monotonic()
