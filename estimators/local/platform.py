@@ -243,10 +243,10 @@ class LocalSageMaker:
 
         Examples:
             >>> with LocalSageMaker() as sagemaker:
-            ...     sagemaker.set_chaos(chaos.Throttle(on="ListTrainingJobs", count=3))
-            ...     jobs = sagemaker.boto_session.client("sagemaker").list_training_jobs()  # boto3 tries four times
+            ...     sagemaker.set_chaos(chaos.Throttle(on="ListTrainingJobs", count=2))
+            ...     jobs = sagemaker.boto_session.client("sagemaker").list_training_jobs()  # boto3 tries three times
             ...     sagemaker.describe_chaos()
-            [('throttle on=ListTrainingJobs count=3', 3)]
+            [('throttle on=ListTrainingJobs count=2', 2)]
         """
         ask(self._access, "SetChaos", {"Faults": " ".join(map(str, faults))}, service="SmddpLocal")
 
