@@ -138,6 +138,30 @@ def restart_platforms(count: int, seed: int, directory: Path) -> tuple[Outcome, 
     return (kill_servers(kills=count, seed=seed, directory=directory),)
 
 
+def run_jobs_at_once(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from estimators.local import LocalSageMaker
+    from tests.torture.many_jobs import run_at_once
+
+    with LocalSageMaker(directory) as platform:
+        return (run_at_once(platform, jobs=count),)
+
+
+def race_stops(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from estimators.local import LocalSageMaker
+    from tests.torture.stop_races import race_stops
+
+    with LocalSageMaker(directory) as platform:
+        return (race_stops(platform, races=count, seed=seed),)
+
+
+def fuzz_requests(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from estimators.local import LocalSageMaker
+    from tests.torture.request_fuzz import fuzz
+
+    with LocalSageMaker(directory) as platform:
+        return (fuzz(platform, requests=count, seed=seed),)
+
+
 FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
     Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
@@ -193,6 +217,21 @@ FORMS = (
         option="platform-restarts",
         count=50,
         run=restart_platforms,
+    ),
+    Form(
+        promises=("R15",),
+        title="many jobs at once on a local platform",
+        option="jobs-at-once",
+        count=50,
+        run=run_jobs_at_once,
+    ),
+    Form(promises=("R16",), title="a stop races the job's end", option="stop-races", count=200, run=race_stops),
+    Form(
+        promises=("R17",),
+        title="CreateTrainingJob drawn at random, and damaged",
+        option="fuzzed-requests",
+        count=5000,
+        run=fuzz_requests,
     ),
     Form(promises=("R11",), title="what it costs training", option="measurements", count=3, run=cost),
 )

@@ -66,7 +66,7 @@ def await_that(
 
 
 def await_end(
-    platform: LocalSageMaker, name: str, what: Callable[[], object] = str, *, seconds: float = 60
+    platform: LocalSageMaker, name: str, what: Callable[[], object] = str, *, seconds: float = 60, pause: float = 0.1
 ) -> dict[str, Any]:
     """The job's description once it has ended."""
 
@@ -74,4 +74,4 @@ def await_end(
         job = describe(platform, name)
         return job if job["TrainingJobStatus"] in ENDED else None
 
-    return dict(await_that(ended, what, seconds=seconds))
+    return dict(await_that(ended, what, seconds=seconds, pause=pause))
