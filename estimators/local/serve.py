@@ -124,6 +124,7 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
         directory=run_directory / "jobs",
         s3=s3,
         logs=clients.client("logs", config=ENGINE_LOGS),
+        cloudwatch=clients.client("cloudwatch"),
         executor=executor,
         container_environment=environment,
         account_id=ACCOUNT_ID,

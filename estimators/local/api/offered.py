@@ -134,7 +134,7 @@ OFFERS = (
     ),
     Offer(
         service="monitoring",
-        subject="CloudWatch: the metrics that a program puts there",
+        subject="CloudWatch: the metrics of jobs, and what a program puts there",
         operations=("PutMetricData", "GetMetricData", "GetMetricStatistics", "ListMetrics"),
     ),
     Offer(

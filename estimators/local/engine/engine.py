@@ -30,6 +30,7 @@ from estimators.local.executors import Executor, NoImageError
 from estimators.service_model import service_model
 
 if TYPE_CHECKING:
+    from mypy_boto3_cloudwatch import CloudWatchClient
     from mypy_boto3_logs import CloudWatchLogsClient
     from mypy_boto3_s3 import S3Client
 
@@ -48,6 +49,7 @@ class Engine:
         directory: Where jobs live while they run; it is made if it is not there.
         s3: The client for all data.
         logs: The client for the jobs' logs; its region is the engine's.
+        cloudwatch: The client for the values of the jobs' metrics.
         executor: What runs the hosts.
         container_environment: Variables for every host, such as the endpoint and the keys of the platform.
         account_id: The AWS account in the jobs' ARNs.
@@ -64,6 +66,7 @@ class Engine:
         directory: Path,
         s3: S3Client,
         logs: CloudWatchLogsClient,
+        cloudwatch: CloudWatchClient,
         executor: Executor,
         container_environment: Mapping[str, str],
         account_id: str,
@@ -80,6 +83,7 @@ class Engine:
             directory=directory,
             s3=s3,
             logs=logs,
+            cloudwatch=cloudwatch,
             executor=executor,
             container_environment=dict(container_environment),
             region=logs.meta.region_name,

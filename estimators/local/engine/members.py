@@ -44,7 +44,10 @@ RULES: Mapping[str, Rule] = {
     ),
     "AlgorithmSpecification.AlgorithmName": Rule(fate=_NO),
     "AlgorithmSpecification.TrainingImageConfig": Rule(fate=_R, note="images come from where Docker has them"),
-    "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": Rule(fate=_R, note="there are the last values alone"),
+    "AlgorithmSpecification.MetricDefinitions": Rule(fate=_H, note="the values are in CloudWatch, too"),
+    "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": Rule(
+        fate=_R, note="the values are in CloudWatch, and not in SageMaker's own store"
+    ),
     "InputDataConfig": Rule(fate=_H),
     "InputDataConfig.ContentType": Rule(fate=_H, note="as what the script is told"),
     "InputDataConfig.DataSource.S3DataSource.S3DataType": Rule(

@@ -1,4 +1,4 @@
-"""A job's metrics: the last value of each metric definition, read from the lines that the job prints.
+"""A job's metrics: the values of each metric definition, read from the lines that the job prints.
 
 The matching itself is done by another process, so that no regex can hold this one up: see ``matching.py``.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.local.engine.matching import Matching
+from estimators.local.engine.metric_publisher import MetricPublisher
 from estimators.metric_definition import MAX_LINE, MetricDefinition, finite
 
 logger = logging.getLogger(__name__)
@@ -39,10 +40,15 @@ class Metrics:
         self._matching: Matching | None = None
         self._broken = False
         self._say: Callable[[str], None] = logger.warning
+        self._publisher: MetricPublisher | None = None
 
     def report_to(self, say: Callable[[str], None]) -> None:
         """Write into this log, from now on, which metrics are given up."""
         self._say = say
+
+    def publish_to(self, publisher: MetricPublisher) -> None:
+        """Hand every value on, from now on."""
+        self._publisher = publisher
 
     def read(self, line: str) -> None:
         """Take the values of one line, soon; those that are no finite number are left out, as CloudWatch does."""
@@ -65,6 +71,8 @@ class Metrics:
             matching, self._matching = self._matching, None
         if matching is not None:
             matching.finish()
+        if self._publisher is not None:
+            self._publisher.flush()
 
     def describe(self) -> list[dict[str, Any]]:
         """Return FinalMetricDataList, in the order of the definitions."""
@@ -99,7 +107,10 @@ class Metrics:
                 f"for one line, or {MEAN_SECONDS * 1000:g} ms a line"
             )
         elif (value := finite(text)) is not None:
-            self._last[name] = (value, datetime.now(timezone.utc))
+            found = datetime.now(timezone.utc)
+            self._last[name] = (value, found)
+            if self._publisher is not None:
+                self._publisher.add(name, value, found)
             if len(self._history[name]) < MOST_VALUES:
                 self._history[name].append(value)
             self._changed()

@@ -12,6 +12,7 @@ from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.executors import Executor
 
 if TYPE_CHECKING:
+    from mypy_boto3_cloudwatch import CloudWatchClient
     from mypy_boto3_logs import CloudWatchLogsClient
     from mypy_boto3_s3 import S3Client
 
@@ -32,6 +33,8 @@ class Platform:
     """Between two looks at the checkpoint directories."""
     rescue: Path
     """Where the files of a job are left that can't be saved."""
+    cloudwatch: CloudWatchClient | None = None
+    """Takes the values of metrics; None: nobody looks for them there."""
     store: JobStore = NOTHING_KEPT
     """What remembers the jobs."""
     chaos: Chaos = field(default_factory=Chaos)

@@ -15,6 +15,7 @@ from estimators.local.engine.hosts import Host
 from estimators.local.engine.job_runner import JobRunner
 from estimators.local.engine.logs import TRAINING_JOBS
 from estimators.local.engine.members import RULES
+from estimators.local.engine.metric_publisher import MetricPublisher
 from estimators.local.engine.objects import require_place
 from estimators.local.engine.opt_ml import lay_out
 from estimators.local.engine.platform import Platform
@@ -33,6 +34,8 @@ class TrainingRunner(JobRunner[TrainingRequest]):
         super().__init__(job, image, platform)
         self._loss_limit = HostLossLimit()
         self._checkpoints: CheckpointSync | None = None
+        if platform.cloudwatch is not None:
+            job.metrics.publish_to(MetricPublisher(platform.cloudwatch, job.name))
 
     def _lay_out(self, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
         lay_out(self._request, hosts, host, root, cluster)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
+from sagemaker.analytics import TrainingJobAnalytics
 
 from tests.estimators.local.submitted_jobs import await_end, messages
 
@@ -177,6 +178,16 @@ if rank == 0:
     Path(os.environ["SM_MODEL_DIR"], "total").write_text(str(total.item()))
 dist.destroy_process_group()
 """
+
+
+def test_the_sagemaker_sdks_analytics_find_the_values_of_a_jobs_metrics(platform, job_request):
+    request = job_request("analysed", "for loss in 4 2 nan 0; do echo loss=$loss; done")
+    request["AlgorithmSpecification"]["MetricDefinitions"] = [{"Name": "loss", "Regex": r"loss=(\S+)"}]
+    platform.boto_session.client("sagemaker").create_training_job(**request)
+    await_end(platform, "analysed")
+    table = TrainingJobAnalytics("analysed", sagemaker_session=platform.session).dataframe()
+    # All of one minute: CloudWatch's average of them.
+    assert table.to_dict("records") == [{"timestamp": 0.0, "metric_name": "loss", "value": 2.0}]
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def test_what_the_engine_answers_is_offered(tmp_path: Path) -> None:
         directory=tmp_path,
         s3=session.client("s3"),
         logs=session.client("logs"),
+        cloudwatch=session.client("cloudwatch"),
         executor=ProcessExecutor(),
         container_environment={},
         account_id="123456789012",

@@ -67,7 +67,9 @@ def executor() -> ProcessExecutor:
 
 
 @pytest.fixture
-def start_engine(tmp_path: Path, s3: Any, logs: Any, executor: ProcessExecutor) -> Iterator[Callable[..., Engine]]:
+def start_engine(
+    tmp_path: Path, s3: Any, logs: Any, clients: Callable[[str], Any], executor: ProcessExecutor
+) -> Iterator[Callable[..., Engine]]:
     engines = []
 
     def start(**parameters: Any) -> Engine:
@@ -75,6 +77,7 @@ def start_engine(tmp_path: Path, s3: Any, logs: Any, executor: ProcessExecutor) 
             "directory": tmp_path / f"jobs-{len(engines)}",
             "s3": s3,
             "logs": logs,
+            "cloudwatch": clients("cloudwatch"),
             "executor": executor,
             "container_environment": {},
             "account_id": ACCOUNT,

@@ -746,8 +746,8 @@ def test_no_host_outlives_an_engine_that_is_killed(endpoint: str, bucket: str, c
         from estimators.local.engine import Engine
         from estimators.local.executors import ProcessExecutor
         session = boto3.Session(aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
-        s3, logs = (session.client(name, endpoint_url={endpoint!r}) for name in ("s3", "logs"))
-        engine = Engine(directory=Path({str(tmp_path / "killed")!r}), s3=s3, logs=logs, executor=ProcessExecutor(),
+        clients = {{name: session.client(name, endpoint_url={endpoint!r}) for name in ("s3", "logs", "cloudwatch")}}
+        engine = Engine(directory=Path({str(tmp_path / "killed")!r}), executor=ProcessExecutor(), **clients,
                         container_environment={{}}, account_id="123456789012")
         engine.call("CreateTrainingJob", json.loads({json.dumps(request)!r}), region="us-east-1")
         time.sleep(60)

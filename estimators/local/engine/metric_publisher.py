@@ -1,0 +1,117 @@
+"""Sends the values of a job's metrics to CloudWatch, under the names by which AWS keeps them.
+
+All values of one second become one datum: its average, sum, least, largest and number are true, and a program that
+prints in every step costs no more than 40 data a second, the most metrics that a job may have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mypy_boto3_cloudwatch import CloudWatchClient
+    from mypy_boto3_cloudwatch.type_defs import MetricDatumTypeDef
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+DIMENSION = "TrainingJobName"
+SEND_SECONDS = 1.0
+LARGEST = 2.0**360
+"""https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html"""
+_MOST_DATA = 1000
+"""CloudWatch takes no more in one request."""
+
+
+class MetricPublisher:
+    """Takes values of one job's metrics, from any thread, which never waits for CloudWatch.
+
+    Args:
+        client: A CloudWatch client.
+        job_name: The job's name.
+    """
+
+    def __init__(self, client: CloudWatchClient, job_name: str) -> None:
+        self._client = client
+        self._job_name = job_name
+        # Guards the two below. Taken inside `_sending`, never around it.
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[str, datetime], _Statistics] = {}
+        self._sender: threading.Thread | None = None
+        # Held while data are sent: `flush` returns only after what another thread had taken before is there.
+        self._sending = threading.Lock()
+
+    def add(self, name: str, value: float, found: datetime) -> None:
+        """Send a value soon; one that is beyond `LARGEST` is left out, as CloudWatch takes none.
+
+        Args:
+            name: The metric's.
+            value: A finite number.
+            found: When the line came.
+        """
+        if abs(value) > LARGEST:
+            return
+        with self._lock:
+            self._waiting.setdefault((name, found.replace(microsecond=0)), _Statistics()).add(value)
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send_soon, name=f"metrics {self._job_name}", daemon=True)
+                self._sender.start()
+
+    def flush(self) -> None:
+        """Return when all values so far are in CloudWatch; what it does not take is lost, with a warning."""
+        with self._sending:
+            with self._lock:
+                waiting, self._waiting = self._waiting, {}
+            data = iter([self._datum(name, second, each) for (name, second), each in waiting.items()])
+            while batch := list(itertools.islice(data, _MOST_DATA)):
+                self._send(batch)
+
+    def _send_soon(self) -> None:
+        while True:
+            time.sleep(SEND_SECONDS)
+            with self._lock:
+                if not self._waiting:
+                    self._sender = None
+                    return
+            self.flush()
+
+    def _send(self, batch: Sequence[MetricDatumTypeDef]) -> None:
+        try:
+            self._client.put_metric_data(Namespace=NAMESPACE, MetricData=batch)
+        except Exception:  # whatever it is: the next values must not be lost for these
+            logger.warning("%d metric data of %s could not be sent", len(batch), self._job_name, exc_info=True)
+
+    def _datum(self, name: str, second: datetime, statistics: _Statistics) -> MetricDatumTypeDef:
+        return {
+            "MetricName": name,
+            "Dimensions": [{"Name": DIMENSION, "Value": self._job_name}],
+            "Timestamp": second,
+            "StatisticValues": {
+                "SampleCount": statistics.count,
+                "Sum": statistics.total,
+                "Minimum": statistics.least,
+                "Maximum": statistics.largest,
+            },
+        }
+
+
+@dataclass(kw_only=True, slots=True)
+class _Statistics:
+    """The values of one second."""
+
+    count: int = 0
+    total: float = 0.0
+    least: float = float("inf")
+    largest: float = float("-inf")
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.least, self.largest = min(self.least, value), max(self.largest, value)
