@@ -25,8 +25,6 @@ _OWNER_SUFFIX = ".smddp-owner"
 class CheckpointSync(FolderSync):
     """The checkpoints of one attempt of a job; the arguments are `FolderSync`'s."""
 
-    _what = "Checkpoint upload failed"
-
     def download(self, *, cancelled: Callable[[], bool]) -> None:
         """Bring all of the prefix to every host.
 
@@ -34,7 +32,7 @@ class CheckpointSync(FolderSync):
             FailedJobError: If S3 refuses.
             CancelledError: If ``cancelled`` said so.
         """
-        with explaining("Checkpoint download failed", self._uri):
+        with explaining(f"{self._what} download failed", self._uri):
             objects = prefix_objects(self._s3, self._uri)
         fetches = []
         for name, uri in objects.items():
@@ -45,7 +43,7 @@ class CheckpointSync(FolderSync):
             fetches.append(
                 Fetch(uri=uri, paths=tuple(tree.root / self._folder / path for tree in self._trees.values()))
             )
-        fetch_all(self._s3, fetches, "Checkpoint download failed", cancelled=cancelled)
+        fetch_all(self._s3, fetches, f"{self._what} download failed", cancelled=cancelled)
         for host, tree in self._trees.items():
             self._known[host] = {**self._scan(tree)}
 
@@ -60,7 +58,7 @@ class CheckpointSync(FolderSync):
             for name in self._known[host].keys() - files.keys():
                 if self._writer.get(name, host) == host:
                     target = self._uri.below(name)
-                    with explaining(self._what, target):
+                    with explaining(f"{self._what} upload failed", target):
                         self._s3.delete_object(Bucket=target.bucket, Key=target.key)
                 del self._known[host][name]
 

@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from estimators.hosts.opt_ml_tree import HostTree, LeadsOutError
-from estimators.local.engine.objects import S3Uri, explaining, upload
+from estimators.local.engine.job_request import SyncedFolder
+from estimators.local.engine.objects import explaining, upload
 from estimators.local.engine.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -39,38 +40,34 @@ class FolderSync:
 
     Args:
         s3: A client.
-        uri: The shared prefix.
+        folder: The directory, and the prefix that all hosts share.
         trees: Every host's /opt/ml.
-        folder: The directory in it.
         snapshot: A file, used to upload a state of a file that its program can't change meanwhile.
         seconds: The pause between two looks at the directories.
     """
 
-    _what: ClassVar[str] = "Output upload failed"
-    """What FailureReason calls a failure."""
-
     def __init__(
         self,
         s3: S3Client,
-        uri: S3Uri,
+        folder: SyncedFolder,
         trees: Mapping[str, HostTree],
-        folder: PurePath,
         *,
         snapshot: Path,
         seconds: float,
     ) -> None:
         self._s3 = s3
-        self._uri = uri
+        self._uri = folder.uri
         self._trees = trees
-        self._folder = folder
+        self._folder = PurePath(folder.path)
+        self._what = folder.what
         self._snapshot = snapshot
         self._seconds = seconds
         # No lock: only the thread uses these, until `abandon` has joined it.
         self._known: dict[str, dict[str, Signature | None]] = {host: {} for host in trees}
         self._writer: dict[str, str] = {}
-        self._transfers = Transfers(self._what)
+        self._transfers = Transfers(f"{self._what} upload failed")
         self._finished = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"uploads to {uri}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"uploads to {folder.uri}", daemon=True)
 
     def start(self) -> None:
         """Go on in the background."""
@@ -133,7 +130,7 @@ class FolderSync:
             # What lies in a directory that can't be read is not gone.
             self._delete_what_is_gone({host: files for host, files in found.items() if not unread[host]})
         if last and (errors := [error for each in unread.values() for error in each]):
-            with explaining(self._what, self._uri):
+            with explaining(f"{self._what} upload failed", self._uri):
                 raise errors[0]
 
     def _put(self, host: str, name: str, signature: Signature, *, looked: int, last: bool) -> None:

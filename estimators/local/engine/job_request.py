@@ -46,6 +46,17 @@ class Channel:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
+class SyncedFolder:
+    """A directory of every host that is copied to S3."""
+
+    what: str
+    """What it is for, as a FailureReason says it."""
+    uri: S3Uri
+    path: PurePosixPath
+    """The directory, relative to /opt/ml."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
 class JobRequest:
     """What shapes a job on hosts, of whichever kind."""
 

@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import ClassVar, Generic
+from typing import ClassVar, Generic, TypeVar
 
 from estimators.hosts.exit import Exit
 from estimators.hosts.failure import algorithm_error, loss_of_hosts
@@ -29,6 +29,7 @@ from estimators.local.engine.hosted_job import HostedJob, Request_co
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job_faults import JobFaults
+from estimators.local.engine.job_request import SyncedFolder
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.members import Rule, only_recorded
 from estimators.local.engine.objects import CancelledError
@@ -43,6 +44,8 @@ from estimators.local.executors import (
 from smddp.job.failure_report import within_limit
 
 logger = logging.getLogger(__name__)
+
+Sync = TypeVar("Sync", bound=FolderSync)
 
 
 class JobRunner(abc.ABC, Generic[Request_co]):
@@ -218,6 +221,15 @@ class JobRunner(abc.ABC, Generic[Request_co]):
             yield f"Recorded alone, and not done here: {', '.join(recorded)}"
 
     # What is the same for all.
+
+    def _sync(self, kind: type[Sync], folder: SyncedFolder, trees: Mapping[str, HostTree]) -> Sync:
+        return kind(
+            self._platform.s3,
+            folder,
+            trees,
+            snapshot=self._directory / f"snapshot-{uuid.uuid4().hex[:8]}",
+            seconds=self._platform.sync_seconds,
+        )
 
     def _rescue(self) -> str:
         """Move the job's directory to where it stays; the end of a reason, which says where.

@@ -82,11 +82,16 @@ RULES: Mapping[str, Rule] = {
     "EnableInterContainerTrafficEncryption": Rule(fate=_R, note="nothing leaves this machine"),
     "RoleArn": Rule(fate=_R, said=False, note="no role is assumed"),
     "VpcConfig": Rule(fate=_R, note="hosts are in no VPC"),
-    "DebugHookConfig": Rule(fate=_R, note="nothing is collected or copied"),
+    "DebugHookConfig": Rule(
+        fate=_H,
+        note="copied to `<job>/debug-output` as it is written, by the script's smdebug; LocalPath below `/opt/ml`",
+    ),
     "DebugRuleConfigurations": Rule(fate=_R, note="no rule is run"),
     "ProfilerConfig": Rule(fate=_R, said=False, note="nothing is profiled; the SDK sends it by itself"),
     "ProfilerRuleConfigurations": Rule(fate=_R, note="no rule is run"),
-    "TensorBoardOutputConfig": Rule(fate=_R, note="nothing is copied"),
+    "TensorBoardOutputConfig": Rule(
+        fate=_H, note="copied to `<job>/tensorboard-output` as it is written; LocalPath below `/opt/ml`"
+    ),
     "ExperimentConfig": Rule(fate=_R, note="no trial component is made"),
     "RetryStrategy": Rule(fate=_R, note="a job that fails is not run again"),
     "RemoteDebugConfig": Rule(fate=_R),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from estimators.local.engine.hosts import Host
@@ -36,8 +36,8 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
         shutil.copytree(files.code, root / "code", symlinks=True)
     else:
         (root / "code").mkdir()
-    if request.checkpoints is not None:
-        (root / request.checkpoints.path).mkdir(parents=True, exist_ok=True)
+    for folder in request.synced_folders:
+        (root / folder.path).mkdir(parents=True, exist_ok=True)
     config = root / "input" / "config"
     for name, content in _configuration(request, hosts, host, cluster).items():
         (config / f"{name}.json").write_text(json.dumps(content))
@@ -86,9 +86,14 @@ def _configuration(
             ],
         },
     }
-    if request.checkpoints is not None:
-        path: PurePath = cluster.ml_root(host.name) / request.checkpoints.path
-        files["checkpointconfig"] = {"S3Uri": str(request.checkpoints.uri), "LocalPath": str(path)}
+    root = cluster.ml_root(host.name)
+    if (tensorboard := request.tensorboard) is not None:
+        config = request.members["TensorBoardOutputConfig"]
+        files["tensorboardoutputconfig"] = {**config, "LocalPath": str(root / tensorboard.path)}
+    if (tensors := request.tensors) is not None:
+        files["debughookconfig"] = {**request.members["DebugHookConfig"], "LocalPath": str(root / tensors.path)}
+    if (checkpoints := request.checkpoints) is not None:
+        files["checkpointconfig"] = {"S3Uri": str(checkpoints.uri), "LocalPath": str(root / checkpoints.path)}
     elif local is not None and local.checkpoints is not None:
         files["checkpointconfig"] = {"LocalPath": local.checkpoint_path}
     return files

@@ -30,7 +30,7 @@ class Platform:
     grace_seconds: float
     """Between SIGTERM and SIGKILL."""
     sync_seconds: float
-    """Between two looks at the checkpoint directories."""
+    """Between two looks at the directories that are kept in step with S3."""
     rescue: Path
     """Where the files of a job are left that can't be saved."""
     cloudwatch: CloudWatchClient | None = None

@@ -18,6 +18,7 @@ from estimators.local.engine.job_request import (
     ML_ROOT,
     Channel,
     JobRequest,
+    SyncedFolder,
     parse_uri,
     read_faults,
     read_tags,
@@ -30,23 +31,27 @@ from estimators.request_rules import DEFAULT_MAX_RUNTIME, broken_rules
 
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
+
+_SYNCED: Mapping[str, tuple[str, str, str]] = {
+    "CheckpointConfig": ("S3Uri", DEFAULT_CHECKPOINT_PATH, ""),
+    "TensorBoardOutputConfig": ("S3OutputPath", "/opt/ml/output/tensorboard", "tensorboard-output"),
+    "DebugHookConfig": ("S3OutputPath", "/opt/ml/output/tensors", "debug-output"),
+}
+"""The members that name a folder to copy: which of theirs is its place in S3, LocalPath's default, and the folder that
+each job has of its own in that place, if it has one. The SDK's ``EstimatorBase.latest_job_tensorboard_artifacts_path``
+and ``latest_job_debugger_artifacts_path`` have the names."""
+
 _T = TypeVar("_T")
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Checkpoints:
-    """Where checkpoints are kept."""
-
-    uri: S3Uri
-    path: PurePosixPath
-    """The directory, relative to /opt/ml."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TrainingRequest(JobRequest):
     """All of a request that shapes the job."""
 
-    checkpoints: Checkpoints | None
+    checkpoints: SyncedFolder | None
+    tensorboard: SyncedFolder | None
+    tensors: SyncedFolder | None
+    """What the Debugger's hook writes."""
     output: S3Uri | FileUri
     compressed: bool
     """Whether the outputs become one archive each, and not single objects."""
@@ -69,7 +74,9 @@ class TrainingRequest(JobRequest):
             members=members,
             groups=groups,
             channels=tuple(_channels(members, algorithm["TrainingInputMode"])),
-            checkpoints=_checkpoints(members),
+            checkpoints=_synced(members, "CheckpointConfig", "Checkpoint"),
+            tensorboard=_synced(members, "TensorBoardOutputConfig", "TensorBoard"),
+            tensors=_synced(members, "DebugHookConfig", "Debugger"),
             output=parse_uri(output["S3OutputPath"], "OutputDataConfig.S3OutputPath").below(
                 f"{members['TrainingJobName']}/output"
             ),
@@ -89,6 +96,11 @@ class TrainingRequest(JobRequest):
             tags=(tags := read_tags(members.get("Tags", ()))),
             faults=read_faults(tags, groups, spot=members.get("EnableManagedSpotTraining", False)),
         )
+
+    @property
+    def synced_folders(self) -> tuple[SyncedFolder, ...]:
+        """All that is copied to S3 while the job runs."""
+        return tuple(folder for folder in (self.checkpoints, self.tensorboard, self.tensors) if folder is not None)
 
 
 def _algorithm(members: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,18 +173,23 @@ def _refuse_names_of_pipes(modes: Mapping[str, str]) -> None:
             raise invalid(f"Channel {name}: Pipe mode gives this name to a pipe of the channel {pipe}; rename one.")
 
 
-def _checkpoints(members: Mapping[str, Any]) -> Checkpoints | None:
-    config = members.get("CheckpointConfig")
+def _synced(members: Mapping[str, Any], member: str, what: str) -> SyncedFolder | None:
+    """Return the folder of one of `_SYNCED`, if the request has it."""
+    config = members.get(member)
     if config is None:
         return None
-    path = PurePosixPath(config.get("LocalPath", DEFAULT_CHECKPOINT_PATH))
+    place, default, below_job = _SYNCED[member]
+    path = PurePosixPath(config.get("LocalPath", default))
     below = path.relative_to(ML_ROOT) if path.is_relative_to(ML_ROOT) else PurePosixPath()
     if not below.parts or ".." in below.parts or below.parts[0] == "input":
         raise invalid(
-            f"CheckpointConfig.LocalPath is {path}; on the local platform it must be a directory below {ML_ROOT} and "
-            f"not below {ML_ROOT}/input, such as {DEFAULT_CHECKPOINT_PATH}."
+            f"{member}.LocalPath is {path}; on the local platform it must be a directory below {ML_ROOT} and "
+            f"not below {ML_ROOT}/input, such as {default}."
         )
-    return Checkpoints(uri=parse_uri(config["S3Uri"], "CheckpointConfig.S3Uri"), path=below)
+    uri = parse_uri(config[place], f"{member}.{place}")
+    return SyncedFolder(
+        what=what, uri=uri.below(f"{members['TrainingJobName']}/{below_job}") if below_job else uri, path=below
+    )
 
 
 def _valid(parse: Callable[..., _T], *arguments: str) -> _T:

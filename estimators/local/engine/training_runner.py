@@ -9,9 +9,11 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.ending import Ending
+from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.host_loss_limit import HostLossLimit
 from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.hosts import Host
+from estimators.local.engine.job_request import SyncedFolder
 from estimators.local.engine.job_runner import JobRunner
 from estimators.local.engine.logs import TRAINING_JOBS
 from estimators.local.engine.members import RULES
@@ -42,21 +44,19 @@ class TrainingRunner(JobRunner[TrainingRequest]):
 
     def _require_places(self) -> None:
         require_place(self._platform.s3, self._request.output, "S3OutputPath")
+        for folder in self._only_written():
+            require_place(self._platform.s3, folder.uri, f"{folder.what} output")
 
-    def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[CheckpointSync]:
-        checkpoints = self._request.checkpoints
-        if checkpoints is None:
-            return
-        self._checkpoints = CheckpointSync(
-            self._platform.s3,
-            checkpoints.uri,
-            trees,
-            checkpoints.path,
-            snapshot=self._directory / "checkpoint",
-            seconds=self._platform.sync_seconds,
-        )
-        self._checkpoints.download(cancelled=self._job.must_end)
-        yield self._checkpoints
+    def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[FolderSync]:
+        if (folder := self._request.checkpoints) is not None:
+            self._checkpoints = self._sync(CheckpointSync, folder, trees)
+            self._checkpoints.download(cancelled=self._job.must_end)
+            yield self._checkpoints
+        for folder in self._only_written():
+            yield self._sync(FolderSync, folder, trees)
+
+    def _only_written(self) -> list[SyncedFolder]:
+        return [folder for folder in self._request.synced_folders if folder is not self._request.checkpoints]
 
     def _gives_up(self, ending: Ending) -> bool:
         progressed = self._checkpoints is not None and self._checkpoints.progressed

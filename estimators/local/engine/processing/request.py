@@ -10,8 +10,15 @@ from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
-from estimators.local.engine.job_request import ML_ROOT, Channel, JobRequest, parse_uri, read_faults, read_tags
-from estimators.local.engine.objects import S3Uri
+from estimators.local.engine.job_request import (
+    ML_ROOT,
+    Channel,
+    JobRequest,
+    SyncedFolder,
+    parse_uri,
+    read_faults,
+    read_tags,
+)
 from estimators.local.engine.validation import check_request
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
 
@@ -19,12 +26,9 @@ _ROOT = ML_ROOT / "processing"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Output:
+class Output(SyncedFolder):
     """A directory of every host that is brought to S3."""
 
-    uri: S3Uri
-    path: PurePosixPath
-    """The directory, relative to /opt/ml."""
     continuous: bool
     """Whether files go up while the job runs, and not at its end."""
 
@@ -116,6 +120,7 @@ def _outputs(members: Mapping[str, Any]) -> Iterator[Output]:
                 f"Output {name} has no place; give an S3Output, or AppManaged=true if the program writes to it."
             )
         yield Output(
+            what="Output",
             uri=parse_uri(target["S3Uri"], f"Output {name}: S3Uri"),
             path=_local_path(target, f"Output {name}"),
             continuous=target["S3UploadMode"] == "Continuous",

@@ -19,7 +19,7 @@ from estimators.local.engine.processing.members import RULES
 from estimators.local.engine.processing.opt_ml import lay_out
 from estimators.local.engine.processing.python_environment import in_python_environment, make_python_environment
 from estimators.local.engine.processing.record import ProcessingRecord
-from estimators.local.engine.processing.request import Output, ProcessingRequest
+from estimators.local.engine.processing.request import ProcessingRequest
 from estimators.local.executors import HostCluster
 
 
@@ -50,7 +50,7 @@ class ProcessingRunner(JobRunner[ProcessingRequest]):
 
     def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[FolderSync]:
         self._trees = trees
-        return (self._sync(output) for output in self._request.outputs if output.continuous)
+        return (self._sync(FolderSync, output, trees) for output in self._request.outputs if output.continuous)
 
     def _upload(self, trees: Sequence[HostTree], problems: list[str], *, failed: bool) -> None:
         for output in self._request.outputs:
@@ -61,7 +61,7 @@ class ProcessingRunner(JobRunner[ProcessingRequest]):
                     tree.tell(output.path, "is not uploaded: the job failed, and its S3UploadMode is EndOfJob")
                 continue
             with self._noting(problems):
-                self._sync(output).finish()
+                self._sync(FolderSync, output, self._trees).finish()
         with self._noting(problems):
             if message := exit_message(self._trees):
                 self._record.leave_message(message)
@@ -70,13 +70,3 @@ class ProcessingRunner(JobRunner[ProcessingRequest]):
         yield from super()._remarks()
         if self._request.network_isolation and self._own_python:
             yield "NetworkConfig.EnableNetworkIsolation is not done here: hosts that are processes share a network"
-
-    def _sync(self, output: Output) -> FolderSync:
-        return FolderSync(
-            self._platform.s3,
-            output.uri,
-            self._trees,
-            output.path,
-            snapshot=self._directory / f"snapshot-{self._request.outputs.index(output)}",
-            seconds=self._platform.sync_seconds,
-        )

@@ -16,6 +16,7 @@ from boto3.exceptions import S3UploadFailedError
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.job_request import SyncedFolder
 from estimators.local.engine.objects import S3Uri
 from smddp.checkpoint.stores.owner import OWNER_NAME
 
@@ -56,7 +57,8 @@ class Sync:
     def new(self, seconds: float = 0.02) -> CheckpointSync:
         trees = {"algo-1": HostTree(self.one), "algo-2": HostTree(self.two)}
         here = PurePath()
-        return CheckpointSync(self.s3, self.uri, trees, here, snapshot=self._snapshot, seconds=seconds)  # type: ignore[arg-type]
+        folder = SyncedFolder(what="Checkpoint", uri=self.uri, path=here)
+        return CheckpointSync(self.s3, folder, trees, snapshot=self._snapshot, seconds=seconds)  # type: ignore[arg-type]
 
     def put(self, name: str, content: str = "old") -> None:
         self.s3.put_object(Bucket=self.uri.bucket, Key=self.uri.key + name, Body=content.encode())

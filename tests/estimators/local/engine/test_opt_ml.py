@@ -90,6 +90,17 @@ def test_the_configuration_is_the_platforms(tmp_path: Path) -> None:
     }
 
 
+def test_tensorboard_and_the_debugger_find_where_to_write(tmp_path: Path) -> None:
+    hook = {"S3OutputPath": "s3://bucket/d", "HookParameters": {"save_interval": "10"}}
+    request = parse(
+        TensorBoardOutputConfig={"S3OutputPath": "s3://bucket/t", "LocalPath": "/opt/ml/logs"}, DebugHookConfig=hook
+    )
+    config = made(tmp_path / "algo-1", request)
+    assert config["tensorboardoutputconfig"] == {"S3OutputPath": "s3://bucket/t", "LocalPath": "/opt/ml/logs"}
+    assert config["debughookconfig"] == {**hook, "LocalPath": "/opt/ml/output/tensors"}
+    assert (tmp_path / "algo-1" / "logs").is_dir()
+
+
 def test_without_checkpoints_there_is_no_checkpointconfig(tmp_path: Path) -> None:
     assert "checkpointconfig" not in made(tmp_path / "algo-1", parse())
     assert not (tmp_path / "algo-1" / "checkpoints").exists()

@@ -186,6 +186,7 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ({"InputDataConfig": [channel(source=SOURCE | {"S3Uri": "https://bucket/x"})]}, "s3://bucket/prefix"),
         ({"OutputDataConfig": {"S3OutputPath": "https://s3/x"}}, "OutputDataConfig.S3OutputPath"),
         ({"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/tmp/c"}}, "must be a directory below /opt/ml"),
+        ({"DebugHookConfig": {"S3OutputPath": "s3://b/c", "LocalPath": "/tmp/c"}}, "must be a directory below /opt/ml"),
         ({"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml"}}, "must be a directory below /opt/ml"),
         ({"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/../x"}}, "must be a directory below"),
         ({"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/input/data/x"}}, "not below /opt/ml/input"),
