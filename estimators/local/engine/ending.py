@@ -11,11 +11,11 @@ class Ending(enum.Enum):
     DONE = enum.auto()
     """Every host ended with 0."""
     FAILED = enum.auto()
-    """A host ended with another code, or its data could not be sent."""
+    """A host ended with another code, or its data could not be sent; or the platform failed, for good."""
     INTERRUPT = enum.auto()
     """The spot instances are taken away; another life follows."""
     LOST = enum.auto()
-    """A spot job's host is gone without notice; another life follows."""
+    """A host is gone without notice, or the platform failed, and another life follows: spot, or RetryStrategy."""
     STOP = enum.auto()
     """Somebody asked for it, or a time limit is reached."""
     CLOSE = enum.auto()

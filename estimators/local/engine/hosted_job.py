@@ -60,11 +60,13 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         self._changed = threading.Condition()
         self._progress = JobProgress.begin(_now())
         self._created = time.monotonic()
+        self._starting_since = time.monotonic()
         self._training_since: float | None = None
         self._hosts = 0
         self._exits: dict[str, Exit] = {}
         self._ending: Ending | None = None
         self._platform_failure: str | None = None
+        self._given_up = False
         self._stopped_as = states.STOPPED
 
     @classmethod
@@ -123,6 +125,11 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         return self._platform_failure
 
     @property
+    def retries(self) -> int:
+        """How often it began again because the platform had failed it."""
+        return self._progress.retries
+
+    @property
     def closed(self) -> bool:
         """Whether the engine ends."""
         return self._ending is Ending.CLOSE
@@ -140,7 +147,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
     @property
     def _may_begin_again(self) -> bool:
         """Whether another life follows when an earlier platform has ended without seeing it come."""
-        return False
+        return self.request.spot or self._has_retry()
 
     # For requests, from any thread.
 
@@ -204,6 +211,8 @@ class HostedJob(abc.ABC, Generic[Request_co]):
                 self._move(self._progress.enter(self._stopped_as, seen))
             elif not self._may_begin_again:
                 self._move(replace(self._progress.enter(states.FAILED, seen), failure_reason=KILLED))
+            elif not self.request.spot:
+                self._move(self._progress.retried(seen))
             else:
                 self._progress = self._progress.enter(states.INTERRUPTED, seen)
                 self._move(self._progress.enter(states.STARTING, _now()))
@@ -256,7 +265,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         """Note that a host's program ended."""
         with self._changed:
             self._exits[host] = end
-            if end.lost and self.request.spot:
+            if end.lost and (self.request.spot or self._has_retry()):
                 if self._ending is Ending.FAILED and self._platform_failure is None:
                     self._ending = None
                 self._decide(Ending.LOST)
@@ -266,12 +275,27 @@ class HostedJob(abc.ABC, Generic[Request_co]):
                 self._decide(Ending.DONE)
             self._changed.notify_all()
 
-    def platform_failed(self, reason: str) -> None:
-        """Fail the job for the platform's sake: its data can't be sent, or its storage is gone."""
+    def platform_failed(self, reason: str, *, for_good: bool = False) -> None:
+        """Fail the attempt for the platform's sake: its data can't be sent, or its storage is gone.
+
+        Args:
+            reason: In AWS's form: only after an InternalServerError may another attempt follow.
+            for_good: Whether another attempt would fail, too.
+        """
         with self._changed:
+            self._given_up = self._given_up or for_good
             if self._ending is None:
                 self._platform_failure = reason
-                self._decide(Ending.FAILED)
+                internal = reason.startswith("InternalServerError:")
+                self._decide(Ending.LOST if internal and self._has_retry() else Ending.FAILED)
+
+    def retries_after(self, reason: str) -> bool:
+        """Return whether an attempt that the platform could not run is followed by another one."""
+        with self._changed:
+            if self._ending is not None:
+                return False
+            self.platform_failed(reason)
+            return self._ending is Ending.LOST
 
     def await_ending(self) -> Ending:
         """Wait until it is decided how this attempt ends."""
@@ -291,23 +315,27 @@ class HostedJob(abc.ABC, Generic[Request_co]):
     def end_training(self) -> tuple[Ending, dict[str, Exit]]:
         """Stop counting the time; how this attempt ends in the end, and the hosts in the order they did."""
         with self._changed:
-            assert self._training_since is not None
-            trained = time.monotonic() - self._training_since
-            self._training_since = None
-            self._move(self._progress.trained(trained))
+            self._count_training()
             assert self._ending is not None
             return self._ending, dict(self._exits)
 
     def begin_again(self) -> None:
-        """Go through Interrupted back to Starting, after an interruption.
+        """Go back to Starting: through Interrupted after an interruption, at once where RetryStrategy has it.
 
         Raises:
             StoppedError: If the job is to end instead.
         """
         with self._changed:
-            self.enter(states.INTERRUPTED)
-            self._exits, self._ending = {}, None
-            self.enter(states.STARTING)
+            if self.must_end():
+                raise StoppedError
+            self._count_training()
+            retried = self._platform_failure is not None or not self.request.spot
+            if not retried:
+                self.enter(states.INTERRUPTED)
+            self._exits, self._ending, self._platform_failure = {}, None, None
+            self._starting_since = time.monotonic()
+            now = _now()
+            self._move(self._progress.retried(now) if retried else self._progress.enter(states.STARTING, now))
 
     def upload(self) -> None:
         """Go on to Uploading, however the job ends."""
@@ -326,6 +354,15 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             ended = self._progress.enter(status, _now())
             self._move(replace(ended, failure_reason=failure_reason, model_artifacts=model_artifacts))
             self._changed.notify_all()
+
+    def _has_retry(self) -> bool:
+        return not self._given_up and self._progress.retries < self.request.max_retries
+
+    def _count_training(self) -> None:
+        """Stop counting the time, if it is counted."""
+        if self._training_since is not None:
+            trained, self._training_since = time.monotonic() - self._training_since, None
+            self._move(self._progress.trained(trained))
 
     def _decide(self, ending: Ending) -> None:
         if self._ending is None:
@@ -347,9 +384,11 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             self._stop_as(states.MAX_RUNTIME_EXCEEDED)
         elif self._wait_left() <= 0:
             self._stop_as(states.MAX_WAIT_TIME_EXCEEDED)
+        elif self._pending_left() <= 0:
+            self._stop_as(states.STOPPED)
 
     def _seconds_left(self) -> float:
-        return min(self._runtime_left(), self._wait_left(), threading.TIMEOUT_MAX)
+        return min(self._runtime_left(), self._wait_left(), self._pending_left(), threading.TIMEOUT_MAX)
 
     def _runtime_left(self) -> float:
         trained = self._progress.training_seconds
@@ -361,6 +400,11 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         if self.request.max_wait is None:
             return float("inf")
         return self.request.max_wait - (time.monotonic() - self._created)
+
+    def _pending_left(self) -> float:
+        if self.request.max_pending is None or self._progress.secondary_status != states.STARTING:
+            return float("inf")
+        return self.request.max_pending - (time.monotonic() - self._starting_since)
 
     def _all_ended_or_closed(self) -> bool:
         return len(self._exits) == self._hosts or self._ending is Ending.CLOSE

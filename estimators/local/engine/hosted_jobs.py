@@ -138,7 +138,7 @@ class HostedJobs(Generic[Job]):
             self._refusal = f"No job can start any more: {reason}"
             jobs = list(self._jobs.values())
         for job in jobs:
-            job.platform_failed(f"InternalServerError: {reason}")
+            job.platform_failed(f"InternalServerError: {reason}", for_good=True)
 
     def close(self) -> None:
         """Tell all jobs to end at once, saving nothing, and start no other; `join` waits for that."""

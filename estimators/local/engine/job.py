@@ -70,4 +70,4 @@ class JobRecord(HostedJob[TrainingRequest]):
 
     @property
     def _may_begin_again(self) -> bool:
-        return self.request.spot and "TuningJobArn" not in self._updates
+        return super()._may_begin_again and "TuningJobArn" not in self._updates

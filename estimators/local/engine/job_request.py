@@ -79,6 +79,10 @@ class JobRequest:
     spot: bool = False
     max_wait: int | None = None
     """Seconds since the job's creation; None without spot."""
+    max_pending: int | None = None
+    """Seconds that an attempt may wait for its hosts; None: as long as it takes."""
+    max_retries: int = 0
+    """How often the job begins again when the platform has failed it."""
     metrics: tuple[MetricDefinition, ...] = ()
     files: LocalFiles | None = None
     """What of the job lies on this machine, and not in S3. No request over the API can say so."""

@@ -71,6 +71,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         self._directory = platform.directory / job.directory_name
         self._faults = JobFaults(job, platform.chaos)
         self._syncs: list[FolderSync] = []
+        self._retried_for = ""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
 
@@ -91,15 +92,12 @@ class JobRunner(abc.ABC, Generic[Request_co]):
     def _run(self) -> None:
         try:
             try:
-                while not self._attempt():
+                while not self._attempt_or_retry():
                     self._job.begin_again()
             except StoppedError:
                 self._job.finish()
             except FailedJobError as error:
                 self._job.finish(failure_reason=within_limit(str(error)))
-            except Exception as error:
-                reason = self._describe_defect(error)
-                self._job.finish(failure_reason=within_limit(reason, self._rescue()))
             finally:
                 remove_tree(self._directory)
         except Exception as error:
@@ -108,6 +106,21 @@ class JobRunner(abc.ABC, Generic[Request_co]):
                 self._job.finish(failure_reason=within_limit(reason))
         finally:
             self._done.set()
+
+    def _attempt_or_retry(self) -> bool:
+        """Run one attempt. Return whether the job is finished; not if the platform failed, and may try once more."""
+        try:
+            return self._attempt()
+        except StoppedError:
+            raise
+        except Exception as error:
+            reason = str(error) if isinstance(error, FailedJobError) else self._describe_defect(error)
+            if self._job.retries_after(reason):
+                self._retried_for = reason
+                return False
+            if isinstance(error, FailedJobError):
+                raise
+            raise FailedJobError(within_limit(reason, self._rescue())) from error
 
     def _attempt(self) -> bool:
         """Run one attempt, from new hosts to their end. Return whether the job is finished."""
@@ -119,6 +132,10 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         self._job.metrics.report_to(first_log.say)
         for remark in self._remarks():
             first_log.say(f"[platform] {remark}")
+        if self._retried_for:
+            number, most = self._job.retries, self._request.max_retries
+            first_log.say(f"[platform] Retry {number} of {most}, as RetryStrategy asks, after {self._retried_for}")
+            self._retried_for = ""
         cluster = self._platform.executor.cluster(
             ClusterSpec(
                 name=self._job.name,
@@ -171,6 +188,9 @@ class JobRunner(abc.ABC, Generic[Request_co]):
             self._finish_syncs(problems)
             if problems:
                 raise FailedJobError(within_limit("; ".join(problems), self._rescue()))
+            if not self._request.spot or self._job.platform_failure is not None:
+                self._retried_for = self._explain(exits, trees, logs)
+                return False
             if not self._gives_up(ending):
                 return False
         self._job.upload()

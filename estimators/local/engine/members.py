@@ -75,7 +75,9 @@ RULES: Mapping[str, Rule] = {
     "ResourceConfig.SelectedInstanceType": Rule(fate=_R),
     "ResourceConfig.SelectedInstanceCount": Rule(fate=_R),
     "StoppingCondition": Rule(fate=_H),
-    "StoppingCondition.MaxPendingTimeInSeconds": Rule(fate=_R, said=False, note="no job is pending here"),
+    "StoppingCondition.MaxPendingTimeInSeconds": Rule(
+        fate=_H, note="hosts that are tasks of Slurm may be waited for; others are there at once"
+    ),
     "CheckpointConfig": Rule(fate=_H, note="LocalPath below `/opt/ml`"),
     "EnableManagedSpotTraining": Rule(fate=_H),
     "EnableNetworkIsolation": Rule(fate=_H, note="with `executor=Docker(…)`; hosts that are processes share a network"),
@@ -93,7 +95,7 @@ RULES: Mapping[str, Rule] = {
         fate=_H, note="copied to `<job>/tensorboard-output` as it is written; LocalPath below `/opt/ml`"
     ),
     "ExperimentConfig": Rule(fate=_R, note="no trial component is made"),
-    "RetryStrategy": Rule(fate=_R, note="a job that fails is not run again"),
+    "RetryStrategy": Rule(fate=_H, note="see below: what the platform has failed is run again"),
     "RemoteDebugConfig": Rule(fate=_R),
     "InfraCheckConfig": Rule(fate=_R, said=False, note="the machine is yours"),
     "SessionChainingConfig": Rule(fate=_R, said=False, note="no session is made"),

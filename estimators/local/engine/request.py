@@ -85,6 +85,8 @@ class TrainingRequest(JobRequest):
             network_isolation=members.get("EnableNetworkIsolation", False),
             max_runtime=condition.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
             max_wait=condition.get("MaxWaitTimeInSeconds"),
+            max_pending=condition.get("MaxPendingTimeInSeconds") if any(map(_is_accelerated, groups)) else None,
+            max_retries=members.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0),
             entrypoint=tuple(algorithm.get("ContainerEntrypoint", ())),
             arguments=tuple(algorithm.get("ContainerArguments", ())),
             metrics=tuple(
@@ -127,6 +129,14 @@ def _groups(members: Mapping[str, Any]) -> tuple[InstanceGroup, ...]:
             "ResourceLimitExceeded", f"The job asks for {total} instances; the local platform runs {MAX_HOSTS} at most."
         )
     return groups
+
+
+def _is_accelerated(group: InstanceGroup) -> bool:
+    """Return whether MaxPendingTimeInSeconds counts for an instance type: those with GPUs or Trainium.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
+    """
+    return group.instance_type.startswith(("ml.p", "ml.g", "ml.trn"))
 
 
 def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[Channel]:

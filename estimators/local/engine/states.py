@@ -70,6 +70,8 @@ class JobProgress:
     """Summed over all attempts of the job that have ended."""
     training_since: datetime | None = None
     """When the attempt began that trains now, or was broken off."""
+    retries: int = 0
+    """How often the job began again, as its RetryStrategy asks."""
     failure_reason: str | None = None
     model_artifacts: str | None = None
     exit_message: str | None = None
@@ -113,6 +115,10 @@ class JobProgress:
         """Return the progress with the time that an attempt has trained, whose training is over."""
         total = self.training_seconds + max(0.0, seconds)
         return replace(self, training_seconds=total, training_since=None)
+
+    def retried(self, now: datetime) -> JobProgress:
+        """Return the progress with one more retry, from Starting on."""
+        return replace(self.enter(STARTING, now), retries=self.retries + 1)
 
     def enter(self, status: str, now: datetime) -> JobProgress:
         """Return the next secondary status; the last one ends, and a terminal one ends at once."""

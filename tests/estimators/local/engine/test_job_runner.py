@@ -26,7 +26,7 @@ from estimators.local.engine import ApiError
 from estimators.local.executors import ExecutorError, HandOverError, ProcessExecutor
 from estimators.local.executors.process import ProcessCluster
 from estimators.service_model import service_model
-from tests.estimators.local.engine.whole_jobs import SPOT, TWO_HOSTS, Lines, await_line
+from tests.estimators.local.engine.whole_jobs import SPOT, TWO_HOSTS, Lines, await_line, kill_from_outside
 from tests.estimators.local.processes import processes_with
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
@@ -43,13 +43,6 @@ STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', 
 def channel(client: Any, prefix: str = "data/") -> list[dict[str, Any]]:
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{client.bucket}/{prefix}"}
     return [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]
-
-
-def kill_from_outside(name: str) -> None:
-    """SIGKILL to the one program of a job, as this machine counts processes."""
-    listed = subprocess.run(["pgrep", "-f", f"{name}.py"], capture_output=True, text=True, check=True).stdout.split()
-    assert len(listed) == 1
-    os.kill(int(listed[0]), signal.SIGKILL)
 
 
 def left_over(engine_directory: Path) -> list[Path]:
@@ -93,9 +86,9 @@ def test_the_request_is_described(client: Any) -> None:
 
 
 def test_what_is_recorded_alone_is_told_in_the_log(client: Any, lines: Lines) -> None:
-    name = client.submit("", RetryStrategy={"MaximumRetryAttempts": 1})
+    name = client.submit("", RemoteDebugConfig={"EnableRemoteDebug": True})
     assert client.wait(name)["TrainingJobStatus"] == "Completed"
-    assert lines(name) == ["[platform] Recorded alone, and not done here: RetryStrategy"]
+    assert lines(name) == ["[platform] Recorded alone, and not done here: RemoteDebugConfig"]
 
 
 def test_lines_reach_the_log_of_their_host_before_the_job_completes(client: Any, lines: Lines) -> None:
