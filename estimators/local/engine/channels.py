@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _TRANSFERS_AT_ONCE = 8
+_Name = TypeVar("_Name", str, int)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -74,8 +75,8 @@ def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
     return {str(relative_path(name)): uri for name, uri in objects.items()}
 
 
-def share_out(channel: Channel, names: Iterable[str], hosts: int, *, epoch: int = 0) -> list[list[str]]:
-    """Return the names that each host gets, in order; a channel's seed shuffles each epoch differently."""
+def share_out(channel: Channel, names: Iterable[_Name], hosts: int, *, epoch: int = 0) -> list[list[_Name]]:
+    """Return the names, or lines' numbers, that each host gets, in order; a channel's seed shuffles each epoch anew."""
     ordered = sorted(names)
     if channel.seed is not None:
         seed = f"{channel.seed} {epoch}" if epoch else channel.seed

@@ -35,10 +35,12 @@ class Channel:
     """Whether each host gets its share of the objects, and not all of them."""
     groups: tuple[str, ...] = ()
     """The instance groups that get it; empty: all."""
+    attributes: tuple[str, ...] = ()
+    """What is sent of each line, in order, if ``uri`` is an augmented manifest's; empty: it is none."""
     seed: int | None = None
     """Shuffles the objects before they are shared out; in Pipe mode anew for each epoch."""
     recordio: bool = False
-    """Whether each object is sent as a RecordIO record; only in Pipe mode."""
+    """Whether each object, or attribute, is sent as a RecordIO record; only in Pipe mode."""
     gzip: bool = False
     """Whether objects are decompressed as they are sent; only in Pipe mode."""
     config: Mapping[str, str] = field(default_factory=dict)

@@ -50,12 +50,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "InputDataConfig": Rule(fate=_H),
     "InputDataConfig.ContentType": Rule(fate=_H, note="as what the script is told"),
-    "InputDataConfig.DataSource.S3DataSource.S3DataType": Rule(
-        fate=_H, note="S3Prefix and ManifestFile; refused: AugmentedManifestFile, Converse"
-    ),
-    "InputDataConfig.DataSource.S3DataSource.AttributeNames": Rule(
-        fate=_NO, note="with AugmentedManifestFile, which it needs"
-    ),
+    "InputDataConfig.DataSource.S3DataSource.S3DataType": Rule(fate=_H, note="refused: Converse"),
+    "InputDataConfig.DataSource.S3DataSource.AttributeNames": Rule(fate=_H),
     "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": Rule(fate=_R, said=False),
     "InputDataConfig.DataSource.S3DataSource.HubAccessConfig": Rule(fate=_R),
     "InputDataConfig.DataSource.FileSystemDataSource": Rule(fate=_NO),

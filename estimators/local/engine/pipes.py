@@ -1,5 +1,7 @@
 """Serves the channels in Pipe mode: named pipes, one an epoch, through which the objects come one after the other.
 
+Of an augmented manifest, they are those that its lines name, and with them the values that its lines have.
+
 A channel's pipes are ``/opt/ml/input/data/<channel>_0``, ``_1``, … The next one is there before its predecessor ends,
 and a program that closes one early has the next one a moment later. Nothing is kept on disk. Writing never waits for a
 program that does not read: all is given up when the hosts have ended. An object that can't be read, or a defect of
@@ -19,11 +21,12 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
 from estimators.hosts.opt_ml_tree import HostTree
+from estimators.local.engine.augmented_manifest import Line, read_manifest
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
@@ -70,6 +73,7 @@ class Pipes:
         self._failed = failed
         self._trees = [trees[host.name] for host in receivers(channel, hosts)]
         self._files: dict[str, S3Uri] = {}
+        self._lines: list[Line] = []
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"pipe {channel.name} {tree.root}", daemon=True)
@@ -80,9 +84,12 @@ class Pipes:
         """Make the first epoch's pipes, and serve them and those that follow.
 
         Raises:
-            FailedJobError: If there is no object.
+            FailedJobError: If there is no object, or the augmented manifest can't be read.
         """
-        self._files = channel_files(self._s3, self._channel)
+        if self._channel.attributes:
+            self._lines = read_manifest(self._s3, self._channel)
+        else:
+            self._files = channel_files(self._s3, self._channel)
         for tree, thread in zip(self._trees, self._threads, strict=True):
             tree.make_pipe(self._path(0))
             thread.start()
@@ -109,9 +116,8 @@ class Pipes:
         try:
             pipe = self._await_reader(tree, path)
             with contextlib.suppress(BrokenPipeError):  # the program has enough of this epoch
-                share = share_out(self._channel, self._files, len(self._trees), epoch=epoch)[number]
-                for name in share:
-                    for piece in self._content(self._files[name]):
+                for part in self._share(number, epoch):
+                    for piece in self._content(part) if isinstance(part, S3Uri) else self._value(part):
                         self._write(pipe, piece)
             self._require_open()
             tree.make_pipe(self._path(epoch + 1))
@@ -155,6 +161,20 @@ class Pipes:
             return pipe
         raise _ClosedError
 
+    def _share(self, number: int, epoch: int) -> Iterator[S3Uri | bytes]:
+        """Yield what one host gets in an epoch: objects, and the values of lines."""
+        hosts = len(self._trees)
+        if self._lines:
+            for line in share_out(self._channel, range(len(self._lines)), hosts, epoch=epoch)[number]:
+                yield from self._lines[line]
+        else:
+            for name in share_out(self._channel, self._files, hosts, epoch=epoch)[number]:
+                yield self._files[name]
+
+    def _value(self, value: bytes) -> Iterator[bytes]:
+        """Yield what is sent of a value."""
+        return _record(len(value), [value], self._channel.uri) if self._channel.recordio else iter([value])
+
     def _content(self, uri: S3Uri) -> Iterator[bytes]:
         """Yield what is sent of an object."""
         with explaining(f'Data can not be sent: channel "{self._channel.name}"', uri):
@@ -162,9 +182,7 @@ class Pipes:
             if self._channel.gzip:
                 yield from _decompress(pieces, uri)
             elif self._channel.recordio:
-                yield _record_header(size, uri)
-                yield from pieces
-                yield bytes(-size % 4)
+                yield from _record(size, pieces, uri)
             else:
                 yield from pieces
 
@@ -184,13 +202,15 @@ class _ClosedError(Exception):
     """The hosts have ended."""
 
 
-def _record_header(size: int, uri: S3Uri) -> bytes:
-    """Return what MXNet's RecordIO puts before a record, which it fills up to a multiple of 4 bytes."""
+def _record(size: int, pieces: Iterable[bytes], uri: S3Uri) -> Iterator[bytes]:
+    """Yield a record of MXNet's RecordIO: a header, and the data, filled up to a multiple of 4 bytes."""
     if size > _LARGEST_RECORD:
         raise FailedJobError(
             f"ClientError: {uri} has {size} bytes; a RecordIO record holds at most {_LARGEST_RECORD}: cut the object up"
         )
-    return struct.pack("<II", _MAGIC, size)
+    yield struct.pack("<II", _MAGIC, size)
+    yield from pieces
+    yield bytes(-size % 4)
 
 
 def _decompress(pieces: Iterator[bytes], uri: S3Uri) -> Iterator[bytes]:

@@ -150,11 +150,13 @@ def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[Channel
         if source is None:
             raise invalid(f"Channel {name}: DataSource must be an S3DataSource on the local platform.")
         kind, distribution = source["S3DataType"], source.get("S3DataDistributionType", "FullyReplicated")
-        if kind not in ("S3Prefix", "ManifestFile"):
+        if kind not in ("S3Prefix", "ManifestFile", "AugmentedManifestFile"):
             raise invalid(f"Channel {name}: S3DataType {kind} is not offered by the local platform; use S3Prefix.")
         recordio, gzip = channel.get("RecordWrapperType") == "RecordIO", channel.get("CompressionType") == "Gzip"
         if recordio and gzip:
             raise invalid(f"Channel {name}: RecordIO records of Gzip objects are not offered by the local platform.")
+        if gzip and kind == "AugmentedManifestFile":
+            raise invalid(f"Channel {name}: Gzip of an AugmentedManifestFile is not offered by the local platform.")
         content_type = {"ContentType": channel["ContentType"]} if "ContentType" in channel else {}
         yield Channel(
             name=name,
@@ -162,6 +164,7 @@ def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[Channel
             uri=parse_uri(source["S3Uri"], f"Channel {name}: S3Uri"),
             path=PurePosixPath("input", "data", name),
             manifest=kind == "ManifestFile",
+            attributes=tuple(source.get("AttributeNames", ())),
             sharded=distribution == "ShardedByS3Key",
             groups=tuple(source.get("InstanceGroupNames", ())),
             seed=channel.get("ShuffleConfig", {}).get("Seed"),

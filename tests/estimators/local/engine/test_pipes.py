@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import struct
 import threading
@@ -124,14 +125,76 @@ def test_records_are_framed_as_recordio(harness: Harness, serve: Any) -> None:
     bodies = [b"", b"x", b"four", b"fives"]
     harness.put(**{f"o{number}": body for number, body in enumerate(bodies)})
     serve(recordio=True)
-    stream, found = harness.read(), []
+    assert records(harness.read()) == bodies
+
+
+def records(stream: bytes) -> list[bytes]:
+    found = []
     while stream:
         magic, size = struct.unpack_from("<II", stream)
         assert magic == 0xCED7230A
         found.append(stream[8 : 8 + size])
         assert stream[8 + size : 8 + size + -size % 4] == bytes(-size % 4)
         stream = stream[8 + size + -size % 4 :]
-    assert found == bodies
+    return found
+
+
+AUGMENTED: dict[str, Any] = {"prefix": "data/lines", "attributes": ("image-ref", "label")}
+
+
+def write_lines(harness: Harness, count: int) -> list[bytes]:
+    """An augmented manifest, and what its lines are to be sent as."""
+    images = {f"image{number}": b"image" + bytes([97 + number]) * number for number in range(count)}
+    lines = [
+        {"other": 1, "label": {"is": number}, "image-ref": f"s3://{harness.bucket}/data/image{number}"}
+        for number in range(count)
+    ]
+    harness.put(lines="\n".join(map(json.dumps, lines)).encode() + b"\r\n\n", **images)
+    return [part for number, image in enumerate(images.values()) for part in (image, b'{"is": %d}' % number)]
+
+
+def test_an_augmented_manifest_sends_objects_and_values_line_by_line(harness: Harness, serve: Any) -> None:
+    sent = write_lines(harness, 12)
+    serve(**AUGMENTED)
+    assert [harness.read(epoch) for epoch in range(2)] == [b"".join(sent)] * 2
+
+
+def test_its_attributes_are_records_and_its_lines_are_dealt_out_and_shuffled(harness: Harness, serve: Any) -> None:
+    sent = write_lines(harness, 12)
+    serve(**AUGMENTED, recordio=True, sharded=True, seed=5)
+    epochs = [[records(harness.read(epoch, host)) for host in harness.roots] for epoch in range(2)]
+    for one, two in epochs:
+        assert len(one) == len(two) == len(sent) / 2
+        pairs = list(zip((one + two)[::2], (one + two)[1::2], strict=True))
+        assert sorted(pairs) == sorted(zip(sent[::2], sent[1::2], strict=True))
+    assert epochs[0] != epochs[1]
+
+
+def test_a_text_is_sent_as_it_is(harness: Harness, serve: Any) -> None:
+    harness.put(lines='{"label": "ü\\n", "n": [1, "a"]}'.encode())
+    serve(prefix="data/lines", attributes=("label", "n"))
+    assert harness.read().decode() == 'ü\n[1, "a"]'
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("", "the manifest has no lines"),
+        ('{"label": 1, "image-ref": "s3://b/a"}\n\n{', "line 3 is no JSON"),
+        pytest.param("[" * 100_000, "line 1 is no JSON", id="deep"),
+        ("7", "line 1 is no JSON object but of the type int; write one a line"),
+        ('{"image-ref": "s3://b/a", "odd": 1}', "line 1 has no label, .* its attributes are image-ref, odd"),
+        ('{"label": 1, "image-ref": "b/a"}', "line 1: 'b/a' is not of the form s3://bucket/prefix"),
+        ('{"label": 1, "image-ref": "s3://b"}', "line 1: image-ref is s3://b/, which is a bucket; name an object"),
+        ('{"label": "\\ud800", "image-ref": "s3://b/a"}', "line 1: .*surrogates not allowed"),
+    ],
+)
+def test_an_augmented_manifest_that_can_not_be_sent_is_refused_before_the_program_runs(
+    harness: Harness, serve: Any, lines: str, said: str
+) -> None:
+    harness.put(lines=lines.encode())
+    with pytest.raises(FailedJobError, match=f'ClientError: .*channel "train": s3://.*/data/lines: {said}'):
+        serve(**AUGMENTED)
 
 
 def test_gzip_objects_come_out_as_they_were(harness: Harness, serve: Any) -> None:

@@ -178,7 +178,14 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ({"HyperParameters": {"a": "b\0c"}}, "must not have the character U+0000"),
         ({"Environment": {"A": "b\0c"}}, "must not have the character U+0000"),
         ({"InputDataConfig": [channel(source=AUGMENTED)]}, "can only be used in Pipe mode"),
-        ({"InputDataConfig": [channel(source=AUGMENTED, InputMode="Pipe")]}, "not offered by the local platform"),
+        (
+            {"InputDataConfig": [channel(source=AUGMENTED, InputMode="Pipe", CompressionType="Gzip")]},
+            "not offered by the local platform",
+        ),
+        (
+            {"InputDataConfig": [channel(source=SOURCE | {"S3DataType": "Converse"})]},
+            "not offered by the local platform",
+        ),
         (
             {"InputDataConfig": [channel(source=SOURCE | {"InstanceGroupNames": ["gpu"]})]},
             "the instance groups gpu. The job's instance groups have no names",

@@ -45,6 +45,7 @@ def channel_of(bucket: str, prefix: str = "data/", **members: Any) -> Channel:
         "uri": S3Uri(bucket=bucket, key=prefix),
         "path": PurePosixPath("input", "data", "train"),
         "manifest": False,
+        "attributes": (),
         "sharded": False,
     }
     return Channel(**(plain | members))
