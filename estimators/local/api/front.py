@@ -25,6 +25,7 @@ OPERATION = "smddp.operation"
 """Where an `OfferedOperations` puts the `Operation`. What is behind it decides by that, never by a header again."""
 DOCUMENT = "smddp.document"
 """Where it puts the request's JSON document, if it has one."""
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class OfferedOperations:
@@ -56,6 +57,9 @@ def _examine(environ: WSGIEnvironment) -> None:
             raise ApiError("InvalidBucketName", "A bucket's name has no underscore.")
         if path.startswith("/v20180820/"):
             require_offered("s3-control", "An operation")
+        if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() in _FORMS:
+            # curl and urllib say so of any body. moto's server would take it for a form, and keep an empty object.
+            environ["CONTENT_TYPE"] = "binary/octet-stream"
     try:
         operation: Operation = requested_operation(environ, service)
     except ValueError:
