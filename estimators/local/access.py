@@ -19,6 +19,9 @@ from botocore.config import Config
 from estimators.local.api.signature import KeyPair
 
 ACCOUNT_ID = "123456789012"
+PRESIGNING = "s3v4"
+"""How S3's clients sign URLs: the platform knows Version 4 alone, botocore's own choice in old regions is Version 2."""
+
 ROLE = f"arn:aws:iam::{ACCOUNT_ID}:role/SmddpLocal"
 
 
@@ -101,7 +104,7 @@ class Access:
         """Write the files that the two environments name, for this user alone."""
         keys = f"aws_access_key_id = {self.keys.access_key}\naws_secret_access_key = {self.keys.secret_key}\n"
         files = {
-            "aws-config": f"[default]\nregion = {self.region}\n",
+            "aws-config": f"[default]\nregion = {self.region}\ns3 =\n    signature_version = {PRESIGNING}\n",
             "aws-credentials": f"[default]\n{keys}",
             "sagemaker.yaml": (
                 "SchemaVersion: '1.0'\n"
@@ -151,6 +154,10 @@ class _LocalSession(botocore.session.Session):
         self.set_credentials(access.keys.access_key, access.keys.secret_key)
         self.set_config_variable("region", access.region)
         self.set_default_client_config(Config(proxies={}))
+
+    def get_scoped_config(self) -> dict[str, Any]:
+        """Return what the configuration file would say."""
+        return {"s3": {"signature_version": PRESIGNING}}
 
     def create_client(  # type: ignore[override]
         self,

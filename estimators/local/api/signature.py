@@ -169,7 +169,9 @@ def _claim(request: Request) -> _Claim:
         timestamp, seconds = query.get("X-Amz-Date", ""), query.get("X-Amz-Expires", "")
         lifetime = min(timedelta(seconds=int(seconds)) if _is_small_number(seconds) else timedelta(), LONGEST_PRESIGNED)
     if algorithm != ALGORITHM:
-        raise SignatureError("MissingAuthenticationToken", f"The request is not signed with {ALGORITHM}.")
+        older = header is None and "AWSAccessKeyId" in query
+        remedy = " Give the client that signs the URL Config(signature_version='s3v4')." if older else ""
+        raise SignatureError("MissingAuthenticationToken", f"The request is not signed with {ALGORITHM}.{remedy}")
     credential = fields.get("Credential", "").split("/")
     if len(credential) != 5 or credential[4] != "aws4_request" or not fields.get("SignedHeaders"):
         raise SignatureError("IncompleteSignature", "The request's signature lacks its credential or signed headers.")

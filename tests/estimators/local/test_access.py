@@ -88,6 +88,8 @@ def test_another_program_reaches_the_platform_whatever_its_users_environment_say
             client = boto3.client(service)
             credentials = boto3.DEFAULT_SESSION.get_credentials()
             print(client.meta.endpoint_url, client.meta.region_name, credentials.access_key, credentials.token or "-")
+        place = {"Bucket": "b", "Key": "k"}
+        print("X-Amz-Signature" in boto3.client("s3").generate_presigned_url("get_object", place))
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment = {**clean, **ACCESS.client_environment(tmp_path), "http_proxy": "http://proxy.example:3128"}
@@ -95,6 +97,7 @@ def test_another_program_reaches_the_platform_whatever_its_users_environment_say
     assert output.stdout.splitlines() == [
         "http://127.0.0.1:2 eu-west-1 AKEXAMPLE -",
         "http://127.0.0.1:1 eu-west-1 AKEXAMPLE -",
+        "True",
     ]
 
 

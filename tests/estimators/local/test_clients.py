@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,18 @@ if rank == 0:
     Path(os.environ["SM_MODEL_DIR"], "total").write_text(str(total.item()))
 dist.destroy_process_group()
 """
+
+
+def test_who_has_a_presigned_url_needs_no_keys_until_it_expires(platform):
+    s3 = platform.boto_session.client("s3")
+    place = {"Bucket": platform.default_bucket, "Key": "presigned ü"}
+    put = urllib.request.Request(s3.generate_presigned_url("put_object", place), data=b"sent", method="PUT")
+    assert urllib.request.urlopen(put).status == 200
+    url = s3.generate_presigned_url("get_object", place, ExpiresIn=1)
+    assert urllib.request.urlopen(url).read() == b"sent"
+    for refused in (url.replace("presigned", "other"), url.replace("X-Amz-Expires=1", "X-Amz-Expires=2")):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(refused)
 
 
 def test_the_sagemaker_sdks_analytics_find_the_values_of_a_jobs_metrics(platform, job_request):

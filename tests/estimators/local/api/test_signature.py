@@ -68,6 +68,14 @@ def test_accepts_presigned_urls_of_s3():
     verify(signed(service="s3", method="GET", path="/b/k", body=b"", headers={}, signer=presign(60)), KEYS)
 
 
+def test_says_how_to_sign_a_url_that_has_an_older_signature():
+    request = altered(signed(service="s3"), drop="authorization", query="AWSAccessKeyId=AK&Signature=a&Expires=1")
+    with pytest.raises(
+        SignatureError, match=r"AWS4-HMAC-SHA256\. Give the client .* Config\(signature_version='s3v4'\)"
+    ):
+        verify(request, KEYS)
+
+
 def presign(seconds):
     return lambda credentials, service, region: S3SigV4QueryAuth(credentials, service, region, expires=seconds)
 
