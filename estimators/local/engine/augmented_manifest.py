@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.engine.errors import FailedJobError
+from estimators.local.engine.job_request import Channel
 from estimators.local.engine.objects import S3Uri, explaining, read_object
-from estimators.local.engine.request import Channel
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

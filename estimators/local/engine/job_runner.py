@@ -25,7 +25,7 @@ from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.host_loss_limit import IN_VAIN
 from estimators.local.engine.host_run import HostRun
-from estimators.local.engine.hosted_job import HostedJob, Request_co
+from estimators.local.engine.hosted_job import KILLED, HostedJob, Request_co
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job_faults import JobFaults
@@ -71,7 +71,8 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         self._directory = platform.directory / job.directory_name
         self._faults = JobFaults(job, platform.chaos)
         self._syncs: list[FolderSync] = []
-        self._retried_for = ""
+        # A new runner of a job that has begun again is a new platform's; a spot job was only interrupted by that.
+        self._retried_for = KILLED if job.retries and not job.request.spot else ""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
 

@@ -43,11 +43,17 @@ def test_a_killed_platform_s_jobs_are_known_to_the_next_and_spot_jobs_go_on(tmp_
             "StoppingCondition": {"MaxRuntimeInSeconds": 300, "MaxWaitTimeInSeconds": 300},
             "CheckpointConfig": {"S3Uri": f"s3://{platform.default_bucket}/spot"},
         }
+        retried = {
+            "RetryStrategy": {"MaximumRetryAttempts": 1},
+            "CheckpointConfig": {"S3Uri": f"s3://{platform.default_bucket}/retried"},
+        }
         client.create_training_job(**request(platform, "spot", SAVES, **spot))
+        client.create_training_job(**request(platform, "retried", SAVES, **retried))
         client.create_training_job(**request(platform, "plain", "while :; do sleep 0.1; done"))
         client.create_training_job(**request(platform, "stopped", "trap '' TERM; echo up; while :; do sleep 0.1; done"))
         s3 = platform.boto_session.client("s3")
-        await_that(lambda: s3.list_objects_v2(Bucket=platform.default_bucket, Prefix="spot/").get("Contents"))
+        for prefix in ("spot/", "retried/"):
+            await_that(lambda: s3.list_objects_v2(Bucket=platform.default_bucket, Prefix=prefix).get("Contents"))  # noqa: B023
         await_that(lambda: "up" in messages(platform, "stopped") and "loss=0.25" in messages(platform, "spot"))
         client.stop_training_job(TrainingJobName="stopped")
         kill(platform)
@@ -76,6 +82,13 @@ def test_a_killed_platform_s_jobs_are_known_to_the_next_and_spot_jobs_go_on(tmp_
             "Completed",
         ]
         assert sorted(messages(platform, "spot")) == ["loss=0.25", "saved"]
+        assert await_end(platform, "retried")["TrainingJobStatus"] == "Completed"
+        assert sorted(messages(platform, "retried")) == [
+            "[platform] Retry 1 of 1, as RetryStrategy asks, after InternalServerError: The local platform ended while "
+            "the job ran, and is another one now.",
+            "loss=0.25",
+            "saved",
+        ]
         assert went_on["FinalMetricDataList"][0]["Value"] == 0.25
         client.delete_training_job(TrainingJobName="plain")
         platform.boto_session.client("logs").delete_log_stream(
