@@ -64,7 +64,9 @@ RULES: Mapping[str, Rule] = {
     "ResourceConfig.InstanceGroups": Rule(fate=_H, note="254 hosts at most"),
     "ResourceConfig.VolumeSizeInGB": Rule(fate=_R, said=False, note="the disk is this machine's"),
     "ResourceConfig.VolumeKmsKeyId": Rule(fate=_R, note="nothing is encrypted"),
-    "ResourceConfig.KeepAlivePeriodInSeconds": Rule(fate=_R, note="there are no warm pools"),
+    "ResourceConfig.KeepAlivePeriodInSeconds": Rule(
+        fate=_R, note="there are no warm pools: even a container's program runs 2 s after the request"
+    ),
     "ResourceConfig.TrainingPlanArn": Rule(fate=_R),
     "ResourceConfig.InstancePlacementConfig": Rule(fate=_R),
     "ResourceConfig.InstancePreferences": Rule(fate=_NO),
