@@ -58,6 +58,7 @@ def training_request(
     omitted = {"source_dir", "dependencies", "git_config", *ONLY_SAGEMAKER} | {name for name in here if here[name]}
     sdks = {name: value for name, value in arguments.items() if name not in omitted} | code.arguments
     sdks |= {"instance_type": _INSTANCE_TYPE, "image_uri": image, "role": arguments.get("role") or UNUSED_ROLE}
+    sdks["debugger_hook_config"] = False  # the SDK's default sends tensors to S3, which a local job need not have
     in_container = str(code.source_dir) if not code.is_local else str(ML_ROOT / "code")
     remote = {name: place for name, place in channels.by_name(inputs).items() if name not in local}
     members, refusal = dry_run.build(

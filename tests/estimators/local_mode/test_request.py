@@ -40,7 +40,7 @@ def test_places_on_this_machine_are_seen_and_all_else_is_s3s(parse: Any, tmp_pat
     data = {"here": f"file://{tmp_path}", "one": f"file://{script}", "there": "s3://data/train"}
     request = parse(data, checkpoint_s3_uri=f"file://{tmp_path}/c", output_path=f"file://{tmp_path}/out")
     assert [channel.name for channel in request.channels] == ["there"]
-    assert request.checkpoints is None
+    assert request.synced_folders == ()  # no tensors of the Debugger's either, which the SDK would send to S3
     assert request.output == FileUri(path=tmp_path / "out")
     assert request.files is not None
     assert request.files.mounts == {
