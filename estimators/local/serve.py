@@ -44,7 +44,7 @@ ENGINE_S3 = Config(
     max_pool_connections=64, read_timeout=15, retries={"mode": "standard"}, user_agent_extra=PLATFORM_AGENT
 )
 """Several jobs read at once, each from several threads; S3 is on this machine, and a silence of 15 seconds is none."""
-ENGINE_LOGS = Config(user_agent_extra=PLATFORM_AGENT)
+ENGINE_REQUESTS = Config(user_agent_extra=PLATFORM_AGENT)
 
 OPEN_FILES = 4 * 2 * MAX_CONNECTIONS + 256
 """Four servers (API and S3, here and on Docker's bridge), whose connections take a second descriptor each: the file of
@@ -123,8 +123,8 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     engine = Engine(
         directory=run_directory / "jobs",
         s3=s3,
-        logs=clients.client("logs", config=ENGINE_LOGS),
-        cloudwatch=clients.client("cloudwatch"),
+        logs=clients.client("logs", config=ENGINE_REQUESTS),
+        cloudwatch=clients.client("cloudwatch", config=ENGINE_REQUESTS),
         executor=executor,
         container_environment=environment,
         account_id=ACCOUNT_ID,
