@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from estimators.local.chaos import Chaos, JobFault, LoseHost, Reclaim
-from estimators.local.engine.job import Ending
+from estimators.local.engine.ending import Ending
 from estimators.local.engine.job_faults import AttemptFaults, JobFaults
 from tests.estimators.local.engine.test_job import training
 from tests.estimators.local.submitted_jobs import await_that

@@ -11,7 +11,9 @@ import pytest
 
 from estimators.hosts.exit import Exit
 from estimators.local.engine import opt_ml
-from estimators.local.engine.job import KILLED, Ending, JobRecord, StoppedError
+from estimators.local.engine.ending import Ending, StoppedError
+from estimators.local.engine.hosted_job import KILLED
+from estimators.local.engine.job import JobRecord
 from estimators.local.engine.job_store import NO_KEEPER
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import write_time
@@ -131,7 +133,7 @@ def test_a_job_that_meets_a_defect_before_it_trains_is_retried_and_then_fails(
             raise defect
         lay_out(*arguments)
 
-    monkeypatch.setattr("estimators.local.engine.job_runner.lay_out", broken)
+    monkeypatch.setattr("estimators.local.engine.training_runner.lay_out", broken)
     job = client.run("print('trained')", **ONCE)
     assert client.path_of(job) == ["Starting", "Downloading", *LIFE, "Uploading", "Completed"]
     assert lines(job["TrainingJobName"])[-1] == "trained"

@@ -351,6 +351,7 @@ PARENT = """if True:
     import sys, time
     from pathlib import Path
     from estimators.local.api.signature import KeyPair
+    from estimators.local.chaos import Chaos
     from estimators.local.storage import Gateway, SeaweedFS, seaweedfs, seaweedfs_process
     directory, keys = Path(sys.argv[1]), KeyPair(**eval(sys.argv[2]))
     (directory / "first").mkdir()
