@@ -25,6 +25,7 @@ from estimators.local.engine.job_request import JobRequest
 from estimators.local.engine.job_store import NO_KEEPER, Keeper
 from estimators.local.engine.metrics import Metrics
 from estimators.local.engine.states import JobProgress
+from estimators.local.engine.time_limits import TimeLimits
 
 KILLED = "InternalServerError: The local platform ended while the job ran, and is another one now."
 
@@ -59,9 +60,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         # place of one after which the job would begin again.
         self._changed = threading.Condition()
         self._progress = JobProgress.begin(_now())
-        self._created = time.monotonic()
-        self._starting_since = time.monotonic()
-        self._training_since: float | None = None
+        self._limits = TimeLimits(request)
         self._hosts = 0
         self._exits: dict[str, Exit] = {}
         self._ending: Ending | None = None
@@ -107,7 +106,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         self.metrics.restore(document["metrics"])
         self._stopped_as = document["stopped_as"]
         self._progress = JobProgress.from_json(document["progress"])
-        self._created -= (_now() - self._progress.created).total_seconds()
+        self._limits.restore(self._progress.created)
 
     @property
     def name(self) -> str:
@@ -248,7 +247,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         until = time.monotonic() + seconds
         with self._changed:
             while not self.must_end() and (left := until - time.monotonic()) > 0:
-                self._changed.wait(min(left, self._seconds_left()))
+                self._changed.wait(min(left, self._limits.seconds_left(self._progress)))
 
     def begin_training(self, hosts: int) -> None:
         """Enter Training; the time that counts for MaxRuntime begins.
@@ -259,7 +258,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         with self._changed:
             self.enter(states.TRAINING)
             self._hosts = hosts
-            self._training_since = time.monotonic()
+            self._limits.begin_training()
 
     def host_ended(self, host: str, end: Exit) -> None:
         """Note that a host's program ended."""
@@ -303,7 +302,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             while self._ending is None:
                 self._heed_limits()
                 if self._ending is None:
-                    self._changed.wait(self._seconds_left())
+                    self._changed.wait(self._limits.seconds_left(self._progress))
             return self._ending
 
     def await_exits(self, timeout: float) -> bool:
@@ -333,7 +332,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             if not retried:
                 self.enter(states.INTERRUPTED)
             self._exits, self._ending, self._platform_failure = {}, None, None
-            self._starting_since = time.monotonic()
+            self._limits.begin_attempt()
             now = _now()
             self._move(self._progress.retried(now) if retried else self._progress.enter(states.STARTING, now))
 
@@ -360,8 +359,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
 
     def _count_training(self) -> None:
         """Stop counting the time, if it is counted."""
-        if self._training_since is not None:
-            trained, self._training_since = time.monotonic() - self._training_since, None
+        if (trained := self._limits.end_training()) is not None:
             self._move(self._progress.trained(trained))
 
     def _decide(self, ending: Ending) -> None:
@@ -380,31 +378,8 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         self.note()
 
     def _heed_limits(self) -> None:
-        if self._runtime_left() <= 0:
-            self._stop_as(states.MAX_RUNTIME_EXCEEDED)
-        elif self._wait_left() <= 0:
-            self._stop_as(states.MAX_WAIT_TIME_EXCEEDED)
-        elif self._pending_left() <= 0:
-            self._stop_as(states.STOPPED)
-
-    def _seconds_left(self) -> float:
-        return min(self._runtime_left(), self._wait_left(), self._pending_left(), threading.TIMEOUT_MAX)
-
-    def _runtime_left(self) -> float:
-        trained = self._progress.training_seconds
-        if self._training_since is not None:
-            trained += time.monotonic() - self._training_since
-        return self.request.max_runtime - trained
-
-    def _wait_left(self) -> float:
-        if self.request.max_wait is None:
-            return float("inf")
-        return self.request.max_wait - (time.monotonic() - self._created)
-
-    def _pending_left(self) -> float:
-        if self.request.max_pending is None or self._progress.secondary_status != states.STARTING:
-            return float("inf")
-        return self.request.max_pending - (time.monotonic() - self._starting_since)
+        if (status := self._limits.reached(self._progress)) is not None:
+            self._stop_as(status)
 
     def _all_ended_or_closed(self) -> bool:
         return len(self._exits) == self._hosts or self._ending is Ending.CLOSE

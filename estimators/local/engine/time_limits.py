@@ -1,0 +1,73 @@
+"""What a job has left of its StoppingCondition, by a clock that nobody sets back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timezone
+
+from estimators.local.engine import states
+from estimators.local.engine.job_request import JobRequest
+from estimators.local.engine.states import JobProgress
+
+_NO_LIMIT = float("inf")
+
+
+class TimeLimits:
+    """Counts the seconds that a job uses up. The job's lock guards it.
+
+    Args:
+        request: Has the limits.
+    """
+
+    def __init__(self, request: JobRequest) -> None:
+        self._request = request
+        self._created = self._starting_since = time.monotonic()
+        self._training_since: float | None = None
+
+    def restore(self, created: datetime) -> None:
+        """Count for a job that was created at that time."""
+        self._created -= (datetime.now(timezone.utc) - created).total_seconds()
+
+    def begin_attempt(self) -> None:
+        """Begin to wait for hosts."""
+        self._starting_since = time.monotonic()
+
+    def begin_training(self) -> None:
+        """Begin to count the time that programs run."""
+        self._training_since = time.monotonic()
+
+    def end_training(self) -> float | None:
+        """Return the seconds that programs have run in this attempt, and count no more; None if none was begun."""
+        if self._training_since is None:
+            return None
+        trained, self._training_since = time.monotonic() - self._training_since, None
+        return trained
+
+    def reached(self, progress: JobProgress) -> str | None:
+        """Return the state in which a job ends whose time is over; None if it is not."""
+        if self._runtime_left(progress) <= 0:
+            return states.MAX_RUNTIME_EXCEEDED
+        if self._wait_left() <= 0:
+            return states.MAX_WAIT_TIME_EXCEEDED
+        return states.STOPPED if self._pending_left(progress) <= 0 else None
+
+    def seconds_left(self, progress: JobProgress) -> float:
+        """Return the seconds until the first limit, as a lock can wait for them."""
+        return min(self._runtime_left(progress), self._wait_left(), self._pending_left(progress), threading.TIMEOUT_MAX)
+
+    def _runtime_left(self, progress: JobProgress) -> float:
+        trained = progress.training_seconds
+        if self._training_since is not None:
+            trained += time.monotonic() - self._training_since
+        return self._request.max_runtime - trained
+
+    def _wait_left(self) -> float:
+        if self._request.max_wait is None:
+            return _NO_LIMIT
+        return self._request.max_wait - (time.monotonic() - self._created)
+
+    def _pending_left(self, progress: JobProgress) -> float:
+        if self._request.max_pending is None or progress.secondary_status != states.STARTING:
+            return _NO_LIMIT
+        return self._request.max_pending - (time.monotonic() - self._starting_since)
