@@ -11,9 +11,11 @@ leaves its log.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -78,12 +80,21 @@ def start(directory: Path) -> list[Child]:
     return children
 
 
+def leave_stacks(children: list[Child]) -> None:
+    """Have each rank that has not ended write in its log what its threads do."""
+    if None in [child.poll() for child in children]:
+        for child in children:
+            child.signal(signal.SIGUSR1)
+        time.sleep(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.torture.exits", allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--together", type=int, default=4, help="runs side by side")
     arguments = parser.parse_args()
     be_a_parent()
+    faulthandler.register(signal.SIGUSR1)
     directory = Path(tempfile.mkdtemp(prefix="smddp-exits-"))
     started, bad = time.monotonic(), 0
     for first in range(0, arguments.runs, arguments.together):
@@ -91,6 +102,7 @@ def main() -> None:
         runs = {number: start(directory / str(number)) for number in numbers}
         for number, children in runs.items():
             wait(children, _SECONDS)
+            leave_stacks(children)
             codes = kill(children)
             if codes == [0, 0]:
                 shutil.rmtree(directory / str(number))
