@@ -73,6 +73,7 @@ def start(path: Path, *, steps: int, ranks: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # three programs, each of which imports it
 @pytest.mark.usefixtures("fork_python")
 def test_a_stop_saves_on_all_ranks_and_the_next_attempt_goes_on(tmp_path):
     process = start(tmp_path, steps=10_000, ranks=2)
@@ -80,16 +81,16 @@ def test_a_stop_saves_on_all_ranks_and_the_next_attempt_goes_on(tmp_path):
     while process.stdout.readline() != "step 20\n":
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGTERM)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=120)
     assert process.returncode == 75, error
     stopped_at = max([20, *map(int, re.findall(r"step (\d+)", out))]) + 1
     assert "Received SIGTERM" not in error, "Lightning's handler broadcasts within it"
 
-    out, error = start(tmp_path, steps=stopped_at + 5, ranks=1).communicate(timeout=60)
+    out, error = start(tmp_path, steps=stopped_at + 5, ranks=1).communicate(timeout=120)
     assert [int(step) for step in re.findall(r"step (\d+)", out)] == list(range(stopped_at, stopped_at + 5)), error
     assert f"done {stopped_at + 5}" in out
 
-    out, error = start(tmp_path, steps=stopped_at + 5, ranks=1).communicate(timeout=60)
+    out, error = start(tmp_path, steps=stopped_at + 5, ranks=1).communicate(timeout=120)
     assert (re.findall(r"step \d+", out), f"done {stopped_at + 5}" in out) == ([], True), error
 
 

@@ -77,6 +77,7 @@ def start(path: Path, *, steps: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # three programs, each of which imports it
 @pytest.mark.usefixtures("fork_python")
 def test_a_stop_saves_on_all_ranks_and_the_next_attempt_goes_on_to_the_end(tmp_path):
     process = start(tmp_path, steps=10_000)
@@ -84,13 +85,13 @@ def test_a_stop_saves_on_all_ranks_and_the_next_attempt_goes_on_to_the_end(tmp_p
     while process.stdout.readline() != "step 20\n":
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGTERM)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=120)
     assert process.returncode == 75, error
     assert re.search(r"step=10 epoch=0 loss=[0-9.]+ grad_norm=[0-9.]+ lr=[0-9.e-]+\n", error)
     stopped_at = max([20, *map(int, re.findall(r"step (\d+)", out))]) + 1
     assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{stopped_at}" / "rng_state_1.pth").exists()
 
-    out, error = start(tmp_path, steps=stopped_at + 5).communicate(timeout=60)
+    out, error = start(tmp_path, steps=stopped_at + 5).communicate(timeout=120)
     assert [int(step) for step in re.findall(r"step (\d+)", out)] == list(range(stopped_at, stopped_at + 5)), error
     assert out.count(f"done {stopped_at + 5}") == 2
     assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{stopped_at + 5}").exists(), "a rerun would train again"
@@ -184,7 +185,7 @@ def test_accelerate_finds_the_tasks_of_srun(tmp_path):
         )
         for task in ("0", "1")
     ]
-    printed = [task.communicate(timeout=60)[0] for task in tasks]
+    printed = [task.communicate(timeout=120)[0] for task in tasks]
     assert printed == ["0 of 2, all: [0, 1]\n", "1 of 2, all: [0, 1]\n"]
 
 

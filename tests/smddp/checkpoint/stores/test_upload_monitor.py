@@ -127,8 +127,8 @@ def test_what_is_not_needed_any_more_is_not_waited_for(
 ) -> None:
     with watching(source, store, bound_seconds=1.0) as arrival:
         saved(source, arrival, 1)
-        saved(source, arrival, 2)
         source.remove(1)
+        saved(source, arrival, 2)
         until(lambda: said())
     assert not any(store.path(1) in line for line in said())
 
