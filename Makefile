@@ -14,8 +14,9 @@ DOCKER_JOBS ?= $(shell expr 2 \* $(CORES))
 demo: .venv/demo.stamp  ## train digits on two hosts, through a spot interruption
 	$(BIN)/smddp demo
 
-test: .venv/dev.stamp lint  ## everything that can be checked on this machine
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+TESTS ?= not slow and not docker
+test: .venv/dev.stamp lint  ## what is soon checked; `make test TESTS=` checks everything that this machine can, as CI does
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '$(TESTS)' $(PYTEST_ARGS)
 
 test-docker: .venv/dev.stamp  ## whole jobs in containers: images, Local Mode, every distribution on two hosts
 	$(BIN)/python -m tests.docker.images

@@ -24,6 +24,7 @@ def test_the_continuous_integration_requires_each() -> None:
 
 
 @pytest.mark.namespaces  # of a user whose number is not 0
+@pytest.mark.slow
 def test_what_only_root_can_do_fails_for_others_where_it_is_required() -> None:
     test = "tests/test_capabilities.py"
     run = subprocess.run(

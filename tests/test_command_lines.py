@@ -8,12 +8,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.commands_page import PAGE, render
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("smddp", "estimators", "benchmarks", "entrypoints", "docker", "tests")
 
 
+@pytest.mark.slow
 def test_no_parser_takes_abbreviations() -> None:
     parsers = {
         f"{path.relative_to(ROOT)}:{call.lineno}": call

@@ -70,6 +70,7 @@ def test_the_page_has_its_rows() -> None:
 
 
 @pytest.mark.parametrize("message", messages())
+@pytest.mark.slow
 def test_a_message_of_the_page_is_one_of_the_source(message: str) -> None:
     assert any(message in text for text in texts("estimators", "smddp")), "reword the page, or the message"
 

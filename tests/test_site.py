@@ -64,6 +64,7 @@ def test_a_page_names_files_of_the_tree_that_are_there() -> None:
     assert [f"{page}: {name}" for page, names in found.items() for name in names if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.slow
 def test_a_page_shows_what_the_docstrings_say_and_fetches_nothing(site: Path) -> None:
     reference = (site / "reference" / "smddp" / "index.html").read_text()
     assert "SIGTERM" in reference

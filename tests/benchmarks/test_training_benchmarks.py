@@ -34,11 +34,13 @@ def printed(*command: str) -> list[str]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+@pytest.mark.slow
 def test_without_a_gpu_the_gpu_benchmark_says_so() -> None:
     assert printed("gpu.py") == ["no GPU here: nothing was measured"]
 
 
 @pytest.mark.parametrize(("kind", "precisions"), [("synthetic", ["fp32", "fp16"]), ("real", ["bf16"])])
+@pytest.mark.slow
 def test_the_gpu_benchmark_trains_each_loop_on_a_cpu_too(kind: str, precisions: list[str]) -> None:
     lines = printed("gpu.py", "--device", "cpu", "--small", "--input", kind, "--precision", *precisions)
     measured = [line.split() for line in lines if line.startswith(kind)]
@@ -59,6 +61,7 @@ def test_the_gpu_is_busy_where_any_kernel_runs(monkeypatch: pytest.MonkeyPatch) 
     assert union_seconds([], last=1.0) == 0
 
 
+@pytest.mark.slow
 def test_the_overhead_is_told_of_all_and_against_the_targets() -> None:
     lines = printed("trainer_overhead.py", "--steps", "5", "--repeats", "1")
     assert sum(line.startswith(("by hand", "smddp, o", "Fabric", "Accelerate", "Lightning")) for line in lines) == 6

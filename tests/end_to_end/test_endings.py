@@ -27,6 +27,7 @@ def secondary_statuses(job: TrainingJob) -> list[str]:
     return [transition["Status"] for transition in job.describe()["SecondaryStatusTransitions"]]
 
 
+@pytest.mark.slow
 def test_a_finished_job_returns_its_model(estimator: Build) -> None:
     finalizes = {"FORK_PYTHON_FINALIZES": "1"}  # an abort at Python's own end would be the rank's exit code
     job = estimator("count.py", hyperparameters={"target": 3}, environment=finalizes).fit()
@@ -35,6 +36,7 @@ def test_a_finished_job_returns_its_model(estimator: Build) -> None:
     assert secondary_statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
 
 
+@pytest.mark.slow
 def test_a_stop_is_stopped_and_raised(estimator: Build) -> None:
     job = estimator("count.py").fit(wait=False)
     wait_for_line(job, "count=5")
@@ -44,6 +46,7 @@ def test_a_stop_is_stopped_and_raised(estimator: Build) -> None:
     assert (job.status, job.secondary_status) == ("Stopped", "Stopped")
 
 
+@pytest.mark.slow
 def test_fit_raises_when_somebody_else_stops_the_job(estimator: Build, platform: LocalSageMaker) -> None:
     name = f"stopped-by-another-{time.time_ns()}"
 
@@ -63,6 +66,7 @@ def test_fit_raises_when_somebody_else_stops_the_job(estimator: Build, platform:
     stopper.join()
 
 
+@pytest.mark.slow
 def test_an_interruption_resumes_from_the_checkpoint(estimator: Build, platform: LocalSageMaker) -> None:
     checkpoints = f"s3://{platform.default_bucket}/counting-{time.time_ns()}"
     job = estimator(
@@ -113,6 +117,7 @@ def test_a_missing_entry_point_is_found_before_anything_is_uploaded(estimator: B
         estimator("cuont.py").fit()
 
 
+@pytest.mark.slow
 def test_a_missing_entry_point_in_the_bundle_fails_with_what_is_there(
     estimator: Build, platform: LocalSageMaker
 ) -> None:
@@ -140,6 +145,7 @@ def test_a_missing_entry_point_in_the_bundle_fails_with_what_is_there(
     assert "count.py" in failure.value.reason
 
 
+@pytest.mark.slow
 def test_a_missing_channel_fails_with_the_channels_there_are(estimator: Build, platform: LocalSageMaker) -> None:
     uri = f"s3://{platform.default_bucket}/channel/{time.time_ns()}"
     bucket, key = uri.removeprefix("s3://").split("/", 1)
@@ -150,6 +156,7 @@ def test_a_missing_channel_fails_with_the_channels_there_are(estimator: Build, p
     assert "trainning" in failure.value.reason
 
 
+@pytest.mark.slow
 def test_a_bucket_that_does_not_exist_fails_with_its_name(estimator: Build) -> None:
     with pytest.raises(TrainingJobFailed) as failure:
         estimator("count.py").fit({"training": "s3://no-such-bucket-anywhere/digits"})
@@ -157,6 +164,7 @@ def test_a_bucket_that_does_not_exist_fails_with_its_name(estimator: Build) -> N
     assert failure.value.reason.startswith("ClientError")
 
 
+@pytest.mark.slow
 def test_a_full_run_time_is_stopped_and_says_so(estimator: Build) -> None:
     with pytest.raises(TrainingJobStopped) as failure:
         estimator("count.py", max_run=3).fit()

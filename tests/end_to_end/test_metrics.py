@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from estimators import Estimator
 
 
+@pytest.mark.slow
 def test_a_jobs_description_has_what_its_script_logs(estimator: Callable[..., Estimator]) -> None:
     job = estimator("logs.py").fit(logs=False)
     metrics = job.final_metrics()

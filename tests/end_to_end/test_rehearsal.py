@@ -28,6 +28,7 @@ def data(platform: LocalSageMaker) -> str:
     return f"s3://{platform.default_bucket}/numbers"
 
 
+@pytest.mark.slow
 def test_a_job_of_two_hosts_trains_saves_and_resumes(
     estimator: Build, platform: LocalSageMaker, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_marker_is_no_sample(platform: LocalSageMaker, monkeypatch: pytest.Mon
         sample.bring("marked", f"s3://{bucket}/marked", platform, lambda: s3, hosts=1)
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_pass_its_rehearsal_is_not_sent(
     estimator: Build, platform: LocalSageMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_job_that_does_not_pass_its_rehearsal_is_not_sent(
     assert "4 steps in" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_job_that_is_soon_done_tells_what_it_did(estimator: Build) -> None:
     found = estimator("trains.py", checkpoint_s3_uri="s3://somebody-elses/checkpoints").rehearse(
         steps=200, seconds=100, logs=False
@@ -120,6 +123,7 @@ def test_a_job_that_is_soon_done_tells_what_it_did(estimator: Build) -> None:
     assert found.metrics.keys() >= {"loss", "samples_per_second"}
 
 
+@pytest.mark.slow
 def test_all_of_several_models_resume_and_only_the_trainers_own_line_tells_it(estimator: Build) -> None:
     found = estimator("two_models.py", checkpoint_s3_uri="s3://somebody-elses/checkpoints").rehearse(
         steps=3, seconds=100, logs=False
@@ -139,6 +143,7 @@ def test_a_line_of_the_script_is_no_resume() -> None:
     assert not _RESUMED.search(line.replace("smddp.training.run_checkpoints", "__main__"))
 
 
+@pytest.mark.slow
 def test_a_directory_will_do_and_a_job_without_checkpoints_is_tried_once(estimator: Build, tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "one").write_text("1")
@@ -147,12 +152,14 @@ def test_a_directory_will_do_and_a_job_without_checkpoints_is_tried_once(estimat
     assert "no checkpoints, for the job has no checkpoint_s3_uri" in str(found)
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_train_says_why(estimator: Build, tmp_path: Path) -> None:
     (tmp_path / "word").write_text("one")
     with pytest.raises(TrainingJobFailed, match="could not convert string to float: 'one'"):
         estimator("reads_channel.py").rehearse({"training": str(tmp_path)}, steps=3, seconds=100, logs=False)
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_is_given_up(estimator: Build) -> None:
     with pytest.raises(
         EstimatorError,
@@ -183,6 +190,7 @@ def test_a_loop_of_ones_own_is_given_up(estimator: Build) -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_rehearsed_is_said_at_once(
     platform: LocalSageMaker,
     text: str,
@@ -211,6 +219,7 @@ def test_code_on_s3_cannot_be_rehearsed(estimator: Build) -> None:
         estimator("train.py", source_dir="s3://bucket/code.tar.gz").rehearse()
 
 
+@pytest.mark.slow
 def test_checkpoints_that_the_job_saves_to_s3_itself_go_to_the_rehearsals_own_place(estimator: Build) -> None:
     environment = {"SMDDP_CHECKPOINT_S3_URI": "s3://somebody-elses/checkpoints"}
     found = estimator("two_models.py", environment=environment).rehearse(steps=3, seconds=100, logs=False)

@@ -41,6 +41,7 @@ def options(platform: LocalSageMaker) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_tensors_come_to_each_rank_and_rank_0s_result_comes_back(
     functions: ModuleType, options: dict[str, Any]
 ) -> None:
@@ -57,6 +58,7 @@ def test_tensors_come_to_each_rank_and_rank_0s_result_comes_back(
     assert train.attach(job.training_job.name).result().config == config
 
 
+@pytest.mark.slow
 def test_what_the_function_raises_comes_back_with_its_place(functions: ModuleType, options: dict[str, Any]) -> None:
     train = remote(functions.train, **options)
     with pytest.raises(TrainingJobFailed, match=r"ArithmeticError: lr=2 is too large") as failure:
@@ -65,6 +67,7 @@ def test_what_the_function_raises_comes_back_with_its_place(functions: ModuleTyp
     assert "raise ArithmeticError(" in failure.value.reason
 
 
+@pytest.mark.slow
 def test_a_closure_is_pickled_if_asked_for_and_a_pickle_of_somebody_elses_is_not_loaded(
     functions: ModuleType, options: dict[str, Any], platform: LocalSageMaker, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 LINE = re.compile(r"demo=(\w+) ranks=(\d) first_loss=([0-9.]+) last_loss=([0-9.]+)")
 
@@ -17,6 +19,7 @@ def check(printed: str, demos: list[str], ranks: str) -> None:
     assert all(float(last) < float(first) for _, _, first, last in found)
 
 
+@pytest.mark.slow
 def test_each_demo_learns_on_two_ranks_and_again_in_the_same_directory(tmp_path):
     command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run"]
     for _ in range(2):

@@ -24,6 +24,7 @@ def job_with(channel: Path, run_dir: Path) -> Job:
     return Job.detect({"SMDDP_RUN_DIR": str(run_dir), "SM_CHANNEL_TRAINING": str(channel)})
 
 
+@pytest.mark.slow
 def test_digits_are_learned_in_a_few_epochs(
     entry_point: ModuleType, digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -73,6 +73,7 @@ def test_each_has_its_job() -> None:
 
 
 @pytest.mark.parametrize("script", JOBS)
+@pytest.mark.slow
 def test_its_first_lines_say_how_to_start_it(script: str) -> None:
     text = ast.get_docstring(ast.parse((ENTRYPOINTS / script).read_text())) or ""
     first = "\n".join(text.splitlines()[:9])

@@ -84,6 +84,7 @@ def test_without_weights_all_layers_learn_from_the_start(transfer, caplog):
     assert "nothing is transferred, and all layers learn from the start" in caplog.text
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused(transfer, weights, tmp_path):
     with pytest.raises(
         ValueError, match=r"resnet18-of-five\.pth holds .* of another model: 188 do not fit, such as layer1\.0\.bn3"
@@ -91,6 +92,7 @@ def test_weights_of_another_model_are_refused(transfer, weights, tmp_path):
         transfer.take_weights(transfer.network("resnet50"), tmp_path / "weights")
 
 
+@pytest.mark.slow
 def test_a_model_with_another_last_layer_is_refused(transfer):
     with pytest.raises(ValueError, match="model='vgg11' is none of torchvision's whose last layer is fc: take one of"):
         transfer.network("vgg11")

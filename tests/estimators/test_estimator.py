@@ -209,6 +209,7 @@ def test_fit_lists_all_errors_at_once_and_sends_nothing(build: Any, requests: li
     assert not requests
 
 
+@pytest.mark.slow
 def test_fit_says_warnings_and_goes_on(
     build: Any, requests: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,6 +270,7 @@ def test_a_dataclass_is_sent_as_the_script_reads_it(build: Any, requests: list[d
     assert decode(Config, {name: sent[name] for name in ("lr", "sizes", "name")}) == Config(lr=3e-4)
 
 
+@pytest.mark.slow
 def test_the_bundle_of_a_script_that_imports_smddp_goes_away(
     build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[dict[str, Any]]
 ) -> None:

@@ -46,6 +46,7 @@ def build(tmp_path: Path, sagemaker_session: Any) -> Any:
     ],
     ids=["the longest", "too long", "a long name", "many", "too many"],
 )
+@pytest.mark.slow
 def test_what_the_request_cannot_hold_travels(build: Any, given: dict[str, Any], carried: set[str]) -> None:
     job = build(hyperparameters=given)
     assert job.plan().errors == ()

@@ -82,6 +82,7 @@ def test_they_are_within_the_limits_of_aws(write: Callable[[str], Path]) -> None
         ({"metric_definitions": [{"Name": "mine", "Regex": "mine=(.*)"}]}, ["mine"]),
     ],
 )
+@pytest.mark.slow
 def test_the_request_has_them_unless_the_user_gives_others(
     given: dict[str, Any],
     expected: list[str],

@@ -293,6 +293,7 @@ def uploaded(session: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.slow
 def test_what_aws_would_refuse_is_refused_before_the_upload(
     name: str, script: str, sagemaker_session: Any, requests: list[dict[str, Any]]
 ) -> None:
@@ -308,6 +309,7 @@ def test_what_aws_would_refuse_is_refused_before_the_upload(
 
 
 @pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.slow
 def test_what_aws_takes_is_sent(
     name: str,
     script: str,

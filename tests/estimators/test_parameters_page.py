@@ -203,6 +203,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("code")
 @pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.slow
 def test_a_parameter_changes_the_fields_of_its_row(name: str, session: Any, requests: list[dict[str, Any]]) -> None:
     value, beside = SAMPLES[name]()
     common = {

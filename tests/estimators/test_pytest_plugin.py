@@ -36,6 +36,7 @@ def test_is_never_interrupted(assert_trains, estimator):
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_do_what_is_wanted_fails_the_test_with_the_reason(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     found = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "-p", "no:xdist")

@@ -173,6 +173,7 @@ def test_every_documented_difference_is_one(script: str, sagemaker_session: Any,
 
 
 @pytest.mark.parametrize("on", [True, False])
+@pytest.mark.slow
 def test_debugger_and_profiler_are_as_the_sdks_configuration_says(
     on: bool, script: str, sagemaker_session: Any, requests: list[Arguments]
 ) -> None:

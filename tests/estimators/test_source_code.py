@@ -413,6 +413,7 @@ LINES = st.builds(
 @example(paths=["a/c.py", "a/d.txt"], lines=["*", "!*/", "!*.py"])
 @example(paths=["a/b/c.py"], lines=["a/", "!a/b/c.py"])
 @example(paths=["a/b"], lines=["a/**", "!a/b"])
+@pytest.mark.slow
 def test_a_smddpignore_means_what_it_means_to_git(
     paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_long_value_is_not_repeated() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=80))
+@pytest.mark.slow
 def test_job_names_are_judged_as_their_pattern_does(name: str) -> None:
     import re
 

@@ -66,6 +66,7 @@ def test_a_good_job_needs_no_role_no_region_and_no_account(plan: Any, tmp_path: 
         ({"disable_output_compression": True}, [], ["disable_output_compression"]),
     ],
 )
+@pytest.mark.slow
 def test_what_does_nothing_is_told_once(plan: Any, parameters: Any, warned: list[str], by_sdk: list[str]) -> None:
     ours, sdks = plan(**parameters), plan(**parameters, code="smddp", by_sdk=True)
     assert not ours.errors + sdks.errors
@@ -158,6 +159,7 @@ def test_a_directory_for_checkpoints_is_for_this_machine_only(plan: Any) -> None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000"])
+@pytest.mark.slow
 def test_an_s3_that_containers_cannot_reach_is_refused(plan: Any, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}")
     (problem,) = plan(checkpoint_s3_uri="s3://b/p", code="smddp", by_sdk=True).errors

@@ -76,6 +76,7 @@ def put_checkpoints(s3: Any, bucket: str, directory: Path) -> None:
 
 @pytest.mark.seaweedfs
 @pytest.mark.namespaces
+@pytest.mark.slow
 def test_a_job_is_interrupted_followed_and_stopped(platform: LocalSageMaker, client: Client, tmp_path: Path) -> None:
     put_checkpoints(platform.boto_session.client("s3"), platform.default_bucket, tmp_path / "saved")
     started(platform)

@@ -31,6 +31,7 @@ def lines(client: Client, query: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_the_list_has_each_of_1000_jobs_once_and_comes_fast(client: Client) -> None:
     path, names, seconds = "/", [], []
     while path:
@@ -51,6 +52,7 @@ def test_the_list_is_filtered_by_name_and_status(client: Client) -> None:
     assert listed(client.text("/?name=many-0011&within=hour")) == ["many-0011"]
 
 
+@pytest.mark.slow
 def test_a_log_of_100000_lines_is_read_window_by_window(client: Client) -> None:
     answer = lines(client, "start=-3&count=3")
     assert (answer["total"], answer["dropped"], answer["start"]) == (LINES, 0, LINES - 3)
@@ -122,6 +124,7 @@ def page(console: Console) -> Iterator[Page]:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_from_the_list_to_a_line_of_a_log_by_keyboard(page: Page) -> None:
     from playwright.sync_api import expect
 
@@ -154,6 +157,7 @@ def test_from_the_list_to_a_line_of_a_log_by_keyboard(page: Page) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_small_screen_needs_no_scrolling_to_the_side(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 640})
     root = page.url

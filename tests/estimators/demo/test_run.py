@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ run.tell(Path(sys.argv[2]), epochs=4)
 """
 
 
+@pytest.mark.slow
 def test_a_failed_job_leaves_its_log_and_one_line(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     script = tmp_path / "source" / "image_classification.py"

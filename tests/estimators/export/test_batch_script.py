@@ -80,6 +80,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_send_again: None
 
 @pytest.mark.slurm
 @pytest.mark.usefixtures("fork_python")
+@pytest.mark.slow
 def test_slurm_trains_what_the_submit_script_would_send(slurm: SlurmCluster, sbatch, tmp_path: Path) -> None:
     written = sbatch("--channel", "training=digits", "--run-dir", "run", "--", "--partition=low", "--exclusive")
     assert written.exit_code == 0, written.stderr

@@ -35,6 +35,7 @@ def model_files(platform, job: dict) -> dict[str, str]:
         return {Path(member.name).name: archive.extractfile(member).read().decode() for member in members}
 
 
+@pytest.mark.slow
 def test_boto3_runs_jobs_side_by_side(platform, job_request):
     client = platform.boto_session.client("sagemaker")
     names = [f"side-{number}" for number in range(4)]

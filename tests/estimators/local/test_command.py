@@ -28,6 +28,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_runs_a_program_against_a_platform_of_its_own():
     done = run(
         *("local", "run", "--region", "eu-west-1", "--", sys.executable, "-c", LIST_BUCKETS),
@@ -116,6 +117,7 @@ def in_shell(script: str) -> list[str]:
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_stays_up_until_it_is_told_to_stop_and_comes_back_where_it_was(tmp_path):
     """What it prints, put into a shell, leads any program to it; objects are kept in the directory."""
     client = shlex.join([sys.executable, "-c", LIST_BUCKETS])
@@ -143,6 +145,7 @@ def test_stays_up_until_it_is_told_to_stop_and_comes_back_where_it_was(tmp_path)
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_platform_whose_server_was_killed_ends_with_a_reason(tmp_path):
     process = subprocess.Popen(
         [SMDDP, "local", "up", "--directory", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -25,6 +25,7 @@ def platform(request, open_directory):
 
 
 @pytest.mark.root
+@pytest.mark.slow
 def test_reach_no_file_no_socket_and_no_variable_of_a_platform(platform, open_directory):
     secret = platform.environment["AWS_SECRET_ACCESS_KEY"]
     processes = processes_of(platform.server_pid)
@@ -38,6 +39,7 @@ def test_reach_no_file_no_socket_and_no_variable_of_a_platform(platform, open_di
 
 
 @pytest.mark.root
+@pytest.mark.slow
 def test_find_two_ports_at_most_and_both_demand_a_signature(platform):
     endpoints = {urlsplit(platform.endpoint_url), urlsplit(platform.environment["AWS_ENDPOINT_URL_S3"])}
     ports = listening(processes_of(platform.server_pid))
@@ -61,6 +63,7 @@ def test_who_own_the_storage_directory_are_refused(tmp_path):
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_are_shut_out_of_a_storage_directory_that_was_open(tmp_path):
     (tmp_path / "storage").mkdir()
     (tmp_path / "storage").chmod(0o777)
@@ -80,6 +83,7 @@ A_PLATFORM = """
 
 @pytest.mark.root
 @pytest.mark.parametrize("storage", ["memory", DISK])
+@pytest.mark.slow
 def test_run_platforms_of_their_own_without_root(storage, open_directory):
     os.chown(open_directory, STRANGER, STRANGER)
     assert run_as_stranger(A_PLATFORM, str(open_directory / "own"), storage, HOME=str(open_directory)) == "kept"

@@ -73,6 +73,7 @@ def test_plays_any_region(tmp_path):
     assert not list((tmp_path / "made").iterdir())
 
 
+@pytest.mark.slow
 def test_stops_at_once_in_the_middle_of_a_job_and_leaves_nothing(job_request, tmp_path, caplog):
     marker = f"4{uuid.uuid4().int % 10**8}"
     with LocalSageMaker(tmp_path) as platform:
@@ -86,6 +87,7 @@ def test_stops_at_once_in_the_middle_of_a_job_and_leaves_nothing(job_request, tm
     platform.stop()
 
 
+@pytest.mark.slow
 def test_has_files_for_all_connections_and_leaves_its_jobs_the_users_limit(job_request, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     said = tmp_path / "limit"
@@ -123,6 +125,7 @@ PARENT = """if True:
 """
 
 
+@pytest.mark.slow
 def test_nothing_survives_a_parent_that_was_killed_in_the_middle_of_a_job(job_request, tmp_path):
     marker = f"4{uuid.uuid4().int % 10**8}"
     request = json.dumps(job_request("long", f"sleep {marker} & wait"))
@@ -150,6 +153,7 @@ def test_nothing_survives_a_parent_that_was_killed_in_the_middle_of_a_job(job_re
 
 
 @pytest.mark.parametrize("storage", ["memory", pytest.param("disk", marks=pytest.mark.seaweedfs)])
+@pytest.mark.slow
 def test_nothing_survives_a_parent_that_was_killed_while_it_started(storage, tmp_path):
     starting = f"from estimators.local import LocalSageMaker as L; L({str(tmp_path)!r}, storage={storage!r}).start()"
     parent = subprocess.Popen([sys.executable, "-c", starting])
@@ -227,6 +231,7 @@ def test_interrupting_a_job_that_there_is_not_is_an_error(platform):
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_objects_on_disk_outlive_the_platform_with_the_models_of_its_jobs(job_request, tmp_path):
     for attempt in range(2):
         with LocalSageMaker(tmp_path, storage="disk") as platform:
@@ -246,6 +251,7 @@ SAVES_WHEN_STOPPED = (
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_request, tmp_path, caplog):
     with LocalSageMaker(tmp_path, storage="disk") as platform:
         checkpoints = {"S3Uri": f"s3://{platform.default_bucket}/checkpoints"}
@@ -258,6 +264,7 @@ def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_req
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_second_platform_on_a_directory_is_refused_in_one_line(tmp_path, caplog):
     first, second = (LocalSageMaker(tmp_path, storage="disk") for _ in range(2))
     with first, pytest.raises(LocalPlatformError, match="in use by another local platform"):
@@ -266,6 +273,7 @@ def test_a_second_platform_on_a_directory_is_refused_in_one_line(tmp_path, caplo
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, monkeypatch):
     marker = f"4{uuid.uuid4().int % 10**8}"
     platform = LocalSageMaker(tmp_path, storage="disk").start()
@@ -284,6 +292,7 @@ def await_object(platform, key: str, *, seconds: float = 60) -> None:
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_the_sdk_uploads_code_to_the_disk(tmp_path):
     (tmp_path / "hello.py").write_text("print('hello')")
     with LocalSageMaker(tmp_path / "platform", storage="disk") as platform:
@@ -298,6 +307,7 @@ def test_the_sdk_uploads_code_to_the_disk(tmp_path):
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_job_fails_with_the_reason_when_the_storage_is_given_up(job_request, tmp_path):
     with LocalSageMaker(tmp_path, storage="disk", grace_seconds=1) as platform:
         start_job(platform, job_request("long", "sleep 60"))
@@ -332,6 +342,7 @@ def test_a_server_that_died_is_noticed_by_its_clients_and_cleaned_up(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_tree_that_is_deeper_than_the_stack_ends_no_platform(job_request, tmp_path):
     deep = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d; i=$((i + 1)); done; touch /opt/ml/made; sleep 60"
     with LocalSageMaker(tmp_path) as platform:

@@ -32,6 +32,7 @@ def kill(platform: LocalSageMaker) -> None:
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_killed_platform_s_jobs_are_known_to_the_next_and_spot_jobs_go_on(tmp_path: Path) -> None:
     with LocalSageMaker(tmp_path, storage="disk", grace_seconds=60) as platform:
         client = platform.boto_session.client("sagemaker")
@@ -110,6 +111,7 @@ def streams(platform: LocalSageMaker, job: str) -> list[str]:
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_file_of_jobs_that_is_damaged_is_an_error_with_its_name(tmp_path: Path) -> None:
     with LocalSageMaker(tmp_path, storage="disk"):
         pass

@@ -85,6 +85,7 @@ def await_log(platform: LocalSageMaker, job: str, line: str) -> None:
     await_that(lambda: line in logged(platform, job), lambda: f"{describe(platform, job)}\n{logged(platform, job)}")
 
 
+@pytest.mark.slow
 def test_the_same_estimator_trains_on_the_cluster_and_goes_on_after_a_preemption(
     platform: LocalSageMaker, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_job_that_is_cancelled_at_slurm_was_lost_and_says_so(platform: LocalSa
     assert f"was lost: Slurm has ended job {number}, which is CANCELLED" in ended["FailureReason"]
 
 
+@pytest.mark.slow
 def test_a_stop_reaches_the_programs_and_gives_the_nodes_back(platform: LocalSageMaker, slurm: SlurmCluster) -> None:
     job = submit(platform, WAITS)
     await_log(platform, job, "up")
@@ -155,6 +157,7 @@ def test_nodes_are_given_back_also_when_what_held_them_was_killed(
     slurm.await_end(number)
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_for_nodes_says_so_and_can_be_stopped(platform: LocalSageMaker, slurm: SlurmCluster) -> None:
     running = submit(platform, WAITS)
     await_log(platform, running, "up")
@@ -216,6 +219,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_on_the_cluster_by_a_platform_that_is_killed(slurm: SlurmCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HELD, str(tmp_path), str(Path(__file__).parents[3])]
     with subprocess.Popen(command, env=slurm.environment, stdout=subprocess.PIPE, text=True) as process:

@@ -44,6 +44,7 @@ def make_tuner(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_the_sdks_tuner_searches_by_jobs_that_run(platform, make_tuner):
     tags = [{"Key": "team", "Value": "vision"}]
     limits = {"max_jobs": 4, "max_parallel_jobs": 2}
@@ -63,6 +64,7 @@ def test_the_sdks_tuner_searches_by_jobs_that_run(platform, make_tuner):
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_search_starts_no_other_job_when_its_platform_ends(make_tuner, tmp_path, caplog):
     with LocalSageMaker(tmp_path / "platform", storage="disk") as platform:
         make_tuner(platform, UNTIL_STOPPED, strategy="Random", max_jobs=100).fit(wait=False)

@@ -45,6 +45,7 @@ def test_a_migrated_script_has_nothing_to_migrate(name: str) -> None:
     assert (again.source, again.migrated, again.notes) == (after, 0, ())
 
 
+@pytest.mark.slow
 def test_a_migrated_script_of_v2_sends_what_it_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lay_out_code()
@@ -73,6 +74,7 @@ def of_v3(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.sdk_v3
+@pytest.mark.slow
 def test_a_migrated_script_of_v3_asks_for_the_same_job(of_v3: dict[str, Any]) -> None:
     answers = of_v3["sent"]
     for before, after in zip(answers[::2], answers[1::2], strict=True):
@@ -447,6 +449,7 @@ PIECES = {
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), kind=st.sampled_from(sorted(PIECES)))
+@pytest.mark.slow
 def test_comments_survive_and_layout_decides_nothing(data: st.DataObject, kind: str) -> None:
     head, pieces = PIECES[kind]
     spaces = st.sampled_from(["", " ", "\n", "\n    ", "  # C\n", "\n  # C\n    ", "\n\n# C\n# C\n"])

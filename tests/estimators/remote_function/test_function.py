@@ -190,6 +190,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_before_anything_is_sent(
     training: Any,
     call: Callable[[Any], Any],

@@ -47,6 +47,7 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", [{}, {"code_location": "s3://jobs/code/"}, {"output_path": "s3://jobs/models"}])
+@pytest.mark.slow
 def test_the_same_code_is_uploaded_once(
     code: Path,
     place: dict[str, str],

@@ -140,6 +140,7 @@ def test_the_maintenance_notice_is_silenced_for_a_block_only(monkeypatch: pytest
         assert os.environ[quiet.SUPPRESS_VARIABLE] == ""
 
 
+@pytest.mark.slow
 def test_sending_a_job_prints_nothing_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     program = """
 import logging, os, sys

@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.usefixtures("telemetry")
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_the_step_is_the_one_of_vanilla_pytorch(name: str, script: str, session: Any) -> None:
     from sagemaker.pytorch import PyTorch
 

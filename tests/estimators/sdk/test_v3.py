@@ -220,6 +220,7 @@ def test_a_job_trains_on_the_embedded_platform(python: str, tmp_path: Path) -> N
     assert "loss=" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_only_v2_has_is_refused_in_words(python: str, tmp_path: Path) -> None:
     done = run(python, REFUSED, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -256,6 +257,7 @@ def test_a_model_trainer_sends_the_same_job(python: str, tmp_path: Path) -> None
     assert {name: by_trainer.get(name) for name in members} == {name: sent[name] for name in members}
 
 
+@pytest.mark.slow
 def test_the_parameters_are_those_of_v2_with_their_defaults(python: str, tmp_path: Path) -> None:
     from sagemaker.pytorch import PyTorch
 

@@ -21,6 +21,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_wheels_are_those_of_the_images_python_and_processors(index: Path) -> None:
     pure = index / "xxhash-2000.0-py3-none-any.whl"
     tags = [f"cp312-cp312-manylinux_2_{glibc}_{processor}" for glibc, processor in ((17, "x86_64"), (28, "aarch64"))]
@@ -34,6 +35,7 @@ def test_the_wheels_are_those_of_the_images_python_and_processors(index: Path) -
     assert zipfile.is_zipfile(index / "copy.whl")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_had_is_named(index: Path) -> None:
     (index / "xxhash-2000.0-py3-none-any.whl").unlink()
     with pytest.raises(EstimatorError, match=r"wheels for Python 3\.12 on x86_64: .*No matching distribution.*xxhash"):

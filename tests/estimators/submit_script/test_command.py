@@ -66,6 +66,7 @@ def plan(tmp_path: Path, may_send_again: None) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_a_job_that_can_be_sent_is_shown(plan: Any) -> None:
     shown = plan("estimator.fit({'training': 's3://data/train'})", "--prices", "prices.json", "--max-cost", "2")
     assert (shown.exit_code, "about to send" in shown.stderr) == (0, True)
@@ -77,18 +78,21 @@ def test_a_job_that_can_be_sent_is_shown(plan: Any) -> None:
         Estimator("train.py").fit()
 
 
+@pytest.mark.slow
 def test_a_job_that_costs_too_much_fails_the_command(plan: Any) -> None:
     refused = plan("estimator.fit()", "--prices=prices.json", "--max-cost=1")
     assert refused.exit_code == 1
     assert "error: max_cost: the job may cost $1.41 an hour" in refused.stdout
 
 
+@pytest.mark.slow
 def test_the_scripts_own_limit_counts_unless_the_command_gives_one(plan: Any) -> None:
     body = "estimator.fit(prices='prices.json', max_cost=1)"
     assert plan(body).exit_code == 1
     assert plan(body, "--max-cost", "3").exit_code == 0
 
 
+@pytest.mark.slow
 def test_one_document_holds_all_jobs_and_their_policies(plan: Any) -> None:
     body = """
 options["instance_type"] = sys.argv[1]
@@ -109,6 +113,7 @@ Estimator("train.py", **options).fit("data", False)
     assert second["iam"] is None
 
 
+@pytest.mark.slow
 def test_the_policies_are_printed(plan: Any) -> None:
     shown = plan("estimator.fit(); estimator.fit('data')", "--iam").stdout
     assert "job 2: 1 × ml.g5.xlarge" in shown
@@ -117,18 +122,21 @@ def test_the_policies_are_printed(plan: Any) -> None:
     assert "The policies that it needs are not known: it has errors" in shown
 
 
+@pytest.mark.slow
 def test_what_only_a_sent_job_has_ends_the_script(plan: Any) -> None:
     shown = plan("print(estimator.fit().model_data)\nraise ValueError('never come to')")
     assert shown.exit_code == 0
     assert "The script was not run to its end: it goes on with .model_data of a job" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_rehearsal_is_not_run(plan: Any) -> None:
     shown = plan("estimator.rehearse()\nestimator.fit(job_name='real')\nestimator.rehearse().resumed")
     assert (shown.exit_code, shown.stdout.count("1 × ml.g5.xlarge")) == (0, 1)
     assert "it goes on with .resumed of a rehearsal, which is not run here" in shown.stdout
 
 
+@pytest.mark.slow
 def test_jobs_that_threads_send_are_shown(plan: Any) -> None:
     body = """
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +156,7 @@ with ThreadPoolExecutor(2) as pool:
     ],
     ids=["boto3", "to_sagemaker"],
 )
+@pytest.mark.slow
 def test_a_job_past_the_estimator_is_not_sent(plan: Any, body: str) -> None:
     boto3.client("s3")  # a session that was there before
     refused = plan(body)
@@ -165,6 +174,7 @@ def test_a_job_past_the_estimator_is_not_sent(plan: Any, body: str) -> None:
         ("estimator.fit(waiting=True)", "TypeError: got an unexpected keyword argument 'waiting'"),
     ],
 )
+@pytest.mark.slow
 def test_a_script_that_fails_is_told_of_in_one_line(plan: Any, body: str, said: str) -> None:
     failed = plan(body)
     assert (failed.exit_code, failed.stdout) == (2, "")
@@ -181,6 +191,7 @@ def test_a_script_that_fails_is_told_of_in_one_line(plan: Any, body: str, said: 
     ],
     ids=["in a thread", "caught"],
 )
+@pytest.mark.slow
 def test_a_refusal_that_the_script_does_not_see_is_told(plan: Any, body: str) -> None:
     shown = plan(f"estimator.fit()\n{body}", "--json")
     document = json.loads(shown.stdout)
@@ -188,6 +199,7 @@ def test_a_refusal_that_the_script_does_not_see_is_told(plan: Any, body: str) ->
     assert document["stopped"].startswith("it calls CreateTrainingJob itself, which is not sent here")
 
 
+@pytest.mark.slow
 def test_a_thread_that_does_not_end_is_told(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_THREADS_END", 0.2)
     body = (
@@ -222,10 +234,12 @@ estimator.fit()
     ],
     ids=["thread", "pool", "exit"],
 )
+@pytest.mark.slow
 def test_a_job_of_a_thread_that_outlives_the_main_line_is_shown(plan: Any, body: str) -> None:
     assert len(json.loads(plan(LATER + body, "--json").stdout)["jobs"]) == 2
 
 
+@pytest.mark.slow
 def test_at_exit_and_in_child_processes_nothing_is_sent_or_printed(tmp_path: Path) -> None:
     body = """
 atexit.register(send)

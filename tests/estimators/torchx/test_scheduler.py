@@ -88,6 +88,7 @@ def test_a_job_that_is_cancelled_ends(directory, script):
     assert runner.status(handle.replace("sleep-", "never-")) is None
 
 
+@pytest.mark.slow
 def test_without_local_it_goes_where_boto3_leads(directory, script, monkeypatch, capsys):
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # that of a test before has read another environment
     kept = KeptAccess(directory)

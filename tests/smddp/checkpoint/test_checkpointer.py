@@ -86,6 +86,7 @@ class Training:
         return weights + repr((self.step, self.scheduler.get_last_lr(), self.sampler.state_dict(), draws)).encode()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) -> None:
     undisturbed = Training(tmp_path / "unused", seed=1)
     undisturbed.train(25)

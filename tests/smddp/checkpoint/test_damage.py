@@ -13,12 +13,14 @@ from tests.smddp.checkpoint.by_hand import RUN, write_checkpoint
 from tests.torture.damage import damage_at_random
 
 
+@pytest.mark.slow
 def test_falls_back_from_any_damage(tmp_path: Path) -> None:
     outcome = damage_at_random(count=400, seed=20261121, directory=tmp_path)
     assert outcome.done == 400
     assert not outcome.failures
 
 
+@pytest.mark.slow
 def test_every_single_bit_of_a_checkpoint_counts(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     write_checkpoint(store, 1, {"model": {"weight": torch.ones(2)}})

@@ -72,6 +72,7 @@ def a_damaged_one(run: Any, files_of: FilesOf) -> None:
 
 
 @pytest.mark.parametrize("leftover", [nothing, an_interrupted_save, a_damaged_one], ids=lambda each: each.__name__)
+@pytest.mark.slow
 def test_killed_at_every_point_of_a_save_it_recovers(
     leftover: Callable[[Any, FilesOf], None], new_run: NewRun, files_of: FilesOf
 ) -> None:
@@ -110,6 +111,7 @@ def test_killed_at_every_point_of_a_save_it_recovers(
     assert loaded == sorted(loaded)
 
 
+@pytest.mark.slow
 def test_killed_at_every_point_of_the_very_first_save_there_is_none_or_one(new_run: NewRun) -> None:
     points = in_a_child(lambda: new_run("counted/deep").save(5), kill_before=None)
     loaded = []

@@ -87,6 +87,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(last=st.integers(1, 6), every=st.none() | st.integers(1, 6), broken=st.sets(st.integers(1, 5)))
+@pytest.mark.slow
 def test_every_plan_keeps_a_valid_one_and_divides_what_is_before_it(
     five: Path, last: int, every: int | None, broken: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

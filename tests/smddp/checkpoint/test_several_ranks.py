@@ -211,6 +211,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkPython) -> t
         return directory, run_ranks(journey, 2, directory)
 
 
+@pytest.mark.slow
 def test_both_ranks_start_without_a_checkpoint(told: Any) -> None:
     assert [each["nothing there"] for each in told[1]] == [None, None]
 

@@ -293,6 +293,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "s3://bucket/runs/7"
 
 
+@pytest.mark.slow
 def test_every_command_works_in_s3(run: Run, s3: str, tmp_path: Path) -> None:
     for step, accuracy in [(10, 0.5), (20, 0.75), (30, 0.625)]:
         save(s3, step, accuracy=accuracy)
@@ -340,6 +341,7 @@ def test_s3_without_credentials_is_one_line_and_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_help_loads_neither_torch_nor_boto3() -> None:
     program = (
         "import sys; sys.argv = ['smddp', 'checkpoints', '--help']\n"
@@ -351,6 +353,7 @@ def test_help_loads_neither_torch_nor_boto3() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_mistake(place: Path) -> None:
     shown = subprocess.run(
         f"set -o pipefail; {Path(sys.executable).with_name('smddp')} checkpoints ls {place} | head -1",

@@ -28,6 +28,7 @@ def rank(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.slow
 def test_starts_two_ranks_where_there_is_no_launcher(tmp_path):
     done = rank(tmp_path, "--operation", "all_gather", "--size", "4KiB", "--json", "found.jsonl")
     assert done.returncode == 0, done.stderr

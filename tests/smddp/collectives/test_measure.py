@@ -31,6 +31,7 @@ def read(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_operation_has_the_right_result_with_each_reduction(run_ranks, tmp_path):
     file, plot = tmp_path / "all.jsonl", tmp_path / "all.png"
     ends = run_ranks(program(file, plot=plot))

@@ -46,12 +46,14 @@ def run_hosts(run_ranks, body: str):
     return run_ranks(PROGRAM.replace("{fault}", fault), [host(rank) for rank in range(3)])
 
 
+@pytest.mark.slow
 def test_healthy_hosts_are_told_with_their_bandwidth_and_train(run_ranks):
     ends = run_hosts(run_ranks, "")
     assert [(end.code, end.printed) for end in ends] == [(0, "trains\n")] * 3, ends[0].logged
     assert "checked 3 hosts" in ends[0].logged
 
 
+@pytest.mark.slow
 def test_a_slow_host_is_named_and_training_begins(run_ranks):
     ends = run_hosts(run_ranks, "time.sleep(0.3); real(own, received, rank, group)")
     assert [end.code for end in ends] == [0, 0, 0], ends[0].logged
@@ -59,6 +61,7 @@ def test_a_slow_host_is_named_and_training_begins(run_ranks):
     assert ends[0].logged.count("is slow") == 1
 
 
+@pytest.mark.slow
 def test_a_host_that_garbles_what_it_sends_ends_the_job_by_name(run_ranks):
     ends = run_hosts(run_ranks, "real(own + 1, received, rank, group)")
     assert [end.code for end in ends] == [1, 1, 1]
@@ -67,6 +70,7 @@ def test_a_host_that_garbles_what_it_sends_ends_the_job_by_name(run_ranks):
     assert "(node 2)" not in ends[0].logged
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_ends_the_job_by_name(run_ranks):
     patience = "preflight._PATIENCE = __import__('datetime').timedelta(seconds=2)\n"
     fault = patience + ON_HOST_1.replace("{body}", "raise RuntimeError('no route to host')")

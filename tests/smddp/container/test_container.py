@@ -202,6 +202,7 @@ print([line for line in subprocess.check_output(["ps", "-eo", "stat"], text=True
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_two_hosts_of_two_ranks_meet_and_a_stop_on_both_ends_them_resumable(make_opt_ml, free_port):
     script = "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n" + STOPPABLE
     processes = []
@@ -225,6 +226,7 @@ def test_two_hosts_of_two_ranks_meet_and_a_stop_on_both_ends_them_resumable(make
     assert [process.wait(timeout=30) for process in processes] == [75, 75]
 
 
+@pytest.mark.slow
 def test_a_failing_rank_under_torchrun_is_named_by_its_own_exception(opt_ml):
     script = "import os, time\nif os.environ['RANK'] == '1': raise ValueError('bad label 11')\ntime.sleep(60)"
     opt_ml.code("train.py", script)

@@ -101,6 +101,7 @@ def outside_the_distribution(opt_ml):
 @pytest.mark.toolkit
 @pytest.mark.parametrize("environ", [{}, {**FRAMEWORK, "SAGEMAKER_PROGRAM": "bin/other.py"}], ids=["bare", "framework"])
 @pytest.mark.parametrize("job", [plain, raw_strings, two_hosts, heterogeneous, outside_the_distribution])
+@pytest.mark.slow
 def test_every_variable_is_the_toolkit_s(opt_ml, job, environ):
     job(opt_ml.config("inputdataconfig", {"training": {"TrainingInputMode": "File"}}))
     environ = opt_ml.environ({**environ, "AWS_DEFAULT_REGION": "eu-west-1", "SM_STUDIO_LOCAL_MODE": "true"})

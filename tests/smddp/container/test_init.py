@@ -322,6 +322,7 @@ def test_nothing_heavy_is_loaded(container):
 
 @pytest.mark.toolkit
 @pytest.mark.parametrize("distribution", ["plain", "torch_distributed"])
+@pytest.mark.slow
 def test_with_aws_s_own_toolkit_a_stop_reaches_every_rank_and_is_no_failure(container, distribution):
     hyperparameters = {"sagemaker_program": "train.py", "sagemaker_submit_directory": str(container.base / "code")}
     if distribution != "plain":

@@ -47,6 +47,7 @@ def test_installs_nothing_when_all_is_there(opt_ml):
     assert not (opt_ml.base / "venv").exists()
 
 
+@pytest.mark.slow
 def test_installs_into_the_job_s_own_environment_on_top_of_what_is_here(opt_ml):
     wheel(opt_ml.base / "code" / "wheels", "smddp_test_only", "1.0", "WHERE = __file__")
     wheel(opt_ml.base / "code" / "wheels", "packaging", "2000.0", "__version__ = 'of the job'")

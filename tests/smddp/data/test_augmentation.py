@@ -57,6 +57,7 @@ def fetch(
     return drawn
 
 
+@pytest.mark.slow
 def test_workers_and_ranks_and_where_an_epoch_goes_on_make_no_difference() -> None:
     alone = fetch(Draws(), workers=1)
     assert sorted(alone) == list(range(24))

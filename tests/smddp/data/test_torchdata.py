@@ -19,6 +19,7 @@ def make(workers: int) -> tuple[ElasticSampler, stateful.StatefulDataLoader]:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("counts", [False, True], ids=["plain", "advancing"])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.slow
 def test_the_loaders_own_state_resumes_at_the_next_batch_again_and_again(workers: int, counts: bool) -> None:
     batches = list(make(0)[0])
     state = None

@@ -71,6 +71,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("way", "run"), [("env", ""), ("tcp", ""), ("file", ""), ("tcp", "1")])
+@pytest.mark.slow
 def test_the_ranks_train_in_the_scripts_own_group(
     run_ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, run: str
 ) -> None:

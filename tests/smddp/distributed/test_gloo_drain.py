@@ -60,6 +60,7 @@ if way in ("leave", "subgroup"):
 
 
 @pytest.mark.parametrize("way", ["run", "leave", "subgroup", "no leave", "own group", "failure"])
+@pytest.mark.slow
 def test_ranks_end_well_whatever_gloos_workers_hold(way: str, run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks(PROGRAM, [{"WAY": way, "FORK_PYTHON_FINALIZES": "1"}] * 2)
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 DRIVER = """
 import multiprocessing, os, time
 import smddp
@@ -25,6 +27,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_a_launchers_rank_spawns_again_are_refused(run_ranks: Callable[..., list[Any]]) -> None:
     # With a hash seed the driver is the real Python: a fork server's programs all began with the server's environment.
     (rank,) = run_ranks(DRIVER, [{"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "PYTHONHASHSEED": "0"}])

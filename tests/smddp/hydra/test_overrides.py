@@ -48,6 +48,7 @@ def arrived(name: str, value: Any) -> Any:
 @example("null")
 @example("a=b,c")
 @example([0.1, "5", None, {"x": [True, "yes"]}])
+@pytest.mark.slow
 def test_any_value_arrives_as_it_left(value: Any) -> None:
     if _holds_missing(value):
         with pytest.raises(HyperparameterError, match="'name' can't be given to Hydra"):

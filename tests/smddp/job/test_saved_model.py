@@ -120,6 +120,7 @@ def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_the_old_model_stays_without_debris(tmp_path: Path) -> None:
     write_model(nn.Linear(2, 2), tmp_path)
     before = [(tmp_path / name).read_bytes() for name in ("model.pt", "model.safetensors")]

@@ -55,6 +55,7 @@ def reports(directory):
 
 @pytest.mark.parametrize("killed", [3, 0])
 @pytest.mark.parametrize("text", [ASLEEP, WITHOUT_SMDDP], ids=["smddp.run", "a script alone"])
+@pytest.mark.slow
 def test_a_killed_rank_ends_all_nodes_and_is_the_reason_on_each(two_nodes, tmp_path, text, killed):
     agents, ranks = two_nodes(text)
     os.kill(ranks[killed], signal.SIGKILL)
@@ -67,6 +68,7 @@ def test_a_killed_rank_ends_all_nodes_and_is_the_reason_on_each(two_nodes, tmp_p
         assert re.match(rf"Rank {killed} of 4 on \S+ was killed by SIGKILL, often because the host ran out", report)
 
 
+@pytest.mark.slow
 def test_the_others_learn_the_reason_though_the_first_node_has_nothing_left_to_do(two_nodes, tmp_path):
     agents, ranks = two_nodes(ASLEEP, 1)
     os.kill(ranks[0], signal.SIGKILL)
@@ -98,6 +100,7 @@ def test_a_rank_that_is_stopped_in_a_debugger_is_not_lost(two_nodes):
     assert [agent.wait(timeout=30) for agent in agents] == [143, 143]
 
 
+@pytest.mark.slow
 def test_a_rank_s_own_reason_is_everybody_s(two_nodes, tmp_path):
     text = ASLEEP.replace("time.sleep(600)", "time.sleep(600) if job.cluster.rank != 2 else int('twelve')")
     agents, _ = two_nodes(text)

@@ -37,6 +37,7 @@ def test_a_stop_reaches_every_rank_of_every_node(start, script):
     assert process.wait(timeout=30) == 75
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
     path = script("print('up'); wait(); open(f'stopped-{rank}', 'w').close(); sys.exit(75)")
     process = run(start, path, "processes_per_node=2")

@@ -57,6 +57,7 @@ def test_a_killed_rank_restarts_the_ranks_of_all_nodes_each_with_its_number(agen
     assert time.monotonic() - began < 60, "the survivors were given a grace in which they can't do anything"
 
 
+@pytest.mark.slow
 def test_once_restarts_are_used_up_the_first_failure_s_code_stands(agents, script):
     path = script(ROUND + "say(f'{round}')\nif rank == 1: sys.exit(9)\nwait(); sys.exit(1)")
     first, second = agents(path, "--max-restarts", "2")
@@ -102,6 +103,7 @@ def test_a_node_that_has_ended_well_does_not_wait_for_one_that_failed(agents, sc
     assert time.monotonic() - began < 25
 
 
+@pytest.mark.slow
 def test_a_node_that_has_ended_well_is_not_waited_for(agents, script, tmp_path):
     path = script("if rank: time.sleep(3); sys.exit(9)")
     began = time.monotonic()
@@ -186,6 +188,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_newest_checkpoint_with_each_sample_once(start, tmp_path, monkeypatch):
     monkeypatch.setenv("FORK_PYTHON_FINALIZES", "1")  # an abort at Python's own end would be the rank's exit code
     (tmp_path / "train.py").write_text(TRAINING)

@@ -98,6 +98,7 @@ def submit(slurm: SlurmCluster, tmp_path: Path) -> Callable[[Path], Batch]:
     return lambda script: Batch(slurm, tmp_path, script)
 
 
+@pytest.mark.slow
 def test_each_task_of_srun_is_a_node(slurm: SlurmCluster, tmp_path: Path) -> None:
     script = tmp_path / "where.py"
     script.write_text(
@@ -111,6 +112,7 @@ def test_each_task_of_srun_is_a_node(slurm: SlurmCluster, tmp_path: Path) -> Non
     assert sorted(ended.stdout.splitlines()) == lines, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_warning_before_the_time_is_up_stops_and_requeues(
     slurm: SlurmCluster, submit: Callable[[Path], Batch], train: Callable[..., Path]
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_warning_before_the_time_is_up_stops_and_requeues(
     assert slurm.await_state(batch.job, "COMPLETED", "FAILED") == "COMPLETED"
 
 
+@pytest.mark.slow
 def test_a_preempted_job_saves_and_goes_on(
     slurm: SlurmCluster, submit: Callable[[Path], Batch], train: Callable[..., Path]
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_preempted_job_saves_and_goes_on(
     assert steps == [f"step {step} of 2 ranks" for step in range(1, 41)]
 
 
+@pytest.mark.slow
 def test_scancel_saves_and_the_job_stays_cancelled(
     slurm: SlurmCluster, submit: Callable[[Path], Batch], train: Callable[..., Path]
 ) -> None:

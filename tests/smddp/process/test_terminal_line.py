@@ -126,6 +126,7 @@ def test_it_can_be_turned_off(how: dict[str, str], tmp_path: Path, fork_python: 
     assert "the end" in lines
 
 
+@pytest.mark.slow
 def test_lines_of_another_rank_come_whole_too(tmp_path: Path, fork_python: ForkPython) -> None:
     at_each_step = "if job.cluster.rank == 1: print('rank 1', 'at step', trainer.steps)"
     code, lines, live, _ = run_in_terminal(

@@ -104,6 +104,7 @@ def test_a_call_of_the_module_itself_is_a_float32_one() -> None:
     assert torch.equal(network(images()), untouched(images()))
 
 
+@pytest.mark.slow
 def test_what_torch_compile_made_is_refused() -> None:
     with pytest.raises(ValueError, match=r"which torch.compile does not see: give the model that is not compiled, or"):
         HalfWeightsModel(torch.compile(nn.Linear(2, 2)))  # type: ignore[arg-type]
@@ -125,6 +126,7 @@ def train(job: Job, precision: str, *, epochs: int) -> Network:
 
 
 @pytest.mark.parametrize("precision", ["O2", "O3"])
+@pytest.mark.slow
 def test_a_training_in_it_learns_and_resumes_exactly(tmp_path: Path, precision: str) -> None:
     undisturbed = train(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), precision, epochs=12)
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})

@@ -58,6 +58,7 @@ def state(run: Run) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"accumulate": 2}, {"precision": "fp16", "ema": 0.9}])
+@pytest.mark.slow
 def test_skip_goes_on_as_if_the_batch_had_never_been(tmp_path: Path, options: dict[str, Any]) -> None:
     run = Run(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")}), {3}, on_nonfinite="skip", **options)
     run.train()
@@ -78,6 +79,7 @@ def test_skip_goes_on_as_if_the_batch_had_never_been(tmp_path: Path, options: di
         assert run.trainer._state["ema"].n_averaged == run.scheduler.last_epoch
 
 
+@pytest.mark.slow
 def test_each_skipped_step_is_told_and_many_are_counted(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     model = network()
     trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), on_nonfinite="skip")
@@ -130,6 +132,7 @@ def test_an_infinite_loss_is_an_event_too(job: Job) -> None:
         run.train()
 
 
+@pytest.mark.slow
 def test_stop_leaves_a_durable_checkpoint_from_which_a_rerun_goes_on(tmp_path: Path) -> None:
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
     policy = CheckpointPolicy(keep=Retention(last=10))

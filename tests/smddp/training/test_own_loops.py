@@ -257,6 +257,7 @@ def train(parts: Parts, loader: Any, *, epochs: int = 2, stop_at: int | None = N
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.slow
 def test_a_plain_dataloader_is_taken_over_with_its_place(job: Job, workers: int) -> None:
     def loader(parts: Parts) -> DataLoader[Any]:
         own = DataLoader(points(), batch_size=6, shuffle=True, num_workers=workers)
@@ -310,6 +311,7 @@ def test_a_dataloader_whose_place_cannot_be_kept_is_refused_with_the_remedy(job:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.slow
 def test_a_loader_that_keeps_its_place_goes_on_in_mid_epoch(job: Job, workers: int) -> None:
     def loader(parts: Parts) -> Any:
         torch.manual_seed(5)

@@ -300,6 +300,7 @@ def main(job):
     assert ended.steps
 
 
+@pytest.mark.slow
 def test_a_stop_while_the_ranks_still_import_is_one_with_nothing_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_body_with_a_wrong_secret_is_not_read_into_memory(platform: LocalSageM
     assert peak(platform) - before < MEMORY
 
 
+@pytest.mark.slow
 def test_a_body_that_is_not_the_signed_one_lies_on_disk_meanwhile(platform: LocalSageMaker) -> None:
     before = peak(platform)
     secret = platform.boto_session.get_credentials().secret_key
@@ -185,6 +186,7 @@ def test_a_large_object_comes_back_as_it_went(platform: LocalSageMaker) -> None:
     assert hashlib.sha256(stored).digest() == hashlib.sha256(content).digest()
 
 
+@pytest.mark.slow
 def test_idle_and_slow_connections_leave_the_server_answering(platform: LocalSageMaker) -> None:
     """1,100 that say nothing, and 100 that send a body drop by drop."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -39,6 +39,7 @@ def platform() -> Iterator[LocalSageMaker]:
         yield platform
 
 
+@pytest.mark.slow
 def test_every_operation_is_answered_whatever_it_is_sent(platform: LocalSageMaker) -> None:
     platform.boto_session.client("sagemaker").list_models()  # moto reads its own modules once
     before = resident(platform)
@@ -165,6 +166,7 @@ def test_a_target_without_a_path_is_refused(platform: LocalSageMaker, service: s
     assert b"html" not in content.lower()
 
 
+@pytest.mark.slow
 def test_a_malformed_request_to_s3_is_refused_and_no_bug(platform: LocalSageMaker) -> None:
     platform.boto_session.client("s3").put_object(Bucket=platform.default_bucket, Key="key", Body=b"content")
     chance = random.Random(5)

@@ -122,6 +122,7 @@ def test_a_running_job_is_not_deleted(client: Any) -> None:
     assert (code, "stop it" in message) == ("ResourceInUse", True)
 
 
+@pytest.mark.slow
 def test_a_platform_that_failed_ends_its_jobs_and_starts_no_other(client: Any) -> None:
     name = client.submit("import time; time.sleep(60)")
     client.wait_for(name, "Training")

@@ -424,6 +424,7 @@ def test_a_defect_of_the_platform_is_an_internal_error(
 # Metrics
 
 
+@pytest.mark.slow
 def test_regexes_that_take_too_long_hold_up_no_stop_and_the_log_names_them(client: Any, lines: Lines) -> None:
     request = client.request(f"for _ in range(3000): print('a' * 22)\n{textwrap.dedent(ENDLESS)}")
     definitions = [{"Name": f"slow-{number}", "Regex": "(a*)*b" + str(number)} for number in range(3)]

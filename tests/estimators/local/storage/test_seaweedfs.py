@@ -199,6 +199,7 @@ def test_makes_no_bucket_that_nobody_asked_for(s3):
         s3.put_object(Bucket="never-made", Key="a", Body=b"")
 
 
+@pytest.mark.slow
 def test_holds_more_buckets_than_the_disk_has_gigabytes(tmp_path):
     with running(tmp_path) as storage, client(storage) as s3:
         for number in range(min(shutil.disk_usage(tmp_path).free // 2**30 + 10, 100)):
@@ -211,6 +212,7 @@ def test_refuses_a_second_writer_of_an_object(s3):
         s3.put_object(Bucket="private", Key="secret", Body=b"", IfNoneMatch="*")
 
 
+@pytest.mark.slow
 def test_works_in_a_directory_whose_name_is_longer_than_a_sockets_may_be(tmp_path):
     directory = tmp_path / ("long" * 30)
     directory.mkdir()
@@ -219,6 +221,7 @@ def test_works_in_a_directory_whose_name_is_longer_than_a_sockets_may_be(tmp_pat
 
 
 @BOTH_WAYS
+@pytest.mark.slow
 def test_is_started_again_on_the_same_data_when_it_is_killed(isolated, tmp_path, caplog):
     with running(tmp_path, isolated) as storage, client(storage) as s3:
         storage.watch(lambda reason: None)
@@ -233,6 +236,7 @@ def test_is_started_again_on_the_same_data_when_it_is_killed(isolated, tmp_path,
 
 
 @pytest.mark.namespaces
+@pytest.mark.slow
 def test_a_restart_that_fails_is_tried_again_and_never_without_namespaces(tmp_path, caplog, monkeypatch):
     with running(tmp_path) as storage, client(storage) as s3:
         storage.watch(lambda reason: None)
@@ -365,6 +369,7 @@ PARENT = """if True:
 """
 
 
+@pytest.mark.slow
 def test_dies_with_a_parent_that_was_killed_and_loses_nothing(tmp_path):
     body = os.urandom(9 << 20)
     parent = subprocess.Popen(

@@ -140,6 +140,7 @@ time.sleep(0.2)
 
 
 @pytest.mark.parametrize(("hang", "end", "code"), HANGS.values(), ids=HANGS)
+@pytest.mark.slow
 def test_a_process_ends_whatever_is_under_way(hang: str, end: str, code: int) -> None:
     program = PROGRAM.format(hang=hang, end=end)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
@@ -147,6 +148,7 @@ def test_a_process_ends_whatever_is_under_way(hang: str, end: str, code: int) ->
     assert "the process ends while a checkpoint is being written" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_lets_a_short_save_finish(tmp_path: Path) -> None:
     program = f"""
 import time, pathlib

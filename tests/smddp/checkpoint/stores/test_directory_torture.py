@@ -27,6 +27,7 @@ def directory() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("number", "again"), [(0, False), (2, False), (2, True)], ids=["first", "third, which prunes", "a second time"]
 )
+@pytest.mark.slow
 def test_killed_at_each_operation_of_a_save_the_run_goes_on(number: int, again: bool, directory: Path) -> None:
     outcome = kill_in_a_save(number, again=again, directory=directory)
     assert not outcome.failures
@@ -34,6 +35,7 @@ def test_killed_at_each_operation_of_a_save_the_run_goes_on(number: int, again: 
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.slow
 def test_what_was_durable_survives_a_loss_of_power_after_any_operation(seed: int, directory: Path) -> None:
     assert not lose_power(disks=400, seed=seed, directory=directory).failures
 
@@ -42,6 +44,7 @@ def test_what_was_durable_survives_a_loss_of_power_after_any_operation(seed: int
     ("number", "code", "lasting"),
     [(0, errno.EIO, False), (2, errno.EIO, False), (1, errno.ENOSPC, True), (2, errno.ENOSPC, True)],
 )
+@pytest.mark.slow
 def test_a_disk_that_fails_at_any_operation_leaves_what_was_there(
     number: int, code: int, lasting: bool, directory: Path
 ) -> None:
@@ -50,5 +53,6 @@ def test_a_disk_that_fails_at_any_operation_leaves_what_was_there(
     assert outcome.done > 30
 
 
+@pytest.mark.slow
 def test_of_two_writers_of_the_same_step_exactly_one_commits(directory: Path) -> None:
     assert not two_writers(meetings=12, seed=1, directory=directory).failures

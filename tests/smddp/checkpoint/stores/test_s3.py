@@ -186,6 +186,7 @@ for step in range(steps):
 
 
 @pytest.mark.usefixtures("fork_python")
+@pytest.mark.slow
 def test_of_two_writers_one_commits_each_step(store: S3Store, server: Server, bucket: str) -> None:
     steps = 25
     writers = {

@@ -19,6 +19,7 @@ def torturer(server: Server, proxy: FaultProxy) -> Iterator[Torturer]:
 
 
 @pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.slow
 def test_a_save_comes_through_or_fails_in_time_and_leaves_nothing(torturer: Torturer, fault: Fault) -> None:
     position = list(Fault).index(fault)
     case = Case(is_save=True, replaces=position % 2 == 0, fault=fault, first=17 - 2 * position, count=1)
@@ -55,6 +56,7 @@ def test_an_answer_that_ends_too_early_is_asked_for_from_there_on(
 
 @pytest.mark.parametrize("first", [0, 5])  # the first request, or one in the midst of the upload
 @pytest.mark.parametrize("fault", [Fault.INTERNAL_ERROR, Fault.SLOW_DOWN, Fault.SILENCE, Fault.REFUSED, Fault.EXPIRED])
+@pytest.mark.slow
 def test_a_server_that_fails_for_good_is_an_error_in_time(torturer: Torturer, fault: Fault, first: int) -> None:
     error, wrong = torturer.run(Case(is_save=True, replaces=True, fault=fault, first=first, count=1000))
     assert wrong == []

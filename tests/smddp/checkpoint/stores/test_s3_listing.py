@@ -106,6 +106,7 @@ def in_memory() -> Any:
 
 
 @pytest.mark.parametrize("prefix", ["", "runs/7"])
+@pytest.mark.slow
 def test_more_checkpoints_than_a_page(in_memory: Any, prefix: str) -> None:
     location = S3Location.parse(f"s3://bucket/{prefix}")
     for step in range(100, 110_001, 100):

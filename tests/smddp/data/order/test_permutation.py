@@ -86,6 +86,7 @@ def test_seed_and_epoch_are_not_added_up() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.slow
 def test_all_orders_of_a_few_samples_are_equally_likely(size: int) -> None:
     seeds = 200 * math.factorial(size)
     counts = Counter(tuple(order(size, seed=seed)) for seed in range(min(seeds, 6000)))

@@ -74,6 +74,7 @@ def runs(draw: st.DrawFn) -> tuple[int, int, Tail, list[tuple[int, int, int]]]:
 
 
 @given(run=runs(), seed=st.integers(), epoch=st.integers(0, 3))
+@pytest.mark.slow
 def test_any_schedule_of_world_sizes_and_resumes_gives_the_undisturbed_order(
     run: tuple[int, int, Tail, list[tuple[int, int, int]]], seed: int, epoch: int
 ) -> None:

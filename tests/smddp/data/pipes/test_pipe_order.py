@@ -126,6 +126,7 @@ def test_hosts_with_parts_of_their_own_take_as_many_steps(serve: Serve) -> None:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_schedule_of_hosts_and_resumes_gives_each_record_once(serve: Serve, data: st.DataObject) -> None:
     records, epochs = data.draw(st.integers(12, 60), "records"), 2
     expected = [1000 * epoch + n for epoch in range(epochs) for n in range(records - records % 12)]

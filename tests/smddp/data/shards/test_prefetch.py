@@ -98,6 +98,7 @@ def test_a_producer_that_waits_long_can_ask_whether_it_is_wanted() -> None:
     assert "smddp shard reader" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.slow
 def test_a_fork_that_inherits_it_does_not_wait_for_its_thread() -> None:
     items = prefetch(Counting(), ahead=1_000_000)  # it takes and lets go of the lock all the time
     next(items)

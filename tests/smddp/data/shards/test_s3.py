@@ -23,6 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("kind", ["tar", "jsonl"])
+@pytest.mark.slow
 def test_gives_the_same_batches_as_a_directory_and_resumes(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

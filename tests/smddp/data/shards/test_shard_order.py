@@ -73,6 +73,7 @@ def runs(draw: st.DrawFn) -> tuple[dict[str, Any], ShardedDataset, list[tuple[in
 
 @settings(deadline=None, max_examples=30)
 @given(run=runs(), epoch=st.integers(0, 3))
+@pytest.mark.slow
 def test_any_schedule_of_world_sizes_and_resumes_gives_the_undisturbed_order(
     run: tuple[dict[str, Any], ShardedDataset, list[tuple[int, int, int]]], epoch: int
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_short_last_batch_resumes_on_another_number_of_ranks() -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "tar"])
+@pytest.mark.slow
 def test_the_number_of_loader_workers_changes_nothing(tmp_path: Path, kind: str) -> None:
     dataset = ShardedDataset(fill(tmp_path, numbered([40, 3, 60], kind=kind)), window=20)
     order = ShardOrder(dataset, global_batch=16, rank=1, world_size=2, accumulate=2)

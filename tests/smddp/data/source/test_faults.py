@@ -30,6 +30,7 @@ def large(s3: Any, bucket: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("number", [0, 4])
 @pytest.mark.parametrize("fault", COMES_THROUGH)
+@pytest.mark.slow
 def test_comes_through_a_fault(through: Callable[..., S3Source], proxy: FaultProxy, fault: Fault, number: int) -> None:
     source = through()
     proxy.begin(lambda request: fault if request in (number, number + 1) else None)

@@ -45,6 +45,7 @@ def test_lists_what_is_data_sorted_by_name(source: S3Source, s3: Any, bucket: st
     assert f"{prefix}/b.tar" in {blob.name for blob in S3Source(f"s3://{bucket}").list()}
 
 
+@pytest.mark.slow
 def test_lists_more_than_one_page(source: S3Source, s3: Any, bucket: str, prefix: str) -> None:
     names = [f"{number:04}.tar" for number in range(1003)]
     for name in names:
@@ -53,6 +54,7 @@ def test_lists_more_than_one_page(source: S3Source, s3: Any, bucket: str, prefix
 
 
 @pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.slow
 def test_gives_the_bytes_of_the_range(source: S3Source, large: str, listed: bool) -> None:
     n = len(LARGE)
     ranges = [(0, None), (0, 0), (1, 1), (MIB - 1, 2), (7, 3 * MIB), (2 * MIB, None), (n - 1, 9), (n, None), (n + 5, 7)]
@@ -83,6 +85,7 @@ def test_reads_of_any_size_give_the_same_bytes(source: S3Source, large: str) -> 
     assert content == LARGE
 
 
+@pytest.mark.slow
 def test_more_streams_than_memory_and_connections_all_come_to_their_end(source: S3Source, large: str) -> None:
     streams = [source.open(large, number) for number in range(12)]
     contents = [bytearray() for _ in streams]
@@ -160,6 +163,7 @@ def test_a_stream_does_not_outlive_a_fork(source: S3Source, large: str) -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.slow
 def test_what_was_listed_goes_along(source: S3Source, large: str, s3: Any, bucket: str, prefix: str) -> None:
     source.list()
     copy = pickle.loads(pickle.dumps(source))

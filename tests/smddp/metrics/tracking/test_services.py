@@ -50,6 +50,7 @@ def test_tensorboard_shows_one_run_without_the_steps_that_came_again(tmp_path: P
 
 
 @pytest.mark.trackers
+@pytest.mark.slow
 def test_mlflow_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
@@ -71,6 +72,7 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.trackers
+@pytest.mark.slow
 def test_wandb_writes_offline_runs_of_one_id(tmp_path: Path) -> None:
     stop_and_resume(WandB("digits", "offline"), WandB("digits", "offline"), tmp_path)
     directories = sorted((tmp_path / "run" / "output" / "wandb").glob("offline-run-*"))

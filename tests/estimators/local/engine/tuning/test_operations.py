@@ -292,6 +292,7 @@ def test_failed_jobs_do_not_count_and_a_search_of_nothing_else_fails(
     assert "BestTrainingJob" not in found
 
 
+@pytest.mark.slow
 def test_a_warm_start_knows_what_its_parents_found(client: Client, make_request: Request) -> None:
     client.run(make_request(HyperParameterTuningJobName="parent", config=limited(10, 1, Strategy="Bayesian")))
     warm = {
