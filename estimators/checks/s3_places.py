@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ParamValidationError
 
 from estimators.checks.channels import requested, uri_of
 from estimators.problem import Problem, error
@@ -69,6 +69,8 @@ def _look(uri: object, s3: S3Client, *, is_object: bool, is_written: bool) -> st
             s3.head_bucket(Bucket=bucket)
             return ""
         first = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", ())
+    except (ParamValidationError, UnicodeEncodeError):
+        return f"{uri!a} is no place in S3: no bucket or no key has such a name"
     except ClientError as fault:
         if fault.response.get("Error", {}).get("Code") in ("NoSuchBucket", "404"):
             return f"there is no bucket {bucket}"
