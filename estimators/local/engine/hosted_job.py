@@ -243,10 +243,10 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             return self._ending in (Ending.STOP, Ending.CLOSE)
 
     def await_capacity(self, seconds: float) -> None:
-        """Return after so many seconds, or when the job is to end."""
+        """Return after so many seconds, or when the job is to end, be it for the platform's sake."""
         until = time.monotonic() + seconds
         with self._changed:
-            while not self.must_end() and (left := until - time.monotonic()) > 0:
+            while not self.must_end() and self._ending is None and (left := until - time.monotonic()) > 0:
                 self._changed.wait(min(left, self._limits.seconds_left(self._progress)))
 
     def begin_training(self, hosts: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from estimators.local.chaos import Chaos, JobFault, LoseHost, Reclaim
@@ -66,3 +67,12 @@ def test_a_job_that_is_no_spot_job_leaves_reclaims_to_others() -> None:
     chaos = Chaos([Reclaim(step=1)])
     begun(JobFaults(training(), chaos)).end()
     assert chaos.describe() == [("reclaim step=1", 0)]
+
+
+def test_a_job_that_waits_for_capacity_ends_with_what_it_needs_of_the_platform() -> None:
+    job = training()
+    waiting = threading.Thread(target=job.await_capacity, args=(3600,), daemon=True)
+    waiting.start()
+    job.platform_failed("InternalServerError: the storage is gone", for_good=True)
+    waiting.join(10)
+    assert not waiting.is_alive()
