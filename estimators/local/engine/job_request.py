@@ -17,6 +17,11 @@ from estimators.request_rules import BrokenRule, broken_by_tags
 
 ML_ROOT = PurePosixPath("/opt/ml")
 
+_MOST_NAME_BYTES = 255
+"""Linux gives no file a longer name."""
+_MOST_PATH_BYTES = 1024
+"""Far from Linux's 4096: the directory lies in another one on this machine, and files lie in it."""
+
 InputMode = Literal["File", "FastFile", "Pipe"]
 
 
@@ -131,6 +136,23 @@ def parse_uri(text: str, member: str) -> S3Uri:
         return S3Uri.parse(text)
     except ValueError as error:
         raise invalid(f"{member}: {error}.") from None
+
+
+def require_path(path: PurePosixPath, member: str) -> None:
+    """Return if there can be such a directory on every host.
+
+    Raises:
+        ApiError: ValidationException, if there can't.
+    """
+    try:
+        sizes = [len(part.encode()) for part in path.parts]
+    except UnicodeEncodeError:
+        raise invalid(f"{member} is {ascii(str(path))[:100]}, which is not UTF-8; give another directory.") from None
+    if max(sizes) > _MOST_NAME_BYTES or sum(sizes) + len(sizes) > _MOST_PATH_BYTES:
+        raise invalid(
+            f"{member} begins with {str(path)[:60]!r}; no name in it may have over {_MOST_NAME_BYTES} bytes, and it "
+            f"may have {_MOST_PATH_BYTES} at most: give a shorter one."
+        )
 
 
 def refuse(broken: Iterable[BrokenRule]) -> None:

@@ -23,6 +23,7 @@ from estimators.local.engine.job_request import (
     read_faults,
     read_tags,
     refuse,
+    require_path,
 )
 from estimators.local.engine.objects import FileUri, S3Uri
 from estimators.local.engine.validation import check_request
@@ -199,6 +200,7 @@ def _synced(members: Mapping[str, Any], member: str, what: str) -> SyncedFolder 
             f"{member}.LocalPath is {path}; on the local platform it must be a directory below {ML_ROOT} and "
             f"not below {ML_ROOT}/input, such as {default}."
         )
+    require_path(path, f"{member}.LocalPath")
     uri = parse_uri(config[place], f"{member}.{place}")
     return SyncedFolder(
         what=what, uri=uri.below(f"{members['TrainingJobName']}/{below_job}") if below_job else uri, path=below

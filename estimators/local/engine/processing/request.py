@@ -18,6 +18,7 @@ from estimators.local.engine.job_request import (
     parse_uri,
     read_faults,
     read_tags,
+    require_path,
 )
 from estimators.local.engine.validation import check_request
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
@@ -133,6 +134,7 @@ def _local_path(given: Mapping[str, Any], where: str) -> PurePosixPath:
     below = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else PurePosixPath()
     if not below.parts or ".." in below.parts:
         raise invalid(f"{where}: LocalPath is {given.get('LocalPath')!r}; give a directory below {_ROOT}.")
+    require_path(path, f"{where}: LocalPath")
     return path.relative_to(ML_ROOT)
 
 
