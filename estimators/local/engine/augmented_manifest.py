@@ -64,6 +64,7 @@ def _part(name: str, value: Any) -> S3Uri | bytes:
         uri = S3Uri.parse(str(value))
         if not uri.key:
             raise ValueError(f"{name} is {uri}, which is a bucket; name an object")
+        uri.key.encode()  # every key is UTF-8
         return uri
     return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
 

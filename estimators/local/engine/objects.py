@@ -93,7 +93,7 @@ def explaining(what: str, uri: S3Uri | FileUri) -> Iterator[None]:
         yield
     except ClientError as error:
         raise FailedJobError(f"{head}: {_explain(error, uri)}") from error
-    except (BotoCoreError, Boto3Error, BadKeyError, HTTPError) as error:
+    except (BotoCoreError, Boto3Error, BadKeyError, HTTPError, UnicodeEncodeError) as error:
         raise FailedJobError(f"{head}: {error}") from error
     except OSError as error:
         where = f" ({legible(os.fsdecode(error.filename))})" if isinstance(error.filename, str | bytes) else ""

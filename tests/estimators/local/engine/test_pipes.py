@@ -187,6 +187,7 @@ def test_a_text_is_sent_as_it_is(harness: Harness, serve: Any) -> None:
         ('{"label": 1, "image-ref": "b/a"}', "line 1: 'b/a' is not of the form s3://bucket/prefix"),
         ('{"label": 1, "image-ref": "s3://b"}', "line 1: image-ref is s3://b/, which is a bucket; name an object"),
         ('{"label": "\\ud800", "image-ref": "s3://b/a"}', "line 1: .*surrogates not allowed"),
+        ('{"label": 1, "image-ref": "s3://b/\\ud800"}', "line 1: .*surrogates not allowed"),
     ],
 )
 def test_an_augmented_manifest_that_can_not_be_sent_is_refused_before_the_program_runs(
