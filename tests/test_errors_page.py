@@ -76,6 +76,7 @@ def test_a_message_of_the_page_is_one_of_the_source(message: str) -> None:
 
 
 @pytest.mark.parametrize("message", messages())
+@pytest.mark.slow
 def test_a_message_of_the_page_is_looked_for_by_a_test(message: str) -> None:
     source = set(texts("estimators", "smddp"))
     saying = {text for text in source if message.rstrip('…": ') in text}

@@ -51,6 +51,7 @@ def test_the_gpu_benchmark_trains_each_loop_on_a_cpu_too(kind: str, precisions: 
     assert lines[-1].startswith("a checkpoint of ")
 
 
+@pytest.mark.slow
 def test_the_gpu_is_busy_where_any_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from gpu import union_seconds  # type: ignore[import-not-found]

@@ -167,6 +167,7 @@ CHECKPOINTS = {"checkpoint_s3_uri": "s3://jobs/checkpoints"}
     ],
     ids=lambda value: str(value)[:60],
 )
+@pytest.mark.slow
 def test_what_is_wrong_is_found(build: Any, parameters: Any, errors: list[str], warnings: list[str]) -> None:
     plan = build(**parameters).plan({"training": "s3://data/train"})
     assert (parameters_of(plan.errors), parameters_of(plan.warnings)) == (errors, warnings), str(plan)

@@ -45,6 +45,7 @@ def test_the_list_has_each_of_1000_jobs_once_and_comes_fast(client: Client) -> N
     assert sorted(seconds)[len(seconds) // 2] < 0.2
 
 
+@pytest.mark.slow
 def test_the_list_is_filtered_by_name_and_status(client: Client) -> None:
     assert set(listed(client.text("/?name=many-001"))) == {f"many-001{number}" for number in range(10)}
     assert listed(client.text("/?name=many-001&status=Stopping")) == []
@@ -64,6 +65,7 @@ def test_a_log_of_100000_lines_is_read_window_by_window(client: Client) -> None:
     assert lines(client, "start=0&count=5&host=algo-9")["total"] == 0
 
 
+@pytest.mark.slow
 def test_a_line_can_neither_control_nor_change_what_shows_it(client: Client) -> None:
     text = lines(client, "start=-1&count=1")["lines"][0][-1]
     assert text == "<script>alert(1)</script> &amp; \u202eback"  # as text: the page puts it in as such

@@ -80,6 +80,7 @@ def test_the_session_uses_no_proxy(hostile):
         client.list_buckets()
 
 
+@pytest.mark.slow
 def test_another_program_reaches_the_platform_whatever_its_users_environment_says(hostile, tmp_path):
     ACCESS.write_files(tmp_path)
     script = """if True:

@@ -51,6 +51,7 @@ def statuses(job: dict[str, Any]) -> list[str]:
         ("s3", "list_buckets", {}, ("SlowDown", 503), ("InternalError", 500)),
     ],
 )
+@pytest.mark.slow
 def test_a_request_is_throttled_and_fails_in_awss_form_and_then_no_more(
     sagemaker: LocalSageMaker,
     service: str,

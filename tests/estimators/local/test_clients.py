@@ -54,6 +54,7 @@ def test_boto3_runs_jobs_side_by_side(platform, job_request):
     assert {job["TrainingJobName"] for job in listed} == set(names)
 
 
+@pytest.mark.slow
 def test_boto3_is_told_what_is_wrong_with_its_request(platform, job_request):
     client = platform.boto_session.client("sagemaker")
     client.create_training_job(**job_request("twice", "true"))

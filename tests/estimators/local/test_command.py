@@ -40,10 +40,12 @@ def test_runs_a_program_against_a_platform_of_its_own():
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
+@pytest.mark.slow
 def test_passes_the_programs_exit_code_on(script, code):
     assert run("local", "run", "--", "sh", "-c", script).returncode == code
 
 
+@pytest.mark.slow
 def test_passes_sigterm_on():
     script = "trap 'exit 42' TERM; echo up; sleep 60 & wait"
     process = subprocess.Popen([SMDDP, "local", "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
@@ -54,6 +56,7 @@ def test_passes_sigterm_on():
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_program_that_there_is_not_is_one_line():
     done = run("local", "run", "--", "no-such-program")
     assert done.stderr == "smddp local: no-such-program: No such file or directory\n"

@@ -64,6 +64,7 @@ def test_its_session_for_the_sdk_uses_its_bucket(platform):
     assert platform.session.boto_session is platform.boto_session
 
 
+@pytest.mark.slow
 def test_plays_any_region(tmp_path):
     with LocalSageMaker(tmp_path / "made", region="eu-west-3") as platform:
         assert platform.default_bucket == "sagemaker-eu-west-3-123456789012"
@@ -169,6 +170,7 @@ def test_nothing_survives_a_parent_that_was_killed_while_it_started(storage, tmp
 
 
 @pytest.mark.parametrize("storage", ["memory", pytest.param("disk", marks=pytest.mark.seaweedfs)])
+@pytest.mark.slow
 def test_nothing_survives_a_server_and_a_parent_that_were_killed_together(storage, job_request, tmp_path):
     marker = f"4{uuid.uuid4().int % 10**8}"
     parent = subprocess.Popen(

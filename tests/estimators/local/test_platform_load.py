@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from estimators.local import LocalSageMaker
 from tests.torture.many_jobs import run_at_once
 from tests.torture.request_fuzz import fuzz
 from tests.torture.stop_races import race_stops
 
 
+@pytest.mark.slow
 def test_jobs_at_once_are_completed_with_all_lines_of_their_logs(platform: LocalSageMaker) -> None:
     assert run_at_once(platform, jobs=3).failures == ()
 

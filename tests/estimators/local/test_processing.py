@@ -60,6 +60,7 @@ def parameters(platform: LocalSageMaker) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("fast_sdk")
+@pytest.mark.slow
 def test_a_script_processor_joins_two_inputs_and_shows_the_log(
     platform: LocalSageMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_script_processor_joins_two_inputs_and_shows_the_log(
 
 
 @pytest.mark.usefixtures("fast_sdk")
+@pytest.mark.slow
 def test_a_pytorch_processor_runs_a_directory_and_raises_when_it_fails(
     platform: LocalSageMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +120,7 @@ def request(platform: LocalSageMaker, name: str, script: str) -> dict[str, Any]:
 
 
 @pytest.mark.seaweedfs
+@pytest.mark.slow
 def test_a_killed_platform_s_jobs_and_logs_are_known_and_a_stopped_platform_stops_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

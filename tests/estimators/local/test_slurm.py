@@ -123,6 +123,7 @@ def test_the_same_estimator_trains_on_the_cluster_and_goes_on_after_a_preemption
     assert not allocations(slurm)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_cancelled_at_slurm_was_lost_and_says_so(platform: LocalSageMaker, slurm: SlurmCluster) -> None:
     job = submit(platform, WAITS)
     await_log(platform, job, "up")
@@ -196,6 +197,7 @@ def test_what_goes_wrong_is_the_jobs_failure_reason(
     assert not allocations(slurm)
 
 
+@pytest.mark.slow
 def test_nodes_that_bar_namespaces_run_programs_in_the_directory_itself(slurm: SlurmCluster, tmp_path: Path) -> None:
     one = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
     with pytest.MonkeyPatch.context() as patch:

@@ -106,6 +106,7 @@ def compared(request: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.sdk_v3
+@pytest.mark.slow
 def test_each_member_of_v3_has_a_parameter_or_a_reason(of_v3: dict[str, Any]) -> None:
     members = of_v3["members"]
     unused = {"config_mgr", "model_package_config", "selected_instance_type", "selected_instance_count"}
@@ -287,6 +288,7 @@ MIGRATED_ALL_THE_SAME = ("a name in a dict", "a class in a variable", "a version
 
 
 @pytest.mark.parametrize("name", OPEN)
+@pytest.mark.slow
 def test_what_can_not_be_migrated_is_said_with_its_line(name: str) -> None:
     script, line, words = OPEN[name]
     migration = migrate(script.encode())

@@ -117,6 +117,7 @@ def test_a_notebooks_function_is_sent_by_cloudpickle_with_what_it_needs(
     assert not any(name.startswith("estimators") for name in names)
 
 
+@pytest.mark.slow
 def test_a_plan_sends_nothing_and_what_is_wrong_with_the_job_is_in_it(
     training: Any, sagemaker_session: Any, requests: list[dict[str, Any]]
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_same_code_is_uploaded_once(
     assert len(uploads) == 2
 
 
+@pytest.mark.slow
 def test_what_lies_there_and_is_other_code_is_replaced(
     code: Path, sagemaker_session: Any, uploads: list[Any], requests: list[Any]
 ) -> None:

@@ -101,6 +101,7 @@ def test_without_local_it_goes_where_boto3_leads(directory, script, monkeypatch,
     assert "APP HANDLE" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_the_estimator_finds_reaches_the_user(directory, tmp_path, caplog):
     with pytest.raises(SystemExit):
         run(directory, str(tmp_path / "nothing.py"), max_run="0")

@@ -267,6 +267,7 @@ def test_after_the_errors_all_ranks_go_on_together(told: Any) -> None:
     assert [each["step again"] for each in told[1]] == [1, 1]
 
 
+@pytest.mark.slow
 def test_ranks_share_the_work_and_the_failure_of_one(tmp_path: Path) -> None:
     results = run_ranks(share_the_work, 3, tmp_path)
     (info,) = list_checkpoints(tmp_path / "checkpoints")
@@ -287,6 +288,7 @@ def test_ranks_share_the_work_and_the_failure_of_one(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-000000000001"]
 
 
+@pytest.mark.slow
 def test_any_number_of_ranks_goes_on_and_each_has_its_own_state_back(tmp_path: Path) -> None:
     lives = []
     for world_size in (2, 1, 3):

@@ -136,6 +136,7 @@ def test_without_a_word_of_the_ranks_the_program_s_own_code_and_report_stand(con
     assert container.failure.read_text() == "ExecuteUserScriptError: ExitCode 1"
 
 
+@pytest.mark.slow
 def test_a_stop_before_the_ranks_are_there_reaches_them_once_they_can_hear_it(container):
     rank = container.program("rank.py", "import time; time.sleep(1)  # as the import of torch does\n" + RANK)
     launcher = container.program("torchrun", LAUNCHER)

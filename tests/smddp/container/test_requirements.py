@@ -66,6 +66,7 @@ def test_installs_into_the_job_s_own_environment_on_top_of_what_is_here(opt_ml):
     assert not here[1].startswith("of")
 
 
+@pytest.mark.slow
 def test_the_failure_holds_pip_s_last_lines(opt_ml):
     opt_ml.code("train.py", "").code("requirements.txt", "--no-index\nno-such-distribution==1.0\n")
     opt_ml.hyperparameters(sagemaker_program="train.py")

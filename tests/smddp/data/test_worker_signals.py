@@ -72,6 +72,7 @@ def alive(pid: int) -> bool:
         "torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=2)",
     ],
 )
+@pytest.mark.slow
 def test_sigterm_to_the_process_group_is_a_stop_with_a_checkpoint(tmp_path: Path, loader: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM.replace("LOADER", loader))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HEAD = """
 import torch
 from torch import nn
@@ -93,6 +95,7 @@ def test_ranks_gather_and_reduce_or_are_all_told_why_not(run_ranks: Callable[...
     assert "seen=21" in ranks[0].logged
 
 
+@pytest.mark.slow
 def test_a_running_mean_is_of_all_ranks_and_goes_on_across_a_resume(
     run_ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_failure_during_a_stop_ends_the_job_instead_of_waiting_for_a_checkpoin
     assert "A rank of another node failed during the stop" in stopped_log
 
 
+@pytest.mark.slow
 def test_a_node_that_has_ended_well_does_not_wait_for_one_that_failed(agents, script):
     began = time.monotonic()
     first, second = agents(script("if rank: time.sleep(2); sys.exit(9)"))

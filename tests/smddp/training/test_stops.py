@@ -150,6 +150,7 @@ def train(trainer, loader):
 """
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_takes_too_long_is_left_with_all_steps_saved(tmp_path: Path) -> None:
     ended = stopped(
         tmp_path,
@@ -245,6 +246,7 @@ def main(job):
     assert abs(of_each[0][-1] - of_each[1][-1]) <= 1
 
 
+@pytest.mark.slow
 def test_storage_that_hangs_does_not_hold_a_stop(tmp_path: Path) -> None:
     ended = stopped(
         tmp_path,
@@ -281,6 +283,7 @@ def main(job):
     assert ended.code == 0
 
 
+@pytest.mark.slow
 def test_smddp_run_passes_slurms_early_signal_on(tmp_path: Path) -> None:
     ended = stopped(
         tmp_path,

@@ -119,6 +119,7 @@ def test_has_a_network_and_a_place_for_sockets_of_its_own(storage, s3):
 
 
 @pytest.mark.namespaces
+@pytest.mark.slow
 def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(tmp_path):
     # The limit of a user namespace of the test's own: nothing in it may make a further one.
     run = subprocess.run(
@@ -181,6 +182,7 @@ def answer(connection: socket.socket) -> bytes:
 
 @pytest.mark.root
 @BOTH_WAYS
+@pytest.mark.slow
 def test_no_other_user_connects_to_a_socket_or_opens_a_file_of_its(isolated, open_directory):
     data, run = open_directory / "data", open_directory / "run"
     run.mkdir(mode=0o700)

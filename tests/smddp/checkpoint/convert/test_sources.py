@@ -44,6 +44,7 @@ def test_a_prefix_in_s3_with_a_model_is_read_as_a_directory_is(s3: str, tmp_path
     assert torch.equal(found["weight"], model.weight)
 
 
+@pytest.mark.slow
 def test_checkpoints_in_s3_come_before_a_model_beside_them(s3: str) -> None:
     write_checkpoint(open_store(f"{s3}/m"), 1, {"model": {"a": torch.ones(1)}})
     boto3.client("s3").put_object(Bucket="bucket", Key="m/model.pt", Body=b"")

@@ -196,6 +196,7 @@ def test_when_several_fail_the_first_rank_is_told_of(job: Job, monkeypatch: pyte
         lambda state: state.update({"layer.0": torch.ones(3)}),
     ],
 )
+@pytest.mark.slow
 def test_ranks_with_different_states_are_refused(change: Callable[[Any], object], job: Job) -> None:
     change(job.models[1].state)
     assert_failed(

@@ -280,6 +280,7 @@ def test_checking_leaves_nothing(store: S3Store, s3: Any, bucket: str) -> None:
     assert keys(s3, bucket) == []
 
 
+@pytest.mark.slow
 def test_a_fork_makes_a_connection_of_its_own(store: S3Store) -> None:
     save(store)
     child = os.fork()

@@ -38,6 +38,7 @@ def test_a_multipart_upload_whose_begin_or_completion_is_not_answered_leaves_no_
 
 
 @pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.slow
 def test_a_load_comes_through_or_fails_in_time(torturer: Torturer, fault: Fault) -> None:
     case = Case(is_save=False, replaces=False, fault=fault, first=list(Fault).index(fault), count=1)
     error, wrong = torturer.run(case)
@@ -47,6 +48,7 @@ def test_a_load_comes_through_or_fails_in_time(torturer: Torturer, fault: Fault)
 
 @pytest.mark.parametrize("request_", [1, 3, 4], ids=["manifest", "part", "next part"])
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 def test_an_answer_that_ends_too_early_is_asked_for_from_there_on(
     torturer: Torturer, request_: int, count: int
 ) -> None:

@@ -162,6 +162,7 @@ def test_an_agent_that_copies_at_the_same_time_does_no_harm(
     assert inspect(store, 1).status == "valid"
 
 
+@pytest.mark.slow
 def test_the_stop_uploads_the_newest_that_the_agent_left(source: DirectoryStore, store: S3Store) -> None:
     with watching(source, store) as arrival:
         saved(source, arrival, 1)
@@ -172,6 +173,7 @@ def test_the_stop_uploads_the_newest_that_the_agent_left(source: DirectoryStore,
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.EXPIRED])
+@pytest.mark.slow
 def test_the_stop_tells_the_truth_in_time(
     source: DirectoryStore,
     through: Callable[..., S3Store],
@@ -191,6 +193,7 @@ def test_the_stop_tells_the_truth_in_time(
         assert ("renew them" in errors[0]) == (fault is Fault.EXPIRED)
 
 
+@pytest.mark.slow
 def test_trouble_with_s3_is_said_once_and_does_not_end_the_watch(
     source: DirectoryStore,
     through: Callable[..., S3Store],

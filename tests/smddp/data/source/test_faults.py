@@ -38,6 +38,7 @@ def test_comes_through_a_fault(through: Callable[..., S3Source], proxy: FaultPro
         assert stream.read() == LARGE
 
 
+@pytest.mark.slow
 def test_what_broke_off_is_asked_for_from_there_on(
     through: Callable[..., S3Source], proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
