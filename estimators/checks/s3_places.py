@@ -27,6 +27,7 @@ _OBJECTS = ("ManifestFile", "AugmentedManifestFile")
 """Types of data whose URI is an object; another's is what keys begin with."""
 _DEFAULT_BUCKET = re.compile(r"sagemaker-[a-z0-9-]+-\d{12}")
 """What the SDK calls the bucket that it makes where it needs one."""
+_NO_BUCKET = "there is no bucket"
 
 
 def check(arguments: Mapping[str, Any], channels: Mapping[str, Any], s3: S3Client) -> Iterator[Problem]:
@@ -49,7 +50,8 @@ def check(arguments: Mapping[str, Any], channels: Mapping[str, Any], s3: S3Clien
     read |= {name: (arguments.get(name), name == "source_dir") for name in _READ}
     for parameter, (uri, is_object) in read.items():
         if found := _look(uri, s3, is_object=is_object, is_written=False):
-            yield error(parameter, found, "Upload it, or correct the URI.")
+            remedy = "Correct the URI." if found.startswith(_NO_BUCKET) else "Upload it, or correct the URI."
+            yield error(parameter, found, remedy)
     for parameter in _WRITTEN:
         if found := _look(arguments.get(parameter), s3, is_object=False, is_written=True):
             yield error(parameter, found, "Create it, or correct the URI.")
@@ -73,7 +75,7 @@ def _look(uri: object, s3: S3Client, *, is_object: bool, is_written: bool) -> st
         return f"{uri!a} is no place in S3: no bucket or no key has such a name"
     except ClientError as fault:
         if fault.response.get("Error", {}).get("Code") in ("NoSuchBucket", "404"):
-            return f"there is no bucket {bucket}"
+            return f"{_NO_BUCKET} {bucket}"
         logger.info("%s can't be looked at: %s", uri, fault)
         return ""
     if not first:

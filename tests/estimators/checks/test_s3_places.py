@@ -27,7 +27,7 @@ def of_manifest(uri: str) -> Any:
     ("inputs", "parameters", "said"),
     [
         ("s3://jobs/dta", {}, "inputs['training']: s3://jobs/dta: there are no objects. Upload it"),
-        ({"train": "s3://data/train", "test": "s3://dat/test"}, {}, "inputs['test']: there is no bucket dat."),
+        ({"train": "s3://data/train", "test": "s3://dat/test"}, {}, "inputs['test']: there is no bucket dat. Correct"),
         (lambda: of_manifest("s3://data/trai"), {}, "inputs['train']: s3://data/trai: there is no such object."),
         (
             None,
