@@ -101,6 +101,8 @@ def assert_trains(sagemaker: LocalSageMaker, interrupt: Callable[..., None]) -> 
     ) -> TrainingJob:
         from estimators import Estimator
 
+        if interruptions < 0:
+            raise ValueError(f"interruptions={interruptions}: give 0 or more.")
         deadline = time.monotonic() + seconds
         place = f"tests/{uuid.uuid4().hex}"
         arguments = {name: value for name, value in estimator.arguments.items() if name not in _PLACES}

@@ -33,6 +33,10 @@ def test_fails(assert_trains, estimator):
 
 def test_is_never_interrupted(assert_trains, estimator):
     assert_trains(estimator(), interruptions=1)
+
+
+def test_is_interrupted_a_negative_number_of_times(assert_trains, estimator):
+    assert_trains(estimator(), interruptions=-1)
 """
 
 
@@ -40,12 +44,13 @@ def test_is_never_interrupted(assert_trains, estimator):
 def test_a_job_that_does_not_do_what_is_wanted_fails_the_test_with_the_reason(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     found = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
-    found.assert_outcomes(passed=1, failed=2)
+    found.assert_outcomes(passed=1, failed=3)
     found.stdout.fnmatch_lines(
         [
             "*is Failed before it is Completed. AlgorithmError:*",
             "The end of its log:",
             "  algo-1: alas",
             "*is Completed before it has saved a checkpoint.*",
+            "*ValueError: interruptions=-1: give 0 or more.",
         ]
     )
