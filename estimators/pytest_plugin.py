@@ -101,6 +101,8 @@ def assert_trains(sagemaker: LocalSageMaker, interrupt: Callable[..., None]) -> 
     ) -> TrainingJob:
         from estimators import Estimator
 
+        if not isinstance(estimator, Estimator):
+            raise TypeError(f"assert_trains({estimator!r}): give an Estimator.")
         if interruptions < 0:
             raise ValueError(f"interruptions={interruptions}: give 0 or more.")
         deadline = time.monotonic() + seconds

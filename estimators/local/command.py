@@ -148,7 +148,7 @@ def chaos(
         typer.echo("no fault is set")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
     region: _Region = "us-east-1",

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from smddp.cluster import Cluster
+from smddp.errors import SmddpError
 
 LIMIT = 1024
 """How many characters of the failure file SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
@@ -50,9 +51,9 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
         cause = next_cause
     if cause is not told:
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
-    frames = [_frame_line(frame) for frame in _telling(told.stack)]
+    frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
-        frames += [_frame_line(frame) for frame in _telling(cause.stack)[-1:]]
+        frames += [_frame_line(frame) for frame in _telling(cause)[-1:]]
     head = "\n".join(lines)
     return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
 
@@ -157,10 +158,12 @@ def _cause(told: traceback.TracebackException) -> traceback.TracebackException |
     return None if told.__suppress_context__ else told.__context__
 
 
-def _telling(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+def _telling(error: traceback.TracebackException) -> list[traceback.FrameSummary]:
     """Return the user's own frames and the innermost one, unless that is one of our checks: the fault is not there."""
-    own = [frame for frame in stack[:-1] if not _is_installed(frame.filename)]
-    return own + [frame for frame in stack[-1:] if not (own and frame.filename.startswith(_PACKAGE))]
+    own = [frame for frame in error.stack[:-1] if not _is_installed(frame.filename)]
+    is_refusal = error.exc_type is not None and issubclass(error.exc_type, SmddpError)
+    checks = _PACKAGE if own or is_refusal else None
+    return own + [frame for frame in error.stack[-1:] if checks is None or not frame.filename.startswith(checks)]
 
 
 def _is_installed(filename: str) -> bool:

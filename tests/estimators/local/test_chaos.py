@@ -136,7 +136,7 @@ def test_the_host_that_is_named_is_lost(sagemaker: LocalSageMaker) -> None:
     ("value", "reason"),
     [
         ("reclaim step=3", "only spot jobs are reclaimed. Set EnableManagedSpotTraining"),
-        ("lose-host step=3 host=algo-2", "the job's hosts are algo-1 to algo-1"),
+        ("lose-host step=3 host=algo-2", "the job has no such host, but algo-1."),
         ("throttle on=s3", "throttle on=s3 is no fault of a job: set it for the platform"),
         ("lose-host steps=3", "lose-host has no steps=. Did you mean 'step'?"),
     ],

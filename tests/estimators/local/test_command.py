@@ -45,6 +45,17 @@ def test_passes_the_programs_exit_code_on(script, code):
     assert run("local", "run", "--", "sh", "-c", script).returncode == code
 
 
+def test_what_stands_before_the_program_is_for_the_platform():
+    done = run("local", "run", "--bogus", "--", "echo", "hi")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No such option: --bogus" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_stands_after_the_program_is_the_programs():
+    assert run("local", "run", "echo", "--region", "x").stdout == "--region x\n"
+
+
 @pytest.mark.slow
 def test_passes_sigterm_on():
     script = "trap 'exit 42' TERM; echo up; sleep 60 & wait"

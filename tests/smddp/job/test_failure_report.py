@@ -79,6 +79,19 @@ def test_a_check_of_ours_is_not_where_the_fault_lies() -> None:
     assert told.splitlines()[-1].endswith('Channels(training=Path("/data"))["trian"]')
 
 
+def test_before_the_script_begins_a_refusal_stands_alone_and_a_defect_names_its_place() -> None:
+    def innermost(error: BaseException) -> BaseException:
+        assert error.__traceback__ is not None
+        while error.__traceback__.tb_next is not None:
+            error.__traceback__ = error.__traceback__.tb_next
+        return error
+
+    refused = innermost(raised(lambda: Channels(training=Path("/data"))["trian"]))
+    assert ".py:" not in describe(refused, rank(0))
+    defect = innermost(raised(lambda: within_limit(None)))  # type: ignore[arg-type]
+    assert "failure_report.py:" in describe(defect, rank(0))
+
+
 def test_the_first_cause_is_told() -> None:
     def outer() -> None:
         try:
