@@ -95,7 +95,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
                 "request": self.request.members,
                 "arn": self.arn,
                 "tags": dict(self.tags),
-                "metrics": self.metrics.describe(),
+                "metrics": self.metrics.to_json(),
                 "stopped_as": self._stopped_as,
                 "progress": self._progress.to_json(),
             }

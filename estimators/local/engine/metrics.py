@@ -14,6 +14,7 @@ from typing import Any
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.local.engine.matching import Matching
 from estimators.local.engine.metric_publisher import MetricPublisher
+from estimators.local.engine.metric_summary import MetricSummary
 from estimators.metric_definition import MAX_LINE, MetricDefinition, finite
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ MOST_VALUES = 10_000
 
 
 class Metrics:
-    """Takes in lines of all hosts, from any thread; the last value of each metric stays.
+    """Takes in lines of all hosts, from any thread; the last value of each metric stays, and the statistics of all.
 
     Args:
         definitions: What to look for.
@@ -33,7 +34,7 @@ class Metrics:
     def __init__(self, definitions: Iterable[MetricDefinition], changed: Callable[[], None] = lambda: None) -> None:
         self._definitions = tuple(definitions)
         self._changed = changed
-        self._last: dict[str, tuple[float, datetime]] = {}
+        self._summaries: dict[str, MetricSummary] = {}
         self._history: dict[str, list[float]] = {definition.name: [] for definition in self._definitions}
         # Held from the look at `_matching` to its use: `settle` must end no process that `read` is about to send to.
         self._lock = threading.Lock()
@@ -77,22 +78,35 @@ class Metrics:
     def describe(self) -> list[dict[str, Any]]:
         """Return FinalMetricDataList, in the order of the definitions."""
         return [
-            {"MetricName": definition.name, "Value": value, "Timestamp": time}
-            for definition in self._definitions
-            for value, time in [self._last.get(definition.name, (None, None))]
-            if value is not None
+            {"MetricName": name, "Value": summary.last, "Timestamp": summary.time}
+            for name, summary in self.summaries().items()
         ]
 
-    def restore(self, described: Iterable[Mapping[str, Any]]) -> None:
-        """Take what `describe` has returned, with each time as text, for what was read until now."""
-        for metric in described:
-            value = metric["Value"]
-            self._last[metric["MetricName"]] = (value, datetime.fromisoformat(metric["Timestamp"]))
+    def summaries(self) -> dict[str, MetricSummary]:
+        """Return what is known of each metric that has a value, in the order of the definitions."""
+        found = ((definition.name, self._summaries.get(definition.name)) for definition in self._definitions)
+        return {name: summary for name, summary in found if summary is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what there is to keep of the values until now."""
+        return {name: summary.to_json() for name, summary in self.summaries().items()}
+
+    def restore(self, document: Mapping[str, Any] | list[Mapping[str, Any]]) -> None:
+        """Take what `to_json` has returned, with each time as text, for what was read until now.
+
+        A platform that knew no statistics wrote a list, of the last values alone; no trial component shows those jobs.
+        """
+        if isinstance(document, list):
+            for each in document:
+                time = datetime.fromisoformat(each["Timestamp"])
+                self._summaries[each["MetricName"]] = MetricSummary.of(each["Value"], time)
+        else:
+            self._summaries.update({name: MetricSummary.from_json(each) for name, each in document.items()})
 
     def last(self, name: str) -> float | None:
         """Return the last value of a metric; None if there is none."""
-        value, _time = self._last.get(name, (None, None))
-        return value
+        summary = self._summaries.get(name)
+        return None if summary is None else summary.last
 
     def history(self, name: str) -> tuple[float, ...]:
         """Return the first `MOST_VALUES` values of a metric, in the order in which they came."""
@@ -108,7 +122,8 @@ class Metrics:
             )
         elif (value := finite(text)) is not None:
             found = datetime.now(timezone.utc)
-            self._last[name] = (value, found)
+            before = self._summaries.get(name)
+            self._summaries[name] = MetricSummary.of(value, found) if before is None else before.added(value, found)
             if self._publisher is not None:
                 self._publisher.add(name, value, found)
             if len(self._history[name]) < MOST_VALUES:

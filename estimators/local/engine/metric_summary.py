@@ -1,0 +1,67 @@
+"""What is kept of all the values of one metric, in constant memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class MetricSummary:
+    """The last value of a metric, and the statistics of all."""
+
+    last: float
+    """The one with the latest time."""
+    time: datetime
+    """When that was."""
+    least: float
+    most: float
+    count: int
+    mean: float
+    squares: float = 0.0
+    """The sum of the squared distances from the mean, by Welford's method, which loses no digits to large values."""
+
+    @classmethod
+    def of(cls, value: float, time: datetime) -> MetricSummary:
+        """Return the summary of one value."""
+        return cls(last=value, time=time, least=value, most=value, count=1, mean=value)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> MetricSummary:
+        """Return what `to_json` has returned, with the time as text."""
+        return cls(**{**document, "time": datetime.fromisoformat(document["time"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `write_time` makes JSON of it."""
+        return asdict(self)
+
+    def added(self, value: float, time: datetime) -> MetricSummary:
+        """Return the summary with one more value."""
+        distance = value - self.mean
+        mean = self.mean + distance / (self.count + 1)
+        is_later = time >= self.time
+        return replace(
+            self,
+            last=value if is_later else self.last,
+            time=time if is_later else self.time,
+            least=min(self.least, value),
+            most=max(self.most, value),
+            count=self.count + 1,
+            mean=mean,
+            squares=self.squares + distance * (value - mean),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the statistics as DescribeTrialComponent shows them; StdDev is that of the values, not of a sample."""
+        return {
+            "TimeStamp": self.time,
+            "Max": self.most,
+            "Min": self.least,
+            "Last": self.last,
+            "Count": self.count,
+            "Avg": self.mean,
+            "StdDev": math.sqrt(self.squares / self.count),
+        }
