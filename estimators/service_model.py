@@ -53,11 +53,11 @@ class Violation:
 
 
 @functools.cache
-def service_model() -> ServiceModel:
-    """Return SageMaker's model."""
+def service_model(service: str = "sagemaker") -> ServiceModel:
+    """Return SageMaker's model, or that of a service beside it, such as ``sagemaker-metrics``."""
     import botocore.session
 
-    return botocore.session.get_session().get_service_model("sagemaker")
+    return botocore.session.get_session().get_service_model(service)
 
 
 def violations(shape: Any, value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Violation]:

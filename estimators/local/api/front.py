@@ -15,6 +15,7 @@ from estimators.local.api.offered import S3, require_offered
 from estimators.local.api.operation import Operation, read_document, requested_operation
 from estimators.local.api.refusal import SERVICE, refuse
 from estimators.local.engine import ApiError
+from estimators.local.engine.validation import PUT_METRICS
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -68,7 +69,7 @@ def _examine(environ: WSGIEnvironment) -> None:
     environ["wsgi.input"].seek(0)
     if not operation.is_own:
         require_offered(service, operation.name)
-    if environ.get("HTTP_X_AMZ_TARGET"):
+    if environ.get("HTTP_X_AMZ_TARGET") or operation.name == PUT_METRICS:
         environ[DOCUMENT] = read_document(environ)
         environ["wsgi.input"].seek(0)
 

@@ -97,15 +97,17 @@ OFFERS = (
     ),
     Offer(
         service=SAGEMAKER,
-        subject="SageMaker: experiments, as records",
+        subject="SageMaker: experiments, trials and trial components",
         operations=(
             "CreateExperiment",
             "DescribeExperiment",
             "ListExperiments",
+            "UpdateExperiment",
             "DeleteExperiment",
             "CreateTrial",
             "DescribeTrial",
             "ListTrials",
+            "UpdateTrial",
             "DeleteTrial",
             "CreateTrialComponent",
             "DescribeTrialComponent",
@@ -150,12 +152,16 @@ _SERVICES = frozenset({S3, *(offer.service for offer in OFFERS)})
 
 _S3_METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 
+_AS_A_FILE = "keep it as a file of the run, by log_file() or log_artifact() of the SDK's Run"
 _INSTEAD = (
     ("AutoML", "start a training job for each candidate, and compare FinalMetricDataList"),
     ("Transform", "predict in a training job that gets the model as a channel"),
     ("Endpoint", "load model.tar.gz in a program of your own"),
     ("Inference", "load model.tar.gz in a program of your own"),
     ("Pipeline", "run the steps' training jobs one after the other: call fit() for each"),
+    ("Artifact", _AS_A_FILE),
+    ("Association", _AS_A_FILE),
+    ("BatchGetMetrics", "read the Metrics in DescribeTrialComponent, or a job's values in CloudWatch"),
     ("Cluster", "ask for several instances in a training job's ResourceConfig"),
     ("TrainingPlan", "leave it out: instances are always there"),
     ("Algorithm", "name an image in AlgorithmSpecification.TrainingImage"),

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 from estimators.local.api.offered import S3
 from estimators.local.engine import ApiError
+from estimators.local.engine.validation import PUT_METRICS
 from estimators.service_model import service_model
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _TARGETS = {
 """What X-Amz-Target begins with, for each service here that has a JSON protocol, and S3, which surely has none."""
 _CBOR_PATH = re.compile(r"/service/\w+/operation/(\w+)")
 _REST_PATHS = (
-    (re.compile(r"/BatchPutMetrics"), "BatchPutMetrics"),
+    (re.compile(r"/BatchPutMetrics"), PUT_METRICS),
     (re.compile(r"/endpoints/[^/]+/(async-)?invocations"), "InvokeEndpoint"),
     (re.compile(r"/FeatureGroup.*"), "FeatureStore"),
 )
@@ -52,8 +53,10 @@ class Operation:
 
     @property
     def is_sagemakers(self) -> bool:
-        """Whether it is in botocore's model of SageMaker, whichever protocol it was asked for in."""
-        return self.service == "sagemaker" and self.name in service_model().operation_names
+        """Whether it is in botocore's model of SageMaker or its metrics, whichever protocol it was asked for in."""
+        if self.service != "sagemaker":
+            return False
+        return self.name == PUT_METRICS or self.name in service_model().operation_names
 
 
 def requested_operation(environ: WSGIEnvironment, service: str) -> Operation:

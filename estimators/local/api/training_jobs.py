@@ -30,8 +30,8 @@ SET_CHAOS = "SetChaos"
 DESCRIBE_CHAOS = "DescribeChaos"
 """Likewise: which faults are set, and how often each has been met."""
 
-_KINDS = (":training-job/", ":hyper-parameter-tuning-job/", ":processing-job/")
-"""What is in the ARNs of the engine's jobs."""
+_KINDS = (":training-job/", ":hyper-parameter-tuning-job/", ":processing-job/", ":experiment")
+"""What is in the ARNs of the engine's jobs, and of experiments, their trials and trial components."""
 _TAGGING = frozenset({"AddTags", "ListTags", "DeleteTags"})
 
 

@@ -1,19 +1,18 @@
-"""The engine: the operations on training jobs and on tags, and beside them the tuning and the processing jobs."""
+"""The engine: the operations on training jobs, and beside them tuning jobs, processing jobs, experiments and tags."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.chaos import Chaos
 from estimators.local.engine.earlier_logs import EarlierLogs
-from estimators.local.engine.errors import ApiError, invalid, not_found
+from estimators.local.engine.errors import ApiError, invalid
+from estimators.local.engine.experiments import Experiments, JobToTrack
 from estimators.local.engine.hosted_jobs import HostedJobs
 from estimators.local.engine.job import JobRecord
-from estimators.local.engine.job_request import read_tags
 from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
 from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.logs import LOG_GROUPS, TRAINING_JOBS
@@ -21,10 +20,10 @@ from estimators.local.engine.platform import Platform
 from estimators.local.engine.processing import ProcessingJobs
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.request import TrainingRequest
-from estimators.local.engine.search import search_jobs
+from estimators.local.engine.search import search_records
+from estimators.local.engine.tags import Tagged, Tags, tag_list
 from estimators.local.engine.training_runner import TrainingRunner
 from estimators.local.engine.tuning import TuningJobs
-from estimators.local.engine.tuning.tuning_job import TuningRecord
 from estimators.local.engine.validation import check_request
 from estimators.local.executors import Executor, NoImageError
 from estimators.service_model import service_model
@@ -39,7 +38,6 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 _READING = ("Describe", "List", "Search")
 """How the names of operations begin that change nothing."""
-_MAX_TAGS = 50
 
 
 class Engine:
@@ -78,7 +76,7 @@ class Engine:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         service_model()  # it takes 0.1 s to read: now, and not in the first request
-        self._account_id = account_id
+        self._arn_prefix = f"arn:aws:sagemaker:{logs.meta.region_name}:{account_id}"
         self._platform = Platform(
             directory=directory,
             s3=s3,
@@ -95,7 +93,6 @@ class Engine:
         )
         self._store = store
         self._earlier_logs = {group: EarlierLogs(group, store, logs) for group in LOG_GROUPS}
-        self._tags_lock = threading.Lock()
         self._jobs = HostedJobs(
             "training-job", "training job", TRAINING_JOBS, store, JobRecord.from_json, self._make_runner
         )
@@ -105,7 +102,10 @@ class Engine:
             store,
             {job.name: job for job in self._jobs.all()},
         )
-        self._processing = ProcessingJobs(self._platform, lambda name: self._arn("processing-job", name))
+        self._experiments = Experiments(self._arn_prefix, store, self._find_job)
+        self._processing = ProcessingJobs(
+            self._platform, lambda name: self._arn("processing-job", name), self._experiments
+        )
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "CreateTrainingJob": self._create,
             "DescribeTrainingJob": self._describe,
@@ -114,11 +114,10 @@ class Engine:
             "UpdateTrainingJob": self._update,
             "DeleteTrainingJob": self._delete,
             "Search": self._search,
-            "AddTags": self._add_tags,
-            "ListTags": self._list_tags,
-            "DeleteTags": self._delete_tags,
             **self._tuning.operations,
             **self._processing.operations,
+            **self._experiments.operations,
+            **Tags(self._find).operations,
         }
 
     @property
@@ -197,7 +196,8 @@ class Engine:
     def _start(self, request: Mapping[str, Any]) -> JobRecord:
         parsed = TrainingRequest.parse(request)
         arn = self._arn("training-job", parsed.name)
-        return self._jobs.start(parsed.name, lambda keeper: JobRecord(parsed, arn, keeper))
+        with self._experiments.track(JobToTrack(request=parsed, arn=arn)):
+            return self._jobs.start(parsed.name, lambda keeper: JobRecord(parsed, arn, keeper))
 
     def _make_runner(self, job: JobRecord) -> TrainingRunner:
         try:
@@ -213,7 +213,8 @@ class Engine:
         return list_jobs((job.summary() for job in self._jobs.all()), request)
 
     def _search(self, request: dict[str, Any]) -> dict[str, Any]:
-        return search_jobs(({**job.describe(), "Tags": _tag_list(job)} for job in self._jobs.all()), request)
+        jobs = ({**job.describe(), "Tags": tag_list(job)} for job in self._jobs.all())
+        return search_records({"TrainingJob": jobs, **self._experiments.search_records()}, request)
 
     def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._jobs.get(request["TrainingJobName"]).stop()
@@ -225,41 +226,21 @@ class Engine:
         return {"TrainingJobArn": job.arn}
 
     def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._experiments.settle(self._jobs.get(request["TrainingJobName"]).arn)
         self._jobs.delete(request["TrainingJobName"])
         return {}
 
-    def _add_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._tagged(request["ResourceArn"])
-        added = read_tags(request["Tags"])
-        with self._tags_lock:
-            if len(job.tags | added) > _MAX_TAGS:
-                raise invalid(f"{job.name} would have {len(job.tags | added)} tags; {_MAX_TAGS} is the limit.")
-            job.tags.update(added)
-            job.note()
-        return {"Tags": _tag_list(job)}
+    def _find(self, arn: str) -> Tagged | None:
+        """Return what has an ARN: a job of any kind, or what there is of experiments; or None."""
+        tuning = self._tuning.find(arn.rpartition("/")[2])
+        is_tuning = tuning is not None and tuning.arn == arn
+        return self._find_job(arn) or (tuning if is_tuning else self._experiments.find(arn))
 
-    def _list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"Tags": _tag_list(self._tagged(request["ResourceArn"]))}
-
-    def _delete_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._tagged(request["ResourceArn"])
-        with self._tags_lock:
-            for key in request["TagKeys"]:
-                job.tags.pop(key, None)
-            job.note()
-        return {}
-
-    def _tagged(self, arn: str) -> JobRecord | ProcessingRecord | TuningRecord:
-        """Return the job of any kind that has an ARN."""
+    def _find_job(self, arn: str) -> JobRecord | ProcessingRecord | None:
+        """Return the job on hosts that has an ARN, or None."""
         name = arn.rpartition("/")[2]
-        for job in (self._jobs.find(name), self._processing.jobs.find(name), self._tuning.find(name)):
-            if job is not None and job.arn == arn:
-                return job
-        raise not_found(arn)
+        found = (self._jobs.find(name), self._processing.jobs.find(name))
+        return next((job for job in found if job is not None and job.arn == arn), None)
 
     def _arn(self, kind: str, name: str) -> str:
-        return f"arn:aws:sagemaker:{self._platform.region}:{self._account_id}:{kind}/{name}"
-
-
-def _tag_list(job: JobRecord | ProcessingRecord | TuningRecord) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in list(job.tags.items())]
+        return f"{self._arn_prefix}:{kind}/{name}"

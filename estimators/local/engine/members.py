@@ -92,7 +92,7 @@ RULES: Mapping[str, Rule] = {
     "TensorBoardOutputConfig": Rule(
         fate=_H, note="copied to `<job>/tensorboard-output` as it is written; LocalPath below `/opt/ml`"
     ),
-    "ExperimentConfig": Rule(fate=_R, note="no trial component is made"),
+    "ExperimentConfig": Rule(fate=_H, note="each job has a trial component"),
     "RetryStrategy": Rule(fate=_H, note="see below: what the platform has failed is run again"),
     "RemoteDebugConfig": Rule(fate=_R),
     "InfraCheckConfig": Rule(fate=_R, said=False, note="the machine is yours"),

@@ -40,8 +40,8 @@ class MetricSummary:
 
     def added(self, value: float, time: datetime) -> MetricSummary:
         """Return the summary with one more value."""
-        distance = value - self.mean
-        mean = self.mean + distance / (self.count + 1)
+        count = self.count + 1
+        mean = self.mean + (value / count - self.mean / count)  # the difference itself may be more than a float holds
         is_later = time >= self.time
         return replace(
             self,
@@ -49,13 +49,17 @@ class MetricSummary:
             time=time if is_later else self.time,
             least=min(self.least, value),
             most=max(self.most, value),
-            count=self.count + 1,
+            count=count,
             mean=mean,
-            squares=self.squares + distance * (value - mean),
+            squares=self.squares + (value - self.mean) * (value - mean),
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the statistics as DescribeTrialComponent shows them; StdDev is that of the values, not of a sample."""
+        """Return the statistics as DescribeTrialComponent shows them.
+
+        StdDev is that of the values, and not of a sample; it is left out if no float holds it.
+        """
+        deviation = math.sqrt(self.squares / self.count) if math.isfinite(self.squares) else None
         return {
             "TimeStamp": self.time,
             "Max": self.most,
@@ -63,5 +67,5 @@ class MetricSummary:
             "Last": self.last,
             "Count": self.count,
             "Avg": self.mean,
-            "StdDev": math.sqrt(self.squares / self.count),
+            **({} if deviation is None else {"StdDev": deviation}),
         }

@@ -1,7 +1,9 @@
-"""Search among training jobs: filters on any property by its dotted name, nested expressions, order and pages.
+"""Search: filters on any property by its dotted name, nested expressions, order and pages.
 
-``HyperParameters.<key>``, ``Tags.<key>`` and ``Metrics.<name>`` name one entry; everything else is the name of a member
-of DescribeTrainingJob, such as ``ResourceConfig.InstanceType``.
+``HyperParameters.<key>``, ``Parameters.<key>``, ``Tags.<key>`` and ``Metrics.<name>`` name one entry, the last one of a
+trial component with ``.Min``, ``.Max``, ``.Avg``, ``.StdDev``, ``.Last`` or ``.Count`` after it; everything else is the
+name of a member of the description, such as ``ResourceConfig.InstanceType``, whose case makes no difference. Of a list,
+such as ``Parents.TrialName``, one entry is enough.
 """
 
 from __future__ import annotations
@@ -26,45 +28,72 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def search_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
+_RESULTS = {
+    "TrainingJob": "TrainingJob",
+    "Experiment": "Experiment",
+    "ExperimentTrial": "Trial",
+    "ExperimentTrialComponent": "TrialComponent",
+}
+"""The resources that are here, and what a result calls each. Its name is the member ``<result>Name``."""
+_STATISTICS = frozenset({"min", "max", "avg", "stddev", "last", "count"})
+
+
+class _Several(list[Any]):
+    """What a property is in each entry of a list."""
+
+
+def search_records(records: Mapping[str, Iterable[Mapping[str, Any]]], request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer Search.
 
     Args:
-        jobs: The descriptions of all jobs, each with its Tags.
+        records: The descriptions of all that is here, each with its Tags, by the names of the resources.
         request: The request, already checked.
 
     Raises:
-        ApiError: ValidationException, for another resource than training jobs or a value that can't be compared.
+        ApiError: ValidationException, for a resource that is not here or a value that can't be compared.
     """
-    if request["Resource"] != "TrainingJob":
-        raise invalid(f"Search: the resource {request['Resource']} is not here; the local platform has TrainingJob.")
-    expression = request.get("SearchExpression", {})
-    found = [job for job in jobs if _satisfies(job, expression)]
-    page, token = cut_page(
-        found, request.get("SortBy", "LastModifiedTime"), {"SortOrder": "Descending"} | dict(request)
-    )
-    return {"Results": [{"TrainingJob": dict(job)} for job in page], **token}
+    resource = request["Resource"]
+    if resource not in _RESULTS:
+        raise invalid(f"Search: the resource {resource} is not here; the local platform has {', '.join(_RESULTS)}.")
+    expression, sort_by = request.get("SearchExpression", {}), request.get("SortBy", "LastModifiedTime")
+    name = f"{_RESULTS[resource]}Name"
+    found = [
+        {"record": record, "place": _find(record, sort_by), name: record[name]}
+        for record in records[resource]
+        if _satisfies(record, expression)
+    ]
+    page, token = cut_page(found, "place", {"SortOrder": "Descending"} | dict(request), name=name)
+    return {"Results": [{_RESULTS[resource]: dict(each["record"])} for each in page], **token}
 
 
-def _satisfies(job: Mapping[str, Any], expression: Mapping[str, Any]) -> bool:
+def _satisfies(record: Mapping[str, Any], expression: Mapping[str, Any]) -> bool:
     answers = [
-        *(_passes(job, condition) for condition in expression.get("Filters", ())),
-        *(_has_such(job, nested) for nested in expression.get("NestedFilters", ())),
-        *(_satisfies(job, inner) for inner in expression.get("SubExpressions", ())),
+        *(_passes(record, condition) for condition in expression.get("Filters", ())),
+        *(_has_such(record, nested) for nested in expression.get("NestedFilters", ())),
+        *(_satisfies(record, inner) for inner in expression.get("SubExpressions", ())),
     ]
     return any(answers) if expression.get("Operator") == "Or" else all(answers)
 
 
-def _has_such(job: Mapping[str, Any], nested: Mapping[str, Any]) -> bool:
+def _has_such(record: Mapping[str, Any], nested: Mapping[str, Any]) -> bool:
     """Return whether one entry of a list passes all filters; they name its members with the list's name before them."""
     name = nested["NestedPropertyName"]
-    return any(
-        all(_passes({name: entry}, condition) for condition in nested["Filters"]) for entry in _find(job, name) or ()
+    conditions = [{**each, "Name": each["Name"].removeprefix(f"{name}.")} for each in nested["Filters"]]
+    entries = _find(record, name)
+    return isinstance(entries, list) and any(
+        all(_passes(entry, condition) for condition in conditions) for entry in entries if isinstance(entry, Mapping)
     )
 
 
-def _passes(job: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
-    value = _find(job, condition["Name"])
+def _passes(record: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
+    value = _find(record, condition["Name"])
+    if not isinstance(value, _Several):
+        return _fits(value, condition)
+    fits = [_fits(each, condition) for each in value]
+    return all(fits) if condition.get("Operator") in ("NotEquals", "NotExists") else any(fits)
+
+
+def _fits(value: Any, condition: Mapping[str, Any]) -> bool:
     relation: str = condition.get("Operator", "Equals")
     wanted: str | None = condition.get("Value")
     if relation in ("Exists", "NotExists"):
@@ -80,18 +109,39 @@ def _passes(job: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
     return bool(_COMPARISONS[relation](*_comparable(value, wanted)))
 
 
-def _find(job: Mapping[str, Any], name: str) -> Any:
+def _find(record: Mapping[str, Any], name: str) -> Any:
     head, _, rest = name.partition(".")
-    match head:
-        case "Tags" if rest:
-            return next((tag["Value"] for tag in job.get("Tags", ()) if tag["Key"] == rest), None)
-        case "Metrics" if rest:
-            metrics = job.get("FinalMetricDataList", ())
-            return next((metric["Value"] for metric in metrics if metric["MetricName"] == rest), None)
-        case "HyperParameters" if rest:
-            return job.get("HyperParameters", {}).get(rest)
-    value = job.get(head)
-    return _find(value, rest) if rest and isinstance(value, Mapping) else None if rest else value
+    match head.lower():
+        case "tags" if rest:
+            return next((tag["Value"] for tag in record.get("Tags", ()) if tag["Key"] == rest), None)
+        case "metrics" if rest:
+            return _metric(record, rest)
+        case "hyperparameters" if rest:
+            return record.get("HyperParameters", {}).get(rest)
+        case "parameters" if rest:
+            parameter: Mapping[str, Any] = record.get("Parameters", {}).get(rest, {})
+            return next(iter(parameter.values()), None)
+    member = head if head in record else next((each for each in record if each.lower() == head.lower()), "")
+    value = record.get(member)
+    if not rest:
+        return value
+    if isinstance(value, list):
+        entries = [_find(entry, rest) for entry in value if isinstance(entry, Mapping)]
+        return _Several(entry for entry in entries if entry is not None) or None
+    return _find(value, rest) if isinstance(value, Mapping) else None
+
+
+def _metric(record: Mapping[str, Any], name: str) -> Any:
+    """Return the last value of a training job's metric, or a statistic of a trial component's."""
+    for metric in record.get("FinalMetricDataList", ()):
+        if metric["MetricName"] == name:
+            return metric["Value"]
+    bare, _, statistic = name.rpartition(".")
+    for asked, kind in ((bare, statistic.lower()), (name, "last")):  # a metric's own name may end like a statistic
+        for metric in record.get("Metrics", ()):
+            if metric["MetricName"] == asked and kind in _STATISTICS:
+                return next((value for member, value in metric.items() if member.lower() == kind), None)
+    return None
 
 
 def _comparable(value: Any, wanted: str) -> tuple[Any, Any]:

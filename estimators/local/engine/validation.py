@@ -15,6 +15,9 @@ from estimators.local.engine.errors import invalid
 from estimators.problem import nearest
 from estimators.service_model import Violation, dotted, service_model, size, violations
 
+PUT_METRICS = "BatchPutMetrics"
+"""The one operation here of SageMaker Metrics, a service of its own that is signed for as SageMaker is."""
+
 
 def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Check a request's form; the rules between its members are `request_rules`'.
@@ -25,7 +28,8 @@ def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: ValidationException, with everything that is wrong.
     """
-    shape = service_model().operation_model(operation).input_shape
+    service = "sagemaker-metrics" if operation == PUT_METRICS else "sagemaker"
+    shape = service_model(service).operation_model(operation).input_shape
     assert shape is not None
     try:
         report = ParamValidator().validate(request, shape)

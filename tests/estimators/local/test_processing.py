@@ -88,6 +88,13 @@ def test_a_script_processor_joins_two_inputs_and_shows_the_log(
     assert job["ProcessingJobStatus"] == "Completed"
     client = platform.boto_session.client("sagemaker")
     assert client.list_tags(ResourceArn=job["ProcessingJobArn"])["Tags"] == tags
+    name = f"{job['ProcessingJobName']}-aws-processing-job"
+    component = client.describe_trial_component(TrialComponentName=name)
+    assert component["Source"]["SourceType"] == "SageMakerProcessingJob"
+    assert component["Status"]["PrimaryStatus"] == "Completed"
+    assert component["EndTime"] == job["ProcessingEndTime"]
+    assert {"code", "input-1", "input-2"} == component["InputArtifacts"].keys()
+    assert component["OutputArtifacts"]["output-1"]["Value"] == f"s3://{bucket}/joined"
 
 
 @pytest.mark.usefixtures("fast_sdk")

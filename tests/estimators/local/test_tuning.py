@@ -59,6 +59,10 @@ def test_the_sdks_tuner_searches_by_jobs_that_run(platform, make_tuner):
     assert best["TuningJobArn"] == arn
     for each in (arn, best["TrainingJobArn"]):
         assert tags[0] in client.list_tags(ResourceArn=each)["Tags"]
+    filters = [{"Name": "Source.SourceArn", "Operator": "Contains", "Value": name}]
+    found = client.search(Resource="ExperimentTrialComponent", SearchExpression={"Filters": filters})["Results"]
+    losses = sorted(result["TrialComponent"]["Metrics"][0]["Last"] for result in found)
+    assert losses == pytest.approx(sorted(table["FinalObjectiveValue"]))
     listed = client.list_hyper_parameter_tuning_jobs(StatusEquals="Completed")["HyperParameterTuningJobSummaries"]
     assert [job["HyperParameterTuningJobName"] for job in listed] == [name]
 

@@ -46,5 +46,5 @@ RULES: Mapping[str, Rule] = {
     "NetworkConfig.VpcConfig": Rule(fate=_R, note="hosts are in no VPC"),
     "RoleArn": Rule(fate=_R, said=False, note="no role is assumed"),
     "Tags": Rule(fate=_H),
-    "ExperimentConfig": Rule(fate=_R, note="no trial component is made"),
+    "ExperimentConfig": Rule(fate=_H, note="each job has a trial component"),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from estimators.local.engine.errors import invalid
+from estimators.local.engine.experiments import Experiments, JobToTrack
 from estimators.local.engine.hosted_jobs import HostedJobs
 from estimators.local.engine.listing import list_records
 from estimators.local.engine.logs import PROCESSING_JOBS
@@ -35,11 +36,13 @@ class ProcessingJobs:
     Args:
         platform: What they stand on.
         arn: Makes the ARN of a processing job of its name.
+        experiments: Takes in each job.
     """
 
-    def __init__(self, platform: Platform, arn: Callable[[str], str]) -> None:
+    def __init__(self, platform: Platform, arn: Callable[[str], str], experiments: Experiments) -> None:
         self._platform = platform
         self._arn = arn
+        self._experiments = experiments
         self.jobs = HostedJobs(
             "processing-job",
             ProcessingRecord.kind,
@@ -59,7 +62,8 @@ class ProcessingJobs:
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
         parsed = ProcessingRequest.parse(request)
         arn = self._arn(parsed.name)
-        self.jobs.start(parsed.name, lambda keeper: ProcessingRecord(parsed, arn, keeper))
+        with self._experiments.track(JobToTrack(request=parsed, arn=arn)):
+            self.jobs.start(parsed.name, lambda keeper: ProcessingRecord(parsed, arn, keeper))
         return {"ProcessingJobArn": arn}
 
     def _make_runner(self, job: ProcessingRecord) -> ProcessingRunner:
@@ -95,5 +99,6 @@ class ProcessingJobs:
         return {}
 
     def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._experiments.settle(self.jobs.get(request[_NAME]).arn)
         self.jobs.delete(request[_NAME])
         return {}

@@ -140,6 +140,8 @@ def resident(platform: LocalSageMaker) -> int:
         ("sagemaker", "/endpoints/a/invocations", b"x", {}),
         ("sagemaker", "/FeatureGroup/a", b"{}", {}),
         ("sagemaker", "/BatchPutMetrics", b"[[", {}),
+        ("sagemaker", "/BatchPutMetrics", b'{"TrialComponentName": "a", "MetricData": [{"Value": "x"}]}', {}),
+        ("sagemaker", "/BatchGetMetrics", b"{}", {}),
         ("sagemaker", "/anything", b"", {}),
         ("sagemaker", "/", b"Action=CreateTrainingJob", {"Content-Type": "application/x-www-form-urlencoded"}),
         ("s3", "/", b"{}", {"X-Amz-Target": "SageMaker.CreateEndpoint"}),

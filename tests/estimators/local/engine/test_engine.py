@@ -9,6 +9,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 from estimators.local.engine import ApiError
+from estimators.local.engine.validation import PUT_METRICS
 from estimators.service_model import service_model
 
 
@@ -62,7 +63,8 @@ def test_unknown_operations_and_other_regions_are_refused(client: Any) -> None:
 def test_operations_are_named(client: Any) -> None:
     assert {"CreateTrainingJob", "Search", "ListTags", "UpdateTrainingJob"} <= client.engine.operations
     for operation in client.engine.operations:
-        service_model().operation_model(operation)
+        service = "sagemaker-metrics" if operation == PUT_METRICS else "sagemaker"
+        service_model(service).operation_model(operation)
 
 
 def test_jobs_are_listed(client: Any) -> None:

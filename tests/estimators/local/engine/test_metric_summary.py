@@ -37,6 +37,11 @@ def test_the_last_value_is_the_one_with_the_latest_time() -> None:
     assert (late["Last"], late["Min"], late["Count"], late["Avg"]) == (3.0, 1.0, 3, 2.0)
 
 
+def test_what_no_float_holds_is_left_out() -> None:
+    shown = summary_of([1.7e308, -1.7e308]).describe()
+    assert (shown["Avg"], "StdDev" in shown) == (0.0, False)
+
+
 def test_it_is_the_same_after_it_was_kept() -> None:
     summary = summary_of([1.5, 2.5])
     assert MetricSummary.from_json(json.loads(json.dumps(summary.to_json(), default=write_time))) == summary

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.search import search_jobs
+from estimators.local.engine.search import search_records
 
 
 def job(name: str, lr: str, loss: float | None, day: int, team: str) -> dict[str, Any]:
@@ -28,17 +28,28 @@ def job(name: str, lr: str, loss: float | None, day: int, team: str) -> dict[str
 
 JOBS = [job("one", "0.1", 0.5, 1, "red"), job("two", "0.01", 10.0, 2, "blue"), job("three", "0.5", None, 10, "red")]
 
+COMPONENT = {
+    "TrialComponentName": "made",
+    "Parameters": {"opt.lr": {"NumberValue": 0.1}, "kind": {"StringValue": "adam"}},
+    "Metrics": [{"MetricName": "f1", "Max": 4.0, "Last": 1.0}, {"MetricName": "f1.max", "Max": 9.0, "Last": 8.0}],
+    "Parents": [{"TrialName": "a", "ExperimentName": "e"}, {"TrialName": "b", "ExperimentName": "e"}],
+}
+
+
+def search(request: dict[str, Any]) -> dict[str, Any]:
+    return search_records({"TrainingJob": JOBS, "ExperimentTrialComponent": [COMPONENT]}, request)
+
 
 def find(*filters: tuple[str, ...], **request: Any) -> list[str]:
     expression: dict[str, Any] = {
         "Filters": [dict(zip(("Name", "Operator", "Value"), condition, strict=False)) for condition in filters]
     }
-    answer = search_jobs(JOBS, {"Resource": "TrainingJob", "SearchExpression": expression, **request})
+    answer = search({"Resource": "TrainingJob", "SearchExpression": expression, **request})
     return [result["TrainingJob"]["TrainingJobName"] for result in answer["Results"]]
 
 
 def test_without_an_expression_all_are_found_the_newest_first() -> None:
-    answer = search_jobs(JOBS, {"Resource": "TrainingJob"})
+    answer = search({"Resource": "TrainingJob"})
     assert [result["TrainingJob"]["TrainingJobName"] for result in answer["Results"]] == ["three", "two", "one"]
 
 
@@ -66,15 +77,36 @@ def test_a_filter(condition: tuple[str, ...], found: list[str]) -> None:
     assert find(condition) == found
 
 
+@pytest.mark.parametrize(
+    ("condition", "is_found"),
+    [
+        (("Parameters.opt.lr", "Equals", "0.1"), True),
+        (("Parameters.kind", "Equals", "sgd"), False),
+        (("Metrics.f1", "Equals", "1"), True),
+        (("metrics.f1.MAX", "Equals", "4"), True),
+        (("Metrics.f1.max.Max", "Equals", "9"), True),
+        (("Metrics.f1.StdDev", "Exists", ""), False),
+        (("Parents.TrialName", "Equals", "b"), True),
+        (("Parents.TrialName", "NotEquals", "b"), False),
+        (("parents.experimentname", "NotEquals", "b"), True),
+        (("Parents.None", "NotExists", ""), True),
+    ],
+)
+def test_a_filter_of_trial_components(condition: tuple[str, str, str], *, is_found: bool) -> None:
+    filters = [dict(zip(("Name", "Operator", "Value"), condition, strict=True))]
+    answer = search({"Resource": "ExperimentTrialComponent", "SearchExpression": {"Filters": filters}})
+    assert [result["TrialComponent"] for result in answer["Results"]] == [COMPONENT] * is_found
+
+
 def test_filters_are_joined_by_and_unless_or_is_asked() -> None:
     red_or_two = [
         {"Name": "Tags.team", "Value": "red"},
         {"Name": "TrainingJobName", "Value": "two"},
     ]
     request = {"Resource": "TrainingJob", "SearchExpression": {"Filters": red_or_two}}
-    assert search_jobs(JOBS, request)["Results"] == []
+    assert search(request)["Results"] == []
     request["SearchExpression"]["Operator"] = "Or"  # type: ignore[index]
-    assert len(search_jobs(JOBS, request)["Results"]) == 3
+    assert len(search(request)["Results"]) == 3
 
 
 def test_expressions_nest() -> None:
@@ -89,13 +121,13 @@ def test_expressions_nest() -> None:
         }
     ]
     request = {"Resource": "TrainingJob", "SearchExpression": {"SubExpressions": [inner], "NestedFilters": nested}}
-    assert [result["TrainingJob"]["TrainingJobName"] for result in search_jobs(JOBS, request)["Results"]] == ["two"]
+    assert [result["TrainingJob"]["TrainingJobName"] for result in search(request)["Results"]] == ["two"]
 
 
 def test_results_are_sorted_and_paged() -> None:
     assert find(SortBy="Metrics", SortOrder="Ascending") == ["one", "three", "two"]
-    answer = search_jobs(JOBS, {"Resource": "TrainingJob", "MaxResults": 2})
-    rest = search_jobs(JOBS, {"Resource": "TrainingJob", "NextToken": answer["NextToken"]})
+    answer = search({"Resource": "TrainingJob", "MaxResults": 2})
+    rest = search({"Resource": "TrainingJob", "NextToken": answer["NextToken"]})
     assert [result["TrainingJob"]["TrainingJobName"] for result in rest["Results"]] == ["one"]
 
 
@@ -109,4 +141,4 @@ def test_results_are_sorted_and_paged() -> None:
 )
 def test_what_makes_no_sense_is_refused(request_: dict[str, Any], said: str) -> None:
     with pytest.raises(ApiError, match=said):
-        search_jobs(JOBS, {"Resource": "TrainingJob"} | request_)
+        search({"Resource": "TrainingJob"} | request_)

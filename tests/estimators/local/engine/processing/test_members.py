@@ -29,5 +29,5 @@ def test_the_page_says_what_becomes_of_each_member() -> None:
 
 def test_the_members_that_ask_for_what_is_not_done_are_told_and_no_others() -> None:
     assert only_recorded(REQUEST, RULES) == []
-    asked = REQUEST | {"ExperimentConfig": {"TrialName": "t"}, "NetworkConfig": {"EnableNetworkIsolation": True}}
-    assert only_recorded(asked, RULES) == ["ExperimentConfig"]
+    asked = REQUEST | {"NetworkConfig": {"EnableNetworkIsolation": True, "EnableInterContainerTrafficEncryption": True}}
+    assert only_recorded(asked, RULES) == ["NetworkConfig.EnableInterContainerTrafficEncryption"]

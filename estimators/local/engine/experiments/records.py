@@ -1,0 +1,78 @@
+"""All experiments, trials and trial components of a platform, and the jobs that the components follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from estimators.local.engine.experiments.collection import Collection
+from estimators.local.engine.experiments.component import Component
+from estimators.local.engine.experiments.entity import COMPONENT, EXPERIMENT, TRIAL, Entity
+from estimators.local.engine.experiments.job_component import JobNow
+from estimators.local.engine.hosted_job import HostedJob
+from estimators.local.engine.job_request import JobRequest
+from estimators.local.engine.job_store import JobStore
+from estimators.local.engine.tags import tag_list
+
+FindJob = Callable[[str], "HostedJob[JobRequest] | None"]
+"""Returns the training or processing job that has an ARN, or None."""
+
+
+class Records:
+    """What there is, for whoever holds the lock of `Experiments`; the arguments are that class's."""
+
+    def __init__(self, arn_prefix: str, store: JobStore, find_job: FindJob) -> None:
+        self.experiments = Collection(EXPERIMENT, Entity, arn_prefix, store)
+        self.trials = Collection(TRIAL, Entity, arn_prefix, store)
+        self.components = Collection(COMPONENT, Component, arn_prefix, store)
+        self.find_job = find_job
+
+    def find(self, arn: str) -> Entity | None:
+        """Return what has an ARN, or None."""
+        name = arn.rpartition("/")[2]
+        found = (self.experiments.find(name), self.trials.find(name), self.components.find(name))
+        return next((each for each in found if each is not None and each.arn == arn), None)
+
+    def trials_of(self, experiment: Entity) -> list[Entity]:
+        """Return the trials of an experiment."""
+        return [each for each in self.trials.all() if each.members["ExperimentName"] == experiment.name]
+
+    def settled(self) -> list[Component]:
+        """Return all components, as their jobs have left them."""
+        return [self.settle(component) for component in self.components.all()]
+
+    def settle(self, component: Component) -> Component:
+        """Return the component, which takes over what its job has come to, if that has ended."""
+        job = self._job_of(component)
+        if job is not None and job.ended:
+            component.settle(JobNow.of(job))
+        return component
+
+    def show(self, component: Component) -> dict[str, Any]:
+        """Return the description of a component, with the state of the job that it follows."""
+        job = self._job_of(component)
+        return component.show(None if job is None else JobNow.of(job))
+
+    def search_records(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what Search looks at: the descriptions of all, with their tags, by the names of the resources."""
+        components = [
+            {
+                **self.show(component),
+                "Tags": tag_list(component),
+                "Parents": [
+                    {"TrialName": trial.name, "ExperimentName": trial.members["ExperimentName"]}
+                    for trial in map(self.trials.find, component.trials)
+                    if trial is not None
+                ],
+                **({"RunName": component.run} if component.run else {}),
+            }
+            for component in self.settled()
+        ]
+        return {
+            "Experiment": [{**each.describe(), "Tags": tag_list(each)} for each in self.experiments.all()],
+            "ExperimentTrial": [{**each.describe(), "Tags": tag_list(each)} for each in self.trials.all()],
+            "ExperimentTrialComponent": components,
+        }
+
+    def _job_of(self, component: Component) -> HostedJob[JobRequest] | None:
+        return self.find_job(component.follows) if component.follows else None
