@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,8 +213,12 @@ class Engine:
         return list_jobs((job.summary() for job in self._jobs.all()), request)
 
     def _search(self, request: dict[str, Any]) -> dict[str, Any]:
-        jobs = ({**job.describe(), "Tags": tag_list(job)} for job in self._jobs.all())
-        return search_records({"TrainingJob": jobs, **self._experiments.search_records()}, request)
+        return search_records(self._searched, request)
+
+    def _searched(self, resource: str) -> Iterable[dict[str, Any]]:
+        if resource == "TrainingJob":
+            return ({**job.describe(), "Tags": tag_list(job)} for job in self._jobs.all())
+        return self._experiments.search_records(resource)
 
     def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._jobs.get(request["TrainingJobName"]).stop()

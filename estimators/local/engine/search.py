@@ -42,11 +42,11 @@ class _Several(list[Any]):
     """What a property is in each entry of a list."""
 
 
-def search_records(records: Mapping[str, Iterable[Mapping[str, Any]]], request: Mapping[str, Any]) -> dict[str, Any]:
+def search_records(records: Callable[[str], Iterable[Mapping[str, Any]]], request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer Search.
 
     Args:
-        records: The descriptions of all that is here, each with its Tags, by the names of the resources.
+        records: Returns the descriptions of all of a resource's kind, each with its Tags.
         request: The request, already checked.
 
     Raises:
@@ -59,7 +59,7 @@ def search_records(records: Mapping[str, Iterable[Mapping[str, Any]]], request: 
     name = f"{_RESULTS[resource]}Name"
     found = [
         {"record": record, "place": _find(record, sort_by), name: record[name]}
-        for record in records[resource]
+        for record in records(resource)
         if _satisfies(record, expression)
     ]
     page, token = cut_page(found, "place", {"SortOrder": "Descending"} | dict(request), name=name)

@@ -223,7 +223,7 @@ def test_the_sdk_s_run_around_fit_and_load_run_in_the_script(platform: LocalSage
         role=platform.role,
         instance_type="ml.m5.large",
         sagemaker_session=platform.session,
-    ).to_sagemaker()
+    )
     with Run("runs", run_name="first", sagemaker_session=platform.session) as run:
         run.log_parameter("from_submit", "x")
         run.log_metric("size", 3.0)

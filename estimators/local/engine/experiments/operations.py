@@ -42,10 +42,10 @@ class Experiments:
         with self._lock:
             return self._records.find(arn)
 
-    def search_records(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what Search looks at: the descriptions of all, with their tags, by the names of the resources."""
+    def search_records(self, resource: str) -> list[dict[str, Any]]:
+        """Return what Search looks at: the descriptions of all of a resource's kind, with their tags."""
         with self._lock:
-            return self._records.search_records()
+            return self._records.search_records(resource)
 
     def settle(self, job_arn: str) -> None:
         """Have the component of a job that has ended show what it came to, though the job will be deleted."""

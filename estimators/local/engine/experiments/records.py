@@ -44,7 +44,8 @@ class Records:
     def settle(self, component: Component) -> Component:
         """Return the component, which takes over what its job has come to, if that has ended."""
         job = self._job_of(component)
-        if job is not None and job.ended:
+        # What the platform's end breaks off may go on in the next one.
+        if job is not None and job.ended and not job.closed:
             component.settle(JobNow.of(job))
         return component
 
@@ -53,25 +54,20 @@ class Records:
         job = self._job_of(component)
         return component.show(None if job is None else JobNow.of(job))
 
-    def search_records(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what Search looks at: the descriptions of all, with their tags, by the names of the resources."""
-        components = [
-            {
-                **self.show(component),
-                "Tags": tag_list(component),
-                "Parents": [
-                    {"TrialName": trial.name, "ExperimentName": trial.members["ExperimentName"]}
-                    for trial in map(self.trials.find, component.trials)
-                    if trial is not None
-                ],
-                **({"RunName": component.run} if component.run else {}),
-            }
-            for component in self.settled()
-        ]
+    def search_records(self, resource: str) -> list[dict[str, Any]]:
+        """Return what Search looks at: the descriptions of all of a resource's kind, with their tags."""
+        if resource == "ExperimentTrialComponent":
+            return [self._found(component) for component in self.settled()]
+        entities = self.experiments.all() if resource == "Experiment" else self.trials.all()
+        return [{**each.describe(), "Tags": tag_list(each)} for each in entities]
+
+    def _found(self, component: Component) -> dict[str, Any]:
+        trials = (trial for trial in map(self.trials.find, component.trials) if trial is not None)
         return {
-            "Experiment": [{**each.describe(), "Tags": tag_list(each)} for each in self.experiments.all()],
-            "ExperimentTrial": [{**each.describe(), "Tags": tag_list(each)} for each in self.trials.all()],
-            "ExperimentTrialComponent": components,
+            **self.show(component),
+            "Tags": tag_list(component),
+            "Parents": [{"TrialName": each.name, "ExperimentName": each.members["ExperimentName"]} for each in trials],
+            **({"RunName": component.run} if component.run else {}),
         }
 
     def _job_of(self, component: Component) -> HostedJob[JobRequest] | None:

@@ -51,6 +51,8 @@ def test_no_operation_of_sagemaker_is_misspelt() -> None:
         ("sagemaker", "CreateAutoMLJob", "start a training job for each candidate"),
         ("sagemaker", "DescribeEndpoint", r"load model\.tar\.gz"),
         ("sagemaker", "StartPipelineExecution", "one after the other"),
+        ("sagemaker", "CreateArtifact", r"log_file\(\)"),
+        ("sagemaker", "AddAssociation", r"log_artifact\(\)"),
         ("sagemaker", "CreateDomain", "use AWS for it"),
         ("sts", "AssumeRole", "use AWS for it"),
         ("dynamodb", "PutItem", "endpoint_url"),

@@ -37,7 +37,7 @@ COMPONENT = {
 
 
 def search(request: dict[str, Any]) -> dict[str, Any]:
-    return search_records({"TrainingJob": JOBS, "ExperimentTrialComponent": [COMPONENT]}, request)
+    return search_records({"TrainingJob": JOBS, "ExperimentTrialComponent": [COMPONENT]}.__getitem__, request)
 
 
 def find(*filters: tuple[str, ...], **request: Any) -> list[str]:
