@@ -86,7 +86,7 @@ class Component(Entity):
         self.change({})
 
     def add_metric(self, name: str, value: float, time: datetime) -> None:
-        """Take a value in; `note` is the caller's."""
+        """Take a value in; `change` is the caller's, after the last one."""
         before = self.metrics.get((self.arn, name))
         summary = MetricSummary.of(value, time) if before is None else before.added(value, time)
         self.metrics = {**self.metrics, (self.arn, name): summary}

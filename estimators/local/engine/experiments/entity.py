@@ -1,11 +1,12 @@
 """An experiment, a trial or a trial component, as a record that is kept.
 
-Whoever changes one holds the lock of `Experiments`; the members are replaced and never changed, so that a thread that
-keeps the record, because of its tags, sees them whole.
+Whoever changes one holds the lock of `Experiments`, but for its tags; the members are replaced and never changed, so
+that a thread that keeps the record because of its tags sees them whole.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -60,6 +61,9 @@ class Entity:
         self.members = members
         self.tags = dict(tags)
         self.created = self.modified = datetime.now(timezone.utc)
+        # Held while it is kept. Order: who changes it keeps it after that; so the last to keep it knows of all changes,
+        # those of its tags, which are made without the lock of `Experiments`, too.
+        self._keeping = threading.Lock()
         self._keeper = keeper
 
     @classmethod
@@ -89,12 +93,14 @@ class Entity:
 
     def note(self) -> None:
         """Have it kept as it is now."""
-        self._keeper.save(self.to_json)
+        with self._keeping:
+            self._keeper.save(self.to_json)
 
     def forget(self) -> None:
         """Have it kept no more: it is deleted."""
-        self._keeper.delete()
-        self._keeper = NO_KEEPER
+        with self._keeping:
+            self._keeper.delete()
+            self._keeper = NO_KEEPER
 
     def change(self, members: Mapping[str, Any]) -> None:
         """Replace members, and keep that."""
