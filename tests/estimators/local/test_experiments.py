@@ -177,9 +177,9 @@ def test_what_is_made_by_hand_is_true(platform: LocalSageMaker) -> None:
         client.associate_trial_component(TrialComponentName="made", TrialName="by-hand-two")
     (result,) = found(client, ("Parents.TrialName", "Equals", "by-hand-two"), ("Tags.team", "Equals", "blue"))
     assert [each["TrialName"] for each in result["Parents"]] == ["by-hand-one", "by-hand-two"]
-    assert [
-        each["TrialName"] for each in found(client, ("TrialName", "Contains", "hand-t"), resource="ExperimentTrial")
-    ]
+    (two,) = found(client, ("TrialName", "Contains", "hand-t"), resource="ExperimentTrial")
+    assert two["ExperimentName"] == "by-hand"
+    assert [each["TrialComponentName"] for each in two["TrialComponentSummaries"]] == ["made"]
     with pytest.raises(ClientError, match="disassociate it first from by-hand-one, by-hand-two"):
         client.delete_trial_component(TrialComponentName="made")
     for trial in ("one", "two"):

@@ -58,8 +58,16 @@ class Records:
         """Return what Search looks at: the descriptions of all of a resource's kind, with their tags."""
         if resource == "ExperimentTrialComponent":
             return [self._found(component) for component in self.settled()]
-        entities = self.experiments.all() if resource == "Experiment" else self.trials.all()
-        return [{**each.describe(), "Tags": tag_list(each)} for each in entities]
+        if resource == "Experiment":
+            return [{**each.describe(), "Tags": tag_list(each)} for each in self.experiments.all()]
+        parts: dict[str, list[dict[str, Any]]] = {}
+        for component in self.components.all():
+            for trial in component.trials:
+                parts.setdefault(trial, []).append(_summary(component))
+        return [
+            {**each.describe(), "Tags": tag_list(each), "TrialComponentSummaries": parts.get(each.name, [])}
+            for each in self.trials.all()
+        ]
 
     def _found(self, component: Component) -> dict[str, Any]:
         trials = (trial for trial in map(self.trials.find, component.trials) if trial is not None)
@@ -72,3 +80,14 @@ class Records:
 
     def _job_of(self, component: Component) -> HostedJob[JobRequest] | None:
         return self.find_job(component.follows) if component.follows else None
+
+
+def _summary(component: Component) -> dict[str, Any]:
+    """Return what Search shows of a component in its trial."""
+    source = {"TrialComponentSource": component.members["Source"]} if component.source else {}
+    return {
+        "TrialComponentName": component.name,
+        "TrialComponentArn": component.arn,
+        **source,
+        "CreationTime": component.created,
+    }

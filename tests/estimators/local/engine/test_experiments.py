@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimators.local.engine import ApiError
+from estimators.local.engine.job_store import JobStore
+from tests.estimators.local.engine.whole_jobs import SPOT
 
 LARGE = (10**400, float("inf"))  # as JSON may write them
 
@@ -42,6 +46,7 @@ def test_a_job_that_is_refused_late_leaves_all_as_it_was(client: Any) -> None:
     client.call("DeleteTrainingJob", TrainingJobName=name)
     component = {"TrialComponentName": f"{name}-aws-training-job"}
     before = client.call("DescribeTrialComponent", **component)
+    assert before["Status"]["PrimaryStatus"] == "Completed"  # though nobody had looked before the job was deleted
     client.engine.fail("for the test")
     for again in (request, client.request("", **config)):
         with pytest.raises(ApiError, match="No job can start any more"):
@@ -56,3 +61,20 @@ def test_a_user_s_component_is_not_overwritten_by_a_job(client: Any) -> None:
     client.call("CreateTrialComponent", TrialComponentName=f"{request['TrainingJobName']}-aws-training-job")
     with pytest.raises(ApiError, match="already exists"):
         client.create(request)
+
+
+def test_the_end_of_a_platform_is_not_the_end_of_a_component(
+    start_engine: Callable[..., Any], client_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    store = JobStore(tmp_path / "jobs.sqlite")
+    client = client_of(start_engine(store=store))
+    name = client.submit("import time; time.sleep(60)", **SPOT)
+    client.wait_for(name, "Training")
+    client.engine.close()
+    component = {"TrialComponentName": f"{name}-aws-training-job"}
+    assert client.call("DescribeTrialComponent", **component)["Status"]["PrimaryStatus"] == "Stopped"
+    store.close()
+    store = JobStore(tmp_path / "jobs.sqlite")
+    later = client_of(start_engine(store=store))
+    assert later.call("DescribeTrialComponent", **component)["Status"]["PrimaryStatus"] == "InProgress"
+    store.close()
