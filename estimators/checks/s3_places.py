@@ -27,7 +27,6 @@ _OBJECTS = ("ManifestFile", "AugmentedManifestFile")
 """Types of data whose URI is an object; another's is what keys begin with."""
 _DEFAULT_BUCKET = re.compile(r"sagemaker-[a-z0-9-]+-\d{12}")
 """What the SDK calls the bucket that it makes where it needs one."""
-_NO_BUCKET = "there is no bucket"
 
 
 def check(arguments: Mapping[str, Any], channels: Mapping[str, Any], s3: S3Client) -> Iterator[Problem]:
@@ -50,35 +49,39 @@ def check(arguments: Mapping[str, Any], channels: Mapping[str, Any], s3: S3Clien
     read |= {name: (arguments.get(name), name == "source_dir") for name in _READ}
     for parameter, (uri, is_object) in read.items():
         if found := _look(uri, s3, is_object=is_object, is_written=False):
-            remedy = "Correct the URI." if found.startswith(_NO_BUCKET) else "Upload it, or correct the URI."
-            yield error(parameter, found, remedy)
+            yield error(parameter, *found)
     for parameter in _WRITTEN:
         if found := _look(arguments.get(parameter), s3, is_object=False, is_written=True):
-            yield error(parameter, found, "Create it, or correct the URI.")
+            yield error(parameter, *found)
 
 
-def _look(uri: object, s3: S3Client, *, is_object: bool, is_written: bool) -> str:
-    """Return what is missing of a place; empty if nothing is, or if it is none of S3's or can't be seen."""
+def _look(uri: object, s3: S3Client, *, is_object: bool, is_written: bool) -> tuple[str, str] | None:
+    """Return what is missing of a place, and the remedy; None where nothing is, or where it can't be told."""
     if not isinstance(uri, str) or not uri.startswith("s3://"):
-        return ""
+        return None
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket or ":" in bucket:  # an access point's ARN
-        return ""
+        return None
     if is_written and _DEFAULT_BUCKET.fullmatch(bucket):
-        return ""
+        return None
     try:
         if is_written:
             s3.head_bucket(Bucket=bucket)
-            return ""
+            return None
         first = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", ())
     except (ParamValidationError, UnicodeEncodeError):
-        return f"{uri!a} is no place in S3: no bucket or no key has such a name"
+        return f"{uri!a} is no place in S3: no bucket or no key has such a name", "Correct the URI."
     except ClientError as fault:
         if fault.response.get("Error", {}).get("Code") in ("NoSuchBucket", "404"):
-            return f"{_NO_BUCKET} {bucket}"
+            remedy = "Create it, or correct the URI." if is_written else "Correct the URI."
+            return f"there is no bucket {bucket}", remedy
         logger.info("%s can't be looked at: %s", uri, fault)
-        return ""
-    if not first:
-        return f"{uri}: there are no objects"
+        return None
     # Keys come in their order, and none with a prefix comes before the prefix itself.
-    return f"{uri}: there is no such object" if is_object and first[0]["Key"] != key else ""
+    if not first:
+        found = f"{uri}: there are no objects"
+    elif is_object and first[0]["Key"] != key:
+        found = f"{uri}: there is no such object"
+    else:
+        return None
+    return found, "Upload it, or correct the URI."

@@ -122,9 +122,8 @@ def read_faults(
         if isinstance(fault, Reclaim) and not spot:
             raise invalid(f"Tags: {TAG}: {fault}: only spot jobs are reclaimed. Set EnableManagedSpotTraining.")
         if isinstance(fault, LoseHost) and fault.host not in hosts:
-            raise invalid(
-                f"Tags: {TAG}: {fault}: the job has no such host, but {' to '.join(dict.fromkeys((hosts[0], hosts[-1])))}."
-            )
+            known = " to ".join(dict.fromkeys((hosts[0], hosts[-1])))
+            raise invalid(f"Tags: {TAG}: {fault}: the job has no such host, but {known}.")
     return faults
 
 

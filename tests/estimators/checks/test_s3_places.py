@@ -36,7 +36,11 @@ def of_manifest(uri: str) -> Any:
         ),
         ("s3://my jobs/data", {}, "inputs['training']: 's3://my jobs/data' is no place in S3"),
         ("s3://jobs/\ud800", {}, "inputs['training']: 's3://jobs/\\ud800' is no place in S3"),
-        (None, {"output_path": "s3://my jobs/out"}, "output_path: 's3://my jobs/out' is no place in S3"),
+        (
+            None,
+            {"output_path": "s3://my jobs/out"},
+            "output_path: 's3://my jobs/out' is no place in S3: no bucket or no key has such a name. Correct the URI.",
+        ),
         (None, {"checkpoint_s3_uri": "s3://job/run"}, "checkpoint_s3_uri: there is no bucket job. Create it"),
         (None, {"output_path": "s3://job/out"}, "output_path: there is no bucket job. Create it"),
         (None, {"code_location": "s3://job/code"}, "code_location: there is no bucket job. Create it"),
