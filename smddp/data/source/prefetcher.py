@@ -89,7 +89,10 @@ class Prefetcher:
         self._holder: int | None = None
         self._streams: list[StreamState] = []
         self._threads: list[threading.Thread] = []
-        self._idle = 0
+        """Those that fetch what is open now: a thread that ends has left the list, by itself or through stop()."""
+        self._idle: set[threading.Thread] = set()
+        """Those that wait for work. Invariant: each is in `_threads`; a call for work that finds one starts no other,
+        so one that only ends must not be among them."""
         self._spare: list[bytearray] = []
         """Buffers to use again: fresh memory costs more than what is read into it."""
 
@@ -133,16 +136,18 @@ class Prefetcher:
 
         A thread that waits for S3's answer ends when that comes, or the client's timeout.
         """
-        stream.is_closed = True
         if self._holder == threading.get_ident():
             # The garbage collector closes a stream that was forgotten, in the midst of one of these methods. The
-            # threads see it when they look the next time.
+            # threads see it when they look the next time, and end by themselves.
+            stream.is_closed = True
             return
         with self._locked():
+            stream.is_closed = True  # under the lock: no thread ends by itself, unjoined, before it is taken below
             self._forget_closed()
             ending = []
             if not self._streams:
                 ending, self._threads, self._spare = self._threads, [], []
+                self._idle.clear()
             self._wanted.notify_all()
             self._arrived.notify_all()
         for thread in ending:
@@ -172,17 +177,19 @@ class Prefetcher:
             stream.is_waited_for = False
 
     def _work(self) -> None:
+        this = threading.current_thread()
         with self._locked():
-            while threading.current_thread() in self._threads:
+            while this in self._threads:
                 self._forget_closed()
                 if not self._streams:
-                    self._threads, self._spare = [], []
+                    self._threads.remove(this)  # the others look for themselves, or find work again before that
+                    self._spare = []
                     return
                 claimed = self._claim_part()
                 if claimed is None:
-                    self._idle += 1
+                    self._idle.add(this)
                     self._wait(self._wanted, _GLANCE)
-                    self._idle -= 1
+                    self._idle.discard(this)
                     continue
                 self._call_for_work()
                 stream, start, part = claimed

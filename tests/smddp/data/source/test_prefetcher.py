@@ -6,12 +6,15 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from smddp.data.source import prefetcher
 from smddp.data.source.prefetcher import Prefetcher, StreamState
 from smddp.errors import DataError
 from smddp.storage.s3_bucket import Version
+from smddp.storage.s3_retries import Cancelled
 from tests.smddp.data.source.conftest import stream_threads
 
 CONTENT = random.Random(0).randbytes(1000)
@@ -96,6 +99,50 @@ def test_a_stream_that_is_waited_for_goes_before_those_that_have_much() -> None:
         assert bytes(content) + read(ahead, stream, random.Random(0)) == CONTENT
         ahead.stop(stream)
     assert ranges.most <= 2
+
+
+class Stuck(Ranges):
+    """Never gives what comes after the first part; the fetch ends when the stream is closed."""
+
+    def fill(self, key, start, memory, version, *, arrived, answered, cancelled) -> int:  # type: ignore[no-untyped-def]
+        if start == 0 or key != "stuck":
+            return super().fill(key, start, memory, version, arrived=arrived, answered=answered, cancelled=cancelled)
+        while not cancelled():
+            time.sleep(0.001)
+        raise Cancelled
+
+
+@pytest.mark.timeout(30)
+def test_a_stream_after_one_that_was_forgotten_is_read_though_a_thread_still_waits(
+    monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr(prefetcher, "_GLANCE", 60.0)
+    ahead = Prefetcher(Stuck(), connections=2, memory=10_000, part_size=500)  # type: ignore[arg-type]
+    forgotten = ahead.start("stuck", 0, None, VERSION)
+    wait_for(lambda: len(ahead._idle) == 1)
+    with ahead._locked():
+        ahead.stop(forgotten)  # the garbage collector's way
+    wait_for(lambda: stream_threads() == 1)  # the busy thread has ended; the other looks in a minute
+    stream = ahead.start("key", 0, None, VERSION)
+    assert read(ahead, stream, random.Random(0)) == CONTENT
+    ahead.stop(stream)
+    assert stream_threads() == 0
+
+
+def test_streams_that_are_opened_and_closed_in_many_threads_are_all_read() -> None:
+    ahead = Prefetcher(Ranges(), connections=3, memory=300, part_size=200)  # type: ignore[arg-type]
+
+    def open_and_close(seed: int) -> None:
+        sizes = random.Random(seed)
+        for turn in range(20):
+            stream = ahead.start("key", 0, None, None)
+            if turn % 3:
+                assert read(ahead, stream, sizes) == CONTENT
+            ahead.stop(stream)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(open_and_close, range(4)))
+    assert stream_threads() == 0
 
 
 def test_a_part_that_there_is_no_memory_for_is_an_error() -> None:
