@@ -291,6 +291,8 @@ class HostedJob(abc.ABC, Generic[Request_co]):
     def retries_after(self, reason: str) -> bool:
         """Return whether an attempt that the platform could not run is followed by another one."""
         with self._changed:
+            if self._count_training() and self._ending in (Ending.FAILED, Ending.LOST):
+                self._ending = None  # what hosts did that were ended because another one could not be started
             if self._ending is not None:
                 return False
             self.platform_failed(reason)
@@ -357,10 +359,12 @@ class HostedJob(abc.ABC, Generic[Request_co]):
     def _has_retry(self) -> bool:
         return not self._given_up and self._progress.retries < self.request.max_retries
 
-    def _count_training(self) -> None:
-        """Stop counting the time, if it is counted."""
-        if (trained := self._limits.end_training()) is not None:
-            self._move(self._progress.trained(trained))
+    def _count_training(self) -> bool:
+        """Stop counting the time; whether it was counted."""
+        if (trained := self._limits.end_training()) is None:
+            return False
+        self._move(self._progress.trained(trained))
+        return True
 
     def _decide(self, ending: Ending) -> None:
         if self._ending is None:

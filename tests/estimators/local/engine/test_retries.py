@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from datetime import datetime, timezone
 from typing import Any
@@ -17,8 +18,10 @@ from estimators.local.engine.job import JobRecord
 from estimators.local.engine.job_store import NO_KEEPER
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import write_time
+from estimators.local.executors import ExecutorError, HostProcess, HostSpec
+from estimators.local.executors.process import ProcessCluster
 from tests.estimators.local.engine.test_request import REQUEST
-from tests.estimators.local.engine.whole_jobs import Lines, await_line, kill_from_outside
+from tests.estimators.local.engine.whole_jobs import TWO_HOSTS, Lines, await_line, kill_from_outside
 
 LOST = Exit(code=137, lost="killed")
 ONCE = {"RetryStrategy": {"MaximumRetryAttempts": 1}}
@@ -82,6 +85,21 @@ def test_a_stop_overrules_a_retry() -> None:
     assert not job.retries_after("InternalServerError: too late")
 
 
+def test_hosts_that_were_ended_for_the_platforms_failure_do_not_hide_it() -> None:
+    job = training(**ONCE)
+    job.host_ended("algo-1", Exit(code=137))
+    assert job.retries_after("InternalServerError: algo-2 could not be started")
+    job.begin_again()
+    assert job.retries == 1
+
+
+def test_what_was_decided_while_it_trained_stands_after_that() -> None:
+    job = training(**ONCE)
+    job.host_ended("algo-1", LOST)
+    job.end_training()
+    assert not job.retries_after("InternalServerError: the checkpoints could not be sent")
+
+
 def test_a_killed_platform_is_the_platforms_failure() -> None:
     kept = json.loads(json.dumps(training(**ONCE).to_json(), default=write_time))
     job = JobRecord.from_json(kept, NO_KEEPER)
@@ -140,6 +158,28 @@ def test_a_job_that_meets_a_defect_before_it_trains_is_retried_and_then_fails(
     job = client.run(**ONCE)
     assert client.path_of(job) == [*["Starting", "Downloading"] * 2, "Failed"]
     assert job["FailureReason"] == "InternalServerError: ZeroDivisionError: twice"
+
+
+def test_a_host_that_can_not_be_started_is_retried_though_the_others_run(
+    client: Any, monkeypatch: pytest.MonkeyPatch, lines: Lines
+) -> None:
+    first_is_up, problems = threading.Event(), iter(["its container could not be made"])
+    start = ProcessCluster.start
+
+    def broken(cluster: ProcessCluster, spec: HostSpec) -> HostProcess:
+        if spec.name == "algo-2":
+            assert first_is_up.wait(30)
+            if problem := next(problems, None):
+                raise ExecutorError(f"algo-2: {problem}")
+            return start(cluster, spec)
+        process = start(cluster, spec)
+        first_is_up.set()
+        return process
+
+    monkeypatch.setattr(ProcessCluster, "start", broken)
+    job = client.run("print('trained')", **ONCE, ResourceConfig=TWO_HOSTS)
+    assert client.path_of(job) == [*LIFE, *LIFE, "Uploading", "Completed"], job
+    assert lines(job["TrainingJobName"], "algo-2") == ["trained"]
 
 
 def test_the_scripts_own_failure_is_not_retried(client: Any) -> None:
