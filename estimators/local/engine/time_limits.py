@@ -45,16 +45,20 @@ class TimeLimits:
         return trained
 
     def reached(self, progress: JobProgress) -> str | None:
-        """Return the state in which a job ends whose time is over; None if it is not."""
-        if self._runtime_left(progress) <= 0:
-            return states.MAX_RUNTIME_EXCEEDED
-        if self._wait_left() <= 0:
-            return states.MAX_WAIT_TIME_EXCEEDED
-        return states.STOPPED if self._pending_left(progress) <= 0 else None
+        """Return the state in which a job ends whose time is over, by the limit that came first; None if none did."""
+        left, status = self._first(progress)
+        return status if left <= 0 else None
 
     def seconds_left(self, progress: JobProgress) -> float:
         """Return the seconds until the first limit, as a lock can wait for them."""
-        return min(self._runtime_left(progress), self._wait_left(), self._pending_left(progress), threading.TIMEOUT_MAX)
+        return min(self._first(progress)[0], threading.TIMEOUT_MAX)
+
+    def _first(self, progress: JobProgress) -> tuple[float, str]:
+        return min(
+            (self._runtime_left(progress), states.MAX_RUNTIME_EXCEEDED),
+            (self._wait_left(), states.MAX_WAIT_TIME_EXCEEDED),
+            (self._pending_left(progress), states.STOPPED),
+        )
 
     def _runtime_left(self, progress: JobProgress) -> float:
         trained = progress.training_seconds
