@@ -20,7 +20,7 @@ from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
 from smddp.errors import JobError, SmddpError
 from smddp.job.failure_report import describe_exit
-from smddp.process.preemption import RESUMABLE
+from smddp.process.exit_codes import RESUMABLE
 
 logger = logging.getLogger("smddp.container")
 

@@ -16,8 +16,15 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from smddp.process.exit_codes import EXIT_CODES_VARIABLE, announce_stop, as_shell, make_directory, read_exit_codes
-from smddp.process.preemption import FORWARDED_SIGNALS, RESUMABLE
+from smddp.process.exit_codes import (
+    EXIT_CODES_VARIABLE,
+    RESUMABLE,
+    announce_stop,
+    as_shell,
+    make_directory,
+    read_exit_codes,
+)
+from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, Marks, adopt_orphans, catches, reap_children
 
 PASSED_ON = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

@@ -36,9 +36,8 @@ from smddp.launch.node_lines import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
 from smddp.launch.reports import FailureFile, describe_exit, host_name
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
-from smddp.process.exit_codes import stop_announced
+from smddp.process.exit_codes import RESUMABLE, stop_announced
 from smddp.process.output_lines import STDOUT
-from smddp.process.preemption import RESUMABLE
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report
 from smddp.launch.nodes import find_nodes
 from smddp.process.children import ChildProcesses, exit_code
-from smddp.process.preemption import RESUMABLE
+from smddp.process.exit_codes import RESUMABLE
 from smddp.process.program import forward_signals
 
 logger = logging.getLogger(__name__)

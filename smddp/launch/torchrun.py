@@ -26,8 +26,8 @@ from smddp.errors import DistributedError
 from smddp.launch.reports import host_name, tell_failure
 from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
+from smddp.process.exit_codes import RESUMABLE
 from smddp.process.interruptible import SIGNAL_SECONDS
-from smddp.process.preemption import RESUMABLE
 from smddp.process.program import forward_signals
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smddp.job.failure_report import killed_by
-from smddp.process.exit_codes import as_shell
+from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, STDOUT, copy_lines
-from smddp.process.preemption import RESUMABLE
 from smddp.process.process_tree import catches
 
 logger = logging.getLogger(__name__)

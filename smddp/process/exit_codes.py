@@ -1,4 +1,4 @@
-"""Pass exit codes of ranks around their launchers: AWS's toolkit and launchers turn any code but 0 into 1.
+"""What an exit code means, and how it gets around launchers: AWS's toolkit and they turn any code but 0 into 1.
 
 ``smddp.container.init`` names a directory in the environment of the program that it starts. A rank that ends through
 ``smddp.run`` with 0 or 75 writes its exit code there, to a file named after its process ID. A rank without a file did
@@ -13,6 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+
+RESUMABLE = 75
+"""The exit code of a job that stopped with its work saved: run it again and it goes on (EX_TEMPFAIL of sysexits.h)."""
 
 EXIT_CODES_VARIABLE = "SMDDP_ENDINGS"
 """Names the directory; unset where nobody asks."""

@@ -24,9 +24,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-RESUMABLE = 75
-"""The exit code of a job that stopped with its work saved: run it again and it goes on (EX_TEMPFAIL of sysexits.h)."""
-
+from smddp.process.exit_codes import RESUMABLE
 
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """A stop to a script that has no handler of its own for them; launchers pass them on, as none of their business."""

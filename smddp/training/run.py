@@ -33,8 +33,8 @@ from smddp.distributed import (
 from smddp.errors import CheckpointError, SmddpError
 from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
-from smddp.process.exit_codes import write_exit_code
-from smddp.process.preemption import RESUMABLE, STOP_SIGNALS, Stopped, stop_signal
+from smddp.process.exit_codes import RESUMABLE, write_exit_code
+from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.training.main_arguments import ConfigReader, main_arguments, read_dataclass
 from smddp.training.open_runs import open_runs
 from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from smddp.job.hyperparameters.json_values import build
 from smddp.job.hyperparameters.raw_values import from_raw
 from smddp.job.hyperparameters.schema import fields_of, nested_dataclass, resolve, unknown
+from smddp.job.hyperparameters.typed_values import build
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from smddp.errors import HyperparameterError
-from smddp.job.hyperparameters.json_values import same_json, to_json
 from smddp.job.hyperparameters.raw_values import TEXT_KEY, from_raw
 from smddp.job.hyperparameters.schema import Field, fields_of, show
+from smddp.job.hyperparameters.typed_values import same_json, to_json
 
 
 def encode(config: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args, get_origin
 
 from smddp.errors import HyperparameterError
-from smddp.job.hyperparameters.json_values import attempt
 from smddp.job.hyperparameters.schema import describe, members
+from smddp.job.hyperparameters.typed_values import attempt
 
 TEXT_KEY = "__text__"
 """The key of an object that stands for a str which would be misread if it travelled bare."""

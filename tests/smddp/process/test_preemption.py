@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from smddp.process.preemption import RESUMABLE, Stopped, StopSignal
+from smddp.process.exit_codes import RESUMABLE
+from smddp.process.preemption import Stopped, StopSignal
 
 
 def test_sigterm_sets_the_flag_and_a_second_one_changes_nothing() -> None:
