@@ -5,6 +5,7 @@ What the SDK accepts is found out by asking it, so that a newer SDK needs no cha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -26,7 +27,7 @@ def image_uri(framework: Framework) -> str:
     Raises:
         ValueError: The SDK has none.
     """
-    uri: str = image_uris.get_training_image_uri(
+    return found_uri(
         region=framework.region,
         framework="pytorch",
         framework_version=framework.version,
@@ -36,7 +37,29 @@ def image_uri(framework: Framework) -> str:
         compiler_config=framework.compiler_config,
         instance_type=framework.image_instance_type,
     )
+
+
+def found_uri(**asked: Any) -> str:
+    """Return what the SDK's ``image_uris.get_training_image_uri`` does, from memory what it was asked before.
+
+    For each answer the SDK reads the table of all endpoints of AWS, and a ``fit()`` asks it seven times.
+
+    Raises:
+        ValueError: The SDK has none.
+    """
+    try:
+        question = json.dumps(asked, sort_keys=True)
+    except TypeError:  # a variable of a pipeline, the configuration of a compiler: equal only to itself
+        question = None
+    if question in _found:
+        return _found[question]
+    uri: str = image_uris.get_training_image_uri(**asked)
+    if question is not None:
+        _found[question] = uri
     return uri
+
+
+_found: dict[str | None, str] = {}
 
 
 def refusal(framework: Framework) -> str | None:

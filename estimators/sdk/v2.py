@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 import boto3
 
 from estimators.errors import EstimatorError
-from estimators.sdk import request_values
+from estimators.sdk import request_values, training_images
 from estimators.sdk.code_place import UploadCode
 from estimators.sdk.library import Session
 from estimators.sdk.quiet import program_kept, without_maintenance_notice
@@ -34,6 +34,19 @@ class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no 
 
 class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
     """``PyTorch`` that sends no telemetry; its ``fit`` goes on to the one above."""
+
+    def training_image_uri(self, region: str | None = None) -> str:
+        """Return the image of the job, which the SDK would look up at each of four calls."""
+        return training_images.found_uri(
+            region=region or self.sagemaker_session.boto_region_name,
+            framework=self._framework_name,
+            framework_version=self.framework_version,
+            py_version=self.py_version,
+            image_uri=self.image_uri,
+            distribution=self.distribution or None,
+            compiler_config=self.compiler_config,
+            instance_type=self._get_instance_type(),
+        )
 
 
 # A tuner writes the names of its estimator's class and module into the request, for whoever attaches to its jobs: the

@@ -130,6 +130,25 @@ def test_asking_writes_nothing_to_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert not [record for record in caplog.records if record.name.startswith("sagemaker")]
 
 
+def test_the_sdk_looks_an_image_up_once(boto_session: boto3.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    from estimators.sdk import v2
+
+    asked: list[dict[str, Any]] = []
+    lookup = training_images.image_uris.get_training_image_uri
+    monkeypatch.setattr(training_images, "_found", {})
+    monkeypatch.setattr(
+        training_images.image_uris, "get_training_image_uri", lambda **asks: asked.append(asks) or lookup(**asks)
+    )
+    chosen, _ = training_images.choose_versions(PLAIN)
+    arguments = {"entry_point": "train.py", "role": "arn:aws:iam::123456789012:role/A", "instance_count": 1}
+    arguments |= {"instance_type": PLAIN.instance_type, **chosen.arguments}
+    pytorch = v2.trainer(arguments, sessions.session(boto_session, default_bucket="mine"))
+    assert pytorch.training_image_uri() == training_images.image_uri(chosen) == lookup(**asked[0])
+    assert len(asked) == 1
+    assert training_images.image_uri(replace(chosen, instance_type="ml.m5.xlarge")) != pytorch.training_image_uri()
+    assert len(asked) == 2
+
+
 def test_the_maintenance_notice_is_silenced_for_a_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(quiet.SUPPRESS_VARIABLE, raising=False)
     with quiet.without_maintenance_notice():
