@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from smddp.process.preemption import STOP_SIGNALS
 from tests.fork_python import ForkPython
+from tests.fork_python.server import remember_models
 from tests.slurm import SlurmCluster, can_run_slurm
 
 
@@ -79,6 +80,9 @@ REQUIRED = {name for name in os.environ.get("SMDDP_REQUIRE", "").split(",") if n
 
 
 def pytest_configure() -> None:
+    # A child that a test forks leaves alone what other tests left: to free a process group without its threads aborts.
+    os.register_at_fork(after_in_child=gc.freeze)
+    remember_models()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # Started in the background by a shell: whatever a test starts and interrupts would inherit it, and never end.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,6 +93,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What needs Docker comes last: in CI its images are made while the others run.
+    items.sort(key=lambda item: item.get_closest_marker("docker") is not None)
     needed = REQUIRED | {name for item in items for name in CAPABILITIES if item.get_closest_marker(name)}
     missing = {name: CAPABILITIES[name][1] for name in sorted(needed) if not CAPABILITIES[name][0]()}
     for item in items:

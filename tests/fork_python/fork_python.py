@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
-MODULES = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.elastic.agent.server.api", "boto3")
+MODULES = (
+    *("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.elastic.agent.server.api", "torchvision"),
+    *("sagemaker.pytorch", "sagemaker.experiments", "sagemaker.workflow.pipeline_context", "sagemaker.local"),
+    *(f"moto.{part}" for part in ("moto_server.werkzeug_app", "sagemaker", "s3", "logs", "sts", "iam", "cloudwatch")),
+)
 """What the server has imported: foreign packages only, for a job brings its own smddp."""
 
 _START_SECONDS = 60.0
@@ -27,10 +31,11 @@ class ForkPython:
     difference.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, modules: tuple[str, ...] = MODULES) -> None:
         self.is_real = bool(os.environ.get("SMDDP_REAL_PYTHON"))
         self.environment = Path(sys.prefix) if self.is_real else directory / "venv"
         """This environment, or the same with such a Python in its ``bin``."""
+        self._modules = modules
         self._socket = directory / "server"
         self._server: subprocess.Popen[bytes] | None = None
         if not self.is_real:
@@ -90,10 +95,13 @@ class ForkPython:
         if self._server is not None:
             return
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OMP_"))}
-        command = [sys.executable, "-I", str(HERE / "server.py"), str(self._socket), *MODULES]
+        command = [sys.executable, "-I", str(HERE / "server.py"), str(self._socket), *self._modules]
         # One thread: OpenBLAS would start others, which a fork does not take along.
         self._server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env={**kept, "OPENBLAS_NUM_THREADS": "1"}, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            env={**kept, "OPENBLAS_NUM_THREADS": "1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"},
+            start_new_session=True,
         )
         deadline = time.monotonic() + _START_SECONDS
         while not self._socket.exists():

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import gc
 import json
+import logging
 import os
 import selectors
 import signal
@@ -273,11 +274,46 @@ def end(code: int) -> None:
     os._exit(code & 0xFF)
 
 
+def remember_models() -> None:
+    """Let this process read each of botocore's models once: else each session does, a tenth of a second a client."""
+    from botocore.loaders import JSONFileLoader
+
+    read = JSONFileLoader.load_file
+    models: dict[str, Any] = {}
+
+    def load_file(loader: Any, path: str) -> Any:
+        if path not in models and (model := read(loader, path)) is not None:
+            models[path] = model
+        return models.get(path)
+
+    JSONFileLoader.load_file = load_file  # type: ignore[method-assign]
+
+
+def prepare(modules: list[str]) -> None:
+    """Import, and read the models of the services that most programs call; the program is asked for its own logging."""
+    root = logging.getLogger()
+    level, handlers, excepthook = root.level, list(root.handlers), sys.excepthook
+    configuration = logging.getLogger("sagemaker.config")
+    configuration.setLevel(logging.WARNING)
+    for module in modules:
+        import_module(module)
+    configuration.setLevel(logging.NOTSET)
+    remember_models()
+    session = import_module("botocore.session").Session()
+    session.get_available_regions("s3")  # which reads the table of endpoints
+    for service in ("s3", "sagemaker", "logs", "sts"):
+        for kind in ("service-2", "endpoint-rule-set-1", "paginators-1"):
+            session.get_component("data_loader").load_service_model(service, kind)
+    # The SDK sets up the program that imports it.
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    sys.excepthook = excepthook
+
+
 def main(path: str, modules: list[str]) -> None:
     """Import, listen, serve; run the program in each child."""
     sys.modules["triton"] = None  # type: ignore[assignment]  # which complains of what a frozen heap leaves at the end
-    for module in modules:
-        import_module(module)
+    prepare(modules)
     del sys.modules["triton"]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}.new")

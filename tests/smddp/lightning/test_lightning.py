@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -65,7 +64,6 @@ def start(path: Path, *, steps: int, ranks: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", str(ranks), "--run-dir", "run", "train.py"],
         cwd=path,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -69,7 +69,6 @@ def start(path: Path, *, steps: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run", "train.py"],
         cwd=path,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
