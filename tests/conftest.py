@@ -80,7 +80,7 @@ REQUIRED = {name for name in os.environ.get("SMDDP_REQUIRE", "").split(",") if n
 
 
 def pytest_configure() -> None:
-    # A child that a test forks leaves alone what other tests left: to free a process group without its threads aborts.
+    # To collect a process group whose threads were not forked aborts: a forked child leaves what it inherits alone.
     os.register_at_fork(after_in_child=gc.freeze)
     remember_models()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -93,8 +93,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What needs Docker comes last: in CI its images are made while the others run.
+    # Docker's images may be made while the other tests run: what needs them comes last, and may wait for them.
     items.sort(key=lambda item: item.get_closest_marker("docker") is not None)
+    for item in items:
+        if item.get_closest_marker("docker") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
     needed = REQUIRED | {name for item in items for name in CAPABILITIES if item.get_closest_marker(name)}
     missing = {name: CAPABILITIES[name][1] for name in sorted(needed) if not CAPABILITIES[name][0]()}
     for item in items:
@@ -132,7 +135,7 @@ def _signals_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkPython]:
-    """A Python whose processes begin with torch imported; for fixtures that start processes for several tests."""
+    """A Python whose processes begin with torch and the SDK imported; for fixtures that serve several tests."""
     python = ForkPython(tmp_path_factory.mktemp("fork-python"))
     yield python
     python.close()

@@ -21,6 +21,28 @@ _TABLES = ("pytorch", "pytorch-neuron")
 """The SDK's tables of training images: for CPUs and GPUs, and for Trainium."""
 
 
+_found: dict[str, str] = {}
+"""The SDK's answers, by the arguments."""
+
+
+def found_uri(**asked: Any) -> str:
+    """Return what the SDK's ``image_uris.get_training_image_uri`` returns, and remember the answer.
+
+    The SDK reads the table of all endpoints of AWS for each answer, and a ``fit()`` asks it seven times.
+
+    Raises:
+        ValueError: The SDK has none.
+    """
+    try:
+        question = json.dumps(asked, sort_keys=True)
+    except TypeError:  # a pipeline's variable or a compiler's configuration: looked up each time
+        uri: str = image_uris.get_training_image_uri(**asked)
+        return uri
+    if question not in _found:
+        _found[question] = image_uris.get_training_image_uri(**asked)
+    return _found[question]
+
+
 def image_uri(framework: Framework) -> str:
     """Return the image of a job.
 
@@ -37,29 +59,6 @@ def image_uri(framework: Framework) -> str:
         compiler_config=framework.compiler_config,
         instance_type=framework.image_instance_type,
     )
-
-
-def found_uri(**asked: Any) -> str:
-    """Return what the SDK's ``image_uris.get_training_image_uri`` does, from memory what it was asked before.
-
-    For each answer the SDK reads the table of all endpoints of AWS, and a ``fit()`` asks it seven times.
-
-    Raises:
-        ValueError: The SDK has none.
-    """
-    try:
-        question = json.dumps(asked, sort_keys=True)
-    except TypeError:  # a variable of a pipeline, the configuration of a compiler: equal only to itself
-        question = None
-    if question in _found:
-        return _found[question]
-    uri: str = image_uris.get_training_image_uri(**asked)
-    if question is not None:
-        _found[question] = uri
-    return uri
-
-
-_found: dict[str | None, str] = {}
 
 
 def refusal(framework: Framework) -> str | None:

@@ -36,7 +36,7 @@ class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
     """``PyTorch`` that sends no telemetry; its ``fit`` goes on to the one above."""
 
     def training_image_uri(self, region: str | None = None) -> str:
-        """Return the image of the job, which the SDK would look up at each of four calls."""
+        """Return the job's image, which a ``fit()`` asks for several times; the SDK would look it up each time."""
         return training_images.found_uri(
             region=region or self.sagemaker_session.boto_region_name,
             framework=self._framework_name,

@@ -1,4 +1,4 @@
-"""What an exit code means, and how it gets around launchers: AWS's toolkit and they turn any code but 0 into 1.
+"""The exit codes of ranks, and how they get past launchers: AWS's toolkit and launchers turn any code but 0 into 1.
 
 ``smddp.container.init`` names a directory in the environment of the program that it starts. A rank that ends through
 ``smddp.run`` with 0 or 75 writes its exit code there, to a file named after its process ID. A rank without a file did

@@ -1,3 +1,3 @@
-"""A Python for tests whose processes begin with torch imported: forked, a hundred times faster than started."""
+"""A Python for tests whose processes begin with torch and the SDK imported: forked, and not started."""
 
 from tests.fork_python.fork_python import ForkPython as ForkPython

@@ -18,7 +18,7 @@ MODULES = (
 )
 """What the server has imported: foreign packages only, for a job brings its own smddp."""
 
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 
 
 class ForkPython:
@@ -26,16 +26,15 @@ class ForkPython:
 
     What differs from a Python that is started: the processes are the server's children and not their client's (so a
     program that looks at the tree of processes, or dies with its parent, wants the real one), all have one hash seed,
-    and none frees its modules at its end, but one with ``FORK_PYTHON_FINALIZES`` in its environment, where a test is
-    about that. ``SMDDP_REAL_PYTHON=1`` lets every test start the real Python: to measure coverage, or to look for a
-    difference.
+    what a package does or reads when it is imported is done, and none frees its modules at its end, but one with
+    ``FORK_PYTHON_FINALIZES`` in its environment, where a test is about that. ``SMDDP_REAL_PYTHON=1`` lets every test
+    start the real Python, to look for a difference.
     """
 
-    def __init__(self, directory: Path, modules: tuple[str, ...] = MODULES) -> None:
+    def __init__(self, directory: Path) -> None:
         self.is_real = bool(os.environ.get("SMDDP_REAL_PYTHON"))
         self.environment = Path(sys.prefix) if self.is_real else directory / "venv"
         """This environment, or the same with such a Python in its ``bin``."""
-        self._modules = modules
         self._socket = directory / "server"
         self._server: subprocess.Popen[bytes] | None = None
         if not self.is_real:
@@ -43,7 +42,7 @@ class ForkPython:
 
     @property
     def executable(self) -> str:
-        """The path of a Python that begins with torch imported."""
+        """The path of a Python that begins with ``MODULES`` imported."""
         if self.is_real:
             return sys.executable
         self._start()
@@ -95,12 +94,14 @@ class ForkPython:
         if self._server is not None:
             return
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OMP_"))}
-        command = [sys.executable, "-I", str(HERE / "server.py"), str(self._socket), *self._modules]
+        command = [sys.executable, "-I", str(HERE / "server.py"), str(self._socket), *MODULES]
         # One thread: OpenBLAS would start others, which a fork does not take along.
         self._server = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            env={**kept, "OPENBLAS_NUM_THREADS": "1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"},
+            # The last is what the platform's server sets before it imports moto.
+            env=kept
+            | {"OPENBLAS_NUM_THREADS": "1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1", "MOTO_DISABLE_GLOBAL_CORS": "1"},
             start_new_session=True,
         )
         deadline = time.monotonic() + _START_SECONDS

@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported torch once, and forks each program that a client asks for.
+"""The fork server: a process that has imported the large packages once, and forks each program that a client asks for.
 
 It is a program of its own: ``python -I server.py SOCKET MODULE...``. A forked child leaves `serve` with the request,
 becomes the program, runs it as ``__main__``, and ends as every Python does, except that it leaves what was imported to
@@ -290,7 +290,10 @@ def remember_models() -> None:
 
 
 def prepare(modules: list[str]) -> None:
-    """Import, and read the models of the services that most programs call; the program is asked for its own logging."""
+    """Import the modules and read the models that most programs need; leave logging and the excepthook as they were.
+
+    As ``estimators.sdk.quiet`` does, which a server of foreign packages alone must not import.
+    """
     root = logging.getLogger()
     level, handlers, excepthook = root.level, list(root.handlers), sys.excepthook
     configuration = logging.getLogger("sagemaker.config")
@@ -304,7 +307,6 @@ def prepare(modules: list[str]) -> None:
     for service in ("s3", "sagemaker", "logs", "sts"):
         for kind in ("service-2", "endpoint-rule-set-1", "paginators-1"):
             session.get_component("data_loader").load_service_model(service, kind)
-    # The SDK sets up the program that imports it.
     root.setLevel(level)
     root.handlers[:] = handlers
     sys.excepthook = excepthook

@@ -130,23 +130,69 @@ def test_asking_writes_nothing_to_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert not [record for record in caplog.records if record.name.startswith("sagemaker")]
 
 
-def test_the_sdk_looks_an_image_up_once(boto_session: boto3.Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    from estimators.sdk import v2
-
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the SDK is asked for from now on, nothing being known yet."""
     asked: list[dict[str, Any]] = []
     lookup = training_images.image_uris.get_training_image_uri
     monkeypatch.setattr(training_images, "_found", {})
     monkeypatch.setattr(
         training_images.image_uris, "get_training_image_uri", lambda **asks: asked.append(asks) or lookup(**asks)
     )
-    chosen, _ = training_images.choose_versions(PLAIN)
+    return asked
+
+
+def made(boto_session: boto3.Session, **changes: Any) -> Any:
+    """Return the ``PyTorch`` of a job."""
+    from estimators.sdk import v2
+
     arguments = {"entry_point": "train.py", "role": "arn:aws:iam::123456789012:role/A", "instance_count": 1}
-    arguments |= {"instance_type": PLAIN.instance_type, **chosen.arguments}
-    pytorch = v2.trainer(arguments, sessions.session(boto_session, default_bucket="mine"))
-    assert pytorch.training_image_uri() == training_images.image_uri(chosen) == lookup(**asked[0])
+    arguments |= {"instance_type": PLAIN.instance_type, "framework_version": "2.8.0", "py_version": "py312"} | changes
+    return v2.trainer(arguments, sessions.session(boto_session, default_bucket="mine"))
+
+
+def test_the_sdk_looks_an_image_up_once(boto_session: boto3.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = looked_up(monkeypatch)
+    chosen, _ = training_images.choose_versions(PLAIN)
+    assert made(boto_session, **chosen.arguments).training_image_uri() == training_images.image_uri(chosen)
     assert len(asked) == 1
-    assert training_images.image_uri(replace(chosen, instance_type="ml.m5.xlarge")) != pytorch.training_image_uri()
+    training_images.image_uri(replace(chosen, instance_type="ml.m5.xlarge"))
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"instance_type": "ml.m5.xlarge"},
+        {"distribution": {"torch_distributed": {"enabled": True}}},
+        {"distribution": {"pytorchddp": {"enabled": True}}, "framework_version": "2.2.0", "py_version": "py310"},
+        {"image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"},
+    ],
+)
+@pytest.mark.parametrize("region", [None, "eu-west-1"])
+def test_an_image_is_asked_for_as_the_sdk_asks(
+    changes: dict[str, Any], region: str | None, boto_session: boto3.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sagemaker.pytorch import PyTorch
+
+    asked = looked_up(monkeypatch)
+    pytorch = made(boto_session, **changes)
+    assert PyTorch.training_image_uri(pytorch, region) == pytorch.training_image_uri(region)
+    theirs, ours = ({name: value for name, value in asks.items() if value not in (None, {})} for asks in asked)
+    assert ours == theirs
+
+
+def test_the_variables_of_pipelines_are_looked_up_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sagemaker.workflow.parameters import ParameterString
+
+    asked = looked_up(monkeypatch)
+    chosen, _ = training_images.choose_versions(PLAIN)
+    asked.clear()
+    gpu, cpu = (
+        training_images.image_uri(replace(chosen, instance_type=ParameterString("Type", default_value=name)))
+        for name in ("ml.g5.xlarge", "ml.m5.xlarge")
+    )
+    assert ("-gpu-" in gpu, "-cpu-" in cpu, len(asked)) == (True, True, 2)
 
 
 def test_the_maintenance_notice_is_silenced_for_a_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
