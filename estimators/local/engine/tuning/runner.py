@@ -90,6 +90,7 @@ class TuningRunner:
 
     def _start(self, proposal: Proposal) -> Trial:
         name = f"{self._record.name}-{proposal.number + 1:03}-{secrets.token_hex(4)}"
+        self._record.expect(proposal.number, name, proposal.hyperparameters)
         job = self._start_job(self._record.request.training_job(name, proposal.hyperparameters))
         trial = Trial(number=proposal.number, job=job, hyperparameters=proposal.hyperparameters)
         self._record.add(trial)  # at once: what is not there is neither listed nor stopped

@@ -57,7 +57,8 @@ class TuningRecord:
         self.created = _now()
         self._since = time.monotonic()
         # Guards all below. Order: the runner's thread alone adds trials and comes to the end, which is its last step;
-        # so nothing changes after that.
+        # so nothing changes after that. A trial is kept before its training job is started: a kill between the two
+        # leaves a trial without a job, which is not loaded, and never a job that is not listed.
         self._lock = threading.RLock()
         self._keeper = keeper
         self._status = IN_PROGRESS
@@ -65,6 +66,7 @@ class TuningRecord:
         self._ended_at: datetime | None = None
         self._failure_reason: str | None = None
         self._trials: list[Trial] = []
+        self._starting: list[Any] | None = None
         self._results: list[tuple[Mapping[str, str], float]] = []  # in the order of the ends
         self._found = False
 
@@ -93,7 +95,7 @@ class TuningRecord:
         record._trials = [
             Trial(job=jobs[name], number=number, hyperparameters=tuned, pruned=pruned)
             for name, number, tuned, pruned in document["trials"]
-            if name in jobs  # else it was deleted
+            if name in jobs  # else it was deleted, or never started
         ]
         record._results = [(tuned, value) for tuned, value in document["results"]]
         if document["ended"] is None:
@@ -105,6 +107,7 @@ class TuningRecord:
     def to_json(self) -> dict[str, Any]:
         """Return all that another platform needs to show it; times as datetimes."""
         with self._lock:
+            trials = [[each.job.name, each.number, each.hyperparameters, each.pruned] for each in self._trials]
             return {
                 "request": self.request.members,
                 "arn": self.arn,
@@ -114,7 +117,7 @@ class TuningRecord:
                 "ended": self._ended_at,
                 "status": self._status,
                 "failure_reason": self._failure_reason,
-                "trials": [[each.job.name, each.number, each.hyperparameters, each.pruned] for each in self._trials],
+                "trials": trials if self._starting is None else [*trials, self._starting],
                 "results": self._results,
             }
 
@@ -150,9 +153,16 @@ class TuningRecord:
         with self._lock:
             return tuple(self._trials)
 
+    def expect(self, number: int, name: str, hyperparameters: Mapping[str, str]) -> None:
+        """Note a trial whose training job is about to be started."""
+        with self._lock:
+            self._starting = [name, number, hyperparameters, False]
+            self.note()
+
     def add(self, trial: Trial) -> None:
         """Note a trial whose training job was started."""
         with self._lock:
+            self._starting = None
             self._trials.append(trial)
             self._modified = _now()
             self.note()

@@ -336,13 +336,21 @@ def test_another_platform_knows_the_searches_and_what_they_found_but_goes_on_wit
     jobs, store = make_jobs(distance), JobStore(tmp_path / "jobs")
     first = Client(jobs, store)
     ended = first.run(make_request())
-    endless = make_jobs(distance, values_a_look=0)
-    second = Client(endless, store)
+    endless, killed = make_jobs(distance, values_a_look=0), threading.Event()
+
+    def start(request: Mapping[str, Any]) -> Any:
+        job = endless(request)
+        if (
+            len(endless.started) == 2
+        ):  # the platform is killed when the training job runs, and the search is not told yet
+            for end in ("", "-wal"):
+                (tmp_path / f"killed{end}").write_bytes((tmp_path / f"jobs{end}").read_bytes())
+            killed.set()
+        return job
+
+    second = Client(start, store)
     second.call("CreateHyperParameterTuningJob", **make_request(HyperParameterTuningJobName="broken-off"))
-    while len(endless.started) < 2:
-        time.sleep(0.01)
-    (tmp_path / "killed").write_bytes((tmp_path / "jobs").read_bytes())
-    (tmp_path / "killed-wal").write_bytes((tmp_path / "jobs-wal").read_bytes())
+    assert killed.wait(60)
     second.tuning.close("The test is over.")
 
     known = {job.name: job for job in (*jobs.started, *endless.started)}
