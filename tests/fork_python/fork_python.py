@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 MODULES = (
     *("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.elastic.agent.server.api", "torchvision"),
     *("sagemaker.pytorch", "sagemaker.experiments", "sagemaker.workflow.pipeline_context", "sagemaker.local"),
+    *("sklearn.datasets", "matplotlib.figure", "matplotlib.backends.backend_agg"),
     *(f"moto.{part}" for part in ("moto_server.werkzeug_app", "sagemaker", "s3", "logs", "sts", "iam", "cloudwatch")),
 )
 """What the server has imported: foreign packages only, for a job brings its own smddp."""

@@ -27,6 +27,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 NAMESPACES = ("user", "mnt", "uts", "pid")
+_ranks_finalize = "FORK_PYTHON_FINALIZES" in os.environ
 _SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -256,9 +257,10 @@ def end(code: int) -> None:
     """Wait for threads, call what is to be called at the exit, drop the program's own objects, and end.
 
     The modules stay as they are: to free half a gigabyte that the server shares is to copy it, a second a process. A
-    program with the variable ``FORK_PYTHON_FINALIZES`` takes that second, and Python's own end.
+    program with the variable ``FORK_PYTHON_FINALIZES``, or a rank of a server with it, takes that second, and Python's
+    own end.
     """
-    if "FORK_PYTHON_FINALIZES" in os.environ:
+    if "FORK_PYTHON_FINALIZES" in os.environ or (_ranks_finalize and "RANK" in os.environ):
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
