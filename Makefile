@@ -7,6 +7,8 @@ BIN := .venv/bin
 UV := $(shell uv --version 2>/dev/null)
 INSTALLER := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
 INSTALL := $(INSTALLER) --quiet -c constraints.txt
+# Where Python may not keep what it compiles, as in many images of CI, each of a thousand programs compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
 # pytest-xdist workers. Half of the time tests wait, for processes of their own and for clocks.
 JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
