@@ -16,6 +16,7 @@ from typing import Any
 import boto3
 import moto
 import pytest
+from moto.s3.responses import S3Response
 
 from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores import s3_hold
@@ -37,8 +38,18 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def s3() -> Iterator[Any]:
-    """A client of this process's own S3."""
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of this process's own S3, which answers one request at a time.
+
+    Of several at once moto would meet a condition that was true a moment before, and read an object that is replaced.
+    """
+    answer, alone = S3Response.key_response, threading.Lock()
+
+    def key_response(response: S3Response, *request: Any) -> Any:
+        with alone:
+            return answer(response, *request)
+
+    monkeypatch.setattr(S3Response, "key_response", key_response)
     with moto.mock_aws():
         client = boto3.client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
         client.create_bucket(Bucket="bucket")
