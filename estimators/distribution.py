@@ -15,7 +15,7 @@ from estimators.problem import Problem, error, nearest, warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DistributionKind:
     """One way to start the ranks, as a key of the SDK's ``distribution`` dict."""
 
     key: str
@@ -33,25 +33,25 @@ _MPI_OPTIONS = frozenset({"enabled", "custom_mpi_options"})
 ALONE = "the script alone"
 """The launcher of a job whose script is started once a host."""
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, DistributionKind] = {
     kind.key: kind
     for kind in (
-        Kind(key="torch_distributed", launcher="torchrun", beside=frozenset({"smdistributed"})),
-        Kind(key="pytorchddp", launcher="mpirun, for SMDDP", options=_MPI_OPTIONS),
-        Kind(
+        DistributionKind(key="torch_distributed", launcher="torchrun", beside=frozenset({"smdistributed"})),
+        DistributionKind(key="pytorchddp", launcher="mpirun, for SMDDP", options=_MPI_OPTIONS),
+        DistributionKind(
             key="mpi",
             launcher="mpirun",
             options=_MPI_OPTIONS | {"processes_per_host"},
             beside=frozenset({"smdistributed"}),
         ),
-        Kind(
+        DistributionKind(
             key="smdistributed",
             launcher="mpirun, for SMDDP",
             options=frozenset({"dataparallel", "modelparallel"}),
             beside=frozenset({"torch_distributed", "mpi"}),
         ),
-        Kind(key="parameter_server", launcher=ALONE),
-        Kind(key="pytorchxla", launcher="PyTorch/XLA"),
+        DistributionKind(key="parameter_server", launcher=ALONE),
+        DistributionKind(key="pytorchxla", launcher="PyTorch/XLA"),
     )
 }
 """By the SDK's key. What an unknown key would do is nothing: the SDK ignores it."""
@@ -87,7 +87,7 @@ def from_name(distribution: Any) -> Any:
     return dict(NAMES[distribution])
 
 
-def enabled_kinds(distribution: Mapping[str, Any] | None) -> tuple[Kind, ...]:
+def enabled_kinds(distribution: Mapping[str, Any] | None) -> tuple[DistributionKind, ...]:
     """Return the kinds that the distribution turns on."""
     return tuple(kind for key, kind in KINDS.items() if _is_enabled(key, _mapping(distribution).get(key)))
 
@@ -160,7 +160,7 @@ def _check_key(key: str, options: Any) -> Iterator[Problem]:
             yield error(where, f"processes_per_host of mpi is {count!r}", remedy)
 
 
-def _clash(one: Kind, other: Kind, given: Mapping[str, Any]) -> bool:
+def _clash(one: DistributionKind, other: DistributionKind, given: Mapping[str, Any]) -> bool:
     keys = {one.key, other.key}
     if keys == {"mpi", "smdistributed"}:
         # The model-parallel library runs under mpirun; SMDDP brings its own.

@@ -24,7 +24,7 @@ from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.large_hyperparameters import carry
-from estimators.plan import Call, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
+from estimators.plan import FitArguments, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import Problem, nearest
 from estimators.sent_code import sent_code
 from estimators.training_job import TrainingJob
@@ -312,7 +312,7 @@ class Estimator:
                 print(plan)
                 plan.require()
         """
-        call = Call(
+        call = FitArguments(
             inputs=inputs,
             job_name=job_name,
             experiment_config=experiment_config,
@@ -380,7 +380,7 @@ class Estimator:
         return self._trainer()
 
     def _trainer(self) -> Any:
-        from estimators.local_mode import given
+        from estimators.local_mode import sdk_arguments
         from estimators.sdk import sessions
         from estimators.sdk.adapter import adapter
 
@@ -391,7 +391,7 @@ class Estimator:
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into, more=carried.files)
         try:
             session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
-            arguments = given.for_sdk(carried.arguments) if local_mode else self._configured(carried.arguments)
+            arguments = sdk_arguments.for_sdk(carried.arguments) if local_mode else self._configured(carried.arguments)
             trainer = adapter().trainer(
                 self._completed({**arguments, **bundle.source.arguments}, session),
                 session,

@@ -25,7 +25,7 @@ class Series:
     """The values of one job."""
 
     job: str
-    lives: Sequence[Sequence[MetricPoint]]
+    attempts: Sequence[Sequence[MetricPoint]]
     """Apart: no line is drawn over an interruption."""
     began: datetime
 
@@ -70,7 +70,7 @@ def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -
         series: Each has one value at least.
         logarithmic: Whether the values' scale is to be logarithmic, if all are above 0.
     """
-    points = [point for one in series for life in one.lives for point in life]
+    points = [point for one in series for attempt in one.attempts for point in attempt]
     by_step = all(point.step is not None for point in points)
     logarithmic = logarithmic and all(point.value > 0 for point in points)
 
@@ -78,20 +78,20 @@ def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -
         x = point.step if by_step and point.step is not None else (point.time - one.began).total_seconds()
         return x, math.log10(point.value) if logarithmic else point.value
 
-    raw = [[[place(one, point) for point in life] for life in one.lives] for one in series]
-    x_range = _range([x for one in raw for life in one for x, _ in life])
-    y_range = _range([y for one in raw for life in one for _, y in life], margin=0.04)
+    raw = [[[place(one, point) for point in attempt] for attempt in one.attempts] for one in series]
+    x_range = _range([x for one in raw for attempt in one for x, _ in attempt])
+    y_range = _range([y for one in raw for attempt in one for _, y in attempt], margin=0.04)
     to_x = _scale(x_range, LEFT, WIDTH - RIGHT)
     to_y = _scale(y_range, HEIGHT - BOTTOM, TOP)
     lines, marks = [], []
-    for number, (one, lives) in enumerate(zip(series, raw, strict=True)):
-        for attempt, life in enumerate(lives, start=1):
-            if not life:
+    for number, (one, attempts) in enumerate(zip(series, raw, strict=True)):
+        for count, attempt in enumerate(attempts, start=1):
+            if not attempt:
                 continue
-            drawn = [(to_x(x), to_y(y)) for x, y in life]
+            drawn = [(to_x(x), to_y(y)) for x, y in attempt]
             lines.append(Line(number=number, job=one.job, points=_thinned(drawn)))
-            if attempt > 1:
-                marks.append((drawn[0][0], f"attempt {attempt}" if len(series) == 1 else ""))
+            if count > 1:
+                marks.append((drawn[0][0], f"attempt {count}" if len(series) == 1 else ""))
     return Chart(
         metric=metric,
         over="step" if by_step else "time",

@@ -41,7 +41,7 @@ _LINE_CHARACTERS = 100
 
 
 @dataclass(slots=True)
-class HostLog:
+class HostLines:
     """What a host has logged so far."""
 
     lines: int = 0
@@ -58,7 +58,7 @@ class MetricPoint:
 
 
 @dataclass(slots=True)
-class MetricCourse:
+class MetricCurve:
     """The values of a metric, in the order of the log."""
 
     points: list[MetricPoint] = field(default_factory=list)
@@ -118,8 +118,8 @@ class JobWatch:
         self._lines: list[tuple[int, str, str]] = []
         self._characters = 0
         self._dropped = 0
-        self._hosts: dict[str, HostLog] = {}
-        self._courses: dict[str, MetricCourse] = {}
+        self._hosts: dict[str, HostLines] = {}
+        self._curves: dict[str, MetricCurve] = {}
         self._failed_at: float | None = None
         self.failure = ""
         """Why the job is not followed any more; empty if it is, or has ended."""
@@ -163,26 +163,26 @@ class JobWatch:
         """Its secondary statuses so far."""
         return [StatusChange.of(each) for each in self.description.get("SecondaryStatusTransitions", [])]
 
-    def hosts(self) -> dict[str, HostLog]:
+    def hosts(self) -> dict[str, HostLines]:
         """Return what each host has logged, by its name."""
         with self._lock:
-            return {name: HostLog(host.lines, host.last) for name, host in sorted(self._hosts.items())}
+            return {name: HostLines(host.lines, host.last) for name, host in sorted(self._hosts.items())}
 
-    def courses(self) -> dict[str, MetricCourse]:
+    def curves(self) -> dict[str, MetricCurve]:
         """Return the values of each metric so far."""
         with self._lock:
             return {
-                name: MetricCourse(list(course.points), course.every, course.count, course.last)
-                for name, course in self._courses.items()
+                name: MetricCurve(list(curve.points), curve.every, curve.count, curve.last)
+                for name, curve in self._curves.items()
             }
 
-    def lives(self, points: list[MetricPoint]) -> list[list[MetricPoint]]:
+    def by_attempt(self, points: list[MetricPoint]) -> list[list[MetricPoint]]:
         """Return a metric's values apart: those before the first interruption, those after it, and so on."""
         begun = attempts_begun(self.changes)
-        lives: list[list[MetricPoint]] = [[] for _ in range(len(begun) + 1)]
+        attempts: list[list[MetricPoint]] = [[] for _ in range(len(begun) + 1)]
         for point in points:
-            lives[bisect_right(begun, point.time)].append(point)
-        return lives
+            attempts[bisect_right(begun, point.time)].append(point)
+        return attempts
 
     def window(self, start: int, count: int, *, search: str = "", host: str = "") -> LogWindow:
         """Return some lines.
@@ -245,14 +245,14 @@ class JobWatch:
             with self._lock:
                 self._lines.append((event.timestamp, event.host, text))
                 self._characters += len(text) + _LINE_CHARACTERS
-                host = self._hosts.setdefault(event.host, HostLog())
+                host = self._hosts.setdefault(event.host, HostLines())
                 host.lines, host.last = host.lines + 1, event.time
                 if self._characters > MOST_CHARACTERS:
                     self._drop()
         elif isinstance(event, MetricValue):
             with self._lock:
-                course = self._courses.setdefault(event.metric, MetricCourse())
-                course.add(MetricPoint(time=event.time, step=event.step, value=event.value))
+                curve = self._curves.setdefault(event.metric, MetricCurve())
+                curve.add(MetricPoint(time=event.time, step=event.step, value=event.value))
 
     def _drop(self) -> None:
         """Drop the first tenth of the lines: to drop each by itself would move all others each time."""

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from estimators.console import chart, comparison, job_list, timeline
-from estimators.console.job_watch import JobWatch, MetricCourse, Watches
+from estimators.console.job_watch import JobWatch, MetricCurve, Watches
 from estimators.console.masking import masked
 from estimators.console.place import Place
 from estimators.errors import EstimatorError
@@ -104,13 +104,13 @@ class Pages:
     def _job(self, request: Request) -> Response:
         watch = self._watch(request)
         logarithmic = request.query_params.get("scale") == "log"
-        began, courses = watch.description["CreationTime"], watch.courses()
+        began, curves = watch.description["CreationTime"], watch.curves()
         charts = [
-            (chart.chart(name, [_series(watch, course, began)], logarithmic=logarithmic), course)
-            for name, course in courses.items()
+            (chart.chart(name, [_series(watch, curve, began)], logarithmic=logarithmic), curve)
+            for name, curve in curves.items()
             if not name.startswith(_PARTS)
         ]
-        parts = {name.removeprefix(_PARTS): course.last for name, course in courses.items() if name.startswith(_PARTS)}
+        parts = {name.removeprefix(_PARTS): curve.last for name, curve in curves.items() if name.startswith(_PARTS)}
         return self._job_page(
             "job.html",
             watch,
@@ -174,7 +174,7 @@ class Pages:
         watches = [self._watch_of(name) for name in names]
         for watch in watches:
             watch.look(_FIRST_LOOK_SECONDS)
-        courses = [watch.courses() for watch in watches]
+        curves = [watch.curves() for watch in watches]
         logarithmic = request.query_params.get("scale") == "log"
         charts = [
             chart.chart(
@@ -182,12 +182,12 @@ class Pages:
                 [
                     _series(watch, each[metric], watch.description["CreationTime"])
                     if metric in each
-                    else chart.Series(job=watch.name, lives=[], began=watch.description["CreationTime"])
-                    for watch, each in zip(watches, courses, strict=True)
+                    else chart.Series(job=watch.name, attempts=[], began=watch.description["CreationTime"])
+                    for watch, each in zip(watches, curves, strict=True)
                 ],
                 logarithmic=logarithmic,
             )
-            for metric in dict.fromkeys(name for each in courses for name in each)
+            for metric in dict.fromkeys(name for each in curves for name in each)
         ]
         requests = [sent_request(watch.description) for watch in watches]
         hyperparameters = [each.pop("HyperParameters", {}) for each in requests]
@@ -273,8 +273,8 @@ def _checked(name: str) -> str:
     return name
 
 
-def _series(watch: JobWatch, course: MetricCourse, began: datetime) -> chart.Series:
-    return chart.Series(job=watch.name, lives=watch.lives(course.points), began=began)
+def _series(watch: JobWatch, curve: MetricCurve, began: datetime) -> chart.Series:
+    return chart.Series(job=watch.name, attempts=watch.by_attempt(curve.points), began=began)
 
 
 def _integer(text: str, default: int) -> int:

@@ -23,7 +23,7 @@ _STEPS = ("max_steps", "total_steps", "steps")
 """Hyperparameters that say when the training ends, by the names in common use."""
 
 
-class JobProgress:
+class ProgressLine:
     """Takes in what happens to a job, and tells how far it is; told and asked in different threads."""
 
     def __init__(self, hyperparameters: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
@@ -44,7 +44,7 @@ class JobProgress:
         self._losses: deque[float] = deque(maxlen=_MOST_LOSSES)
         self._laps: deque[tuple[float, float]] = deque()
 
-    def take(self, event: JobEvent) -> None:
+    def update(self, event: JobEvent) -> None:
         """Take in what happened."""
         if isinstance(event, StatusChange):
             self._status, self._since = event.status, event.time.timestamp()

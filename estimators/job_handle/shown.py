@@ -34,10 +34,10 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
         view.show_name(name)
         yield lambda event: _show(view, event)
         return
-    from estimators.job_handle.progress import JobProgress
+    from estimators.job_handle.progress import ProgressLine
     from smddp.process.terminal_line import TerminalLine
 
-    progress = JobProgress(live())
+    progress = ProgressLine(live())
     line = NotebookLine(progress.text) if in_notebook() else TerminalLine(progress.text, sys.stdout)
     try:
         line.start()
@@ -45,7 +45,7 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
         view.show_name(name)
 
         def show(event: JobEvent) -> None:
-            progress.take(event)
+            progress.update(event)
             _show(view, event)
 
         yield show

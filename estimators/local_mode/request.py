@@ -15,7 +15,7 @@ from estimators.local.engine.job_request import ML_ROOT
 from estimators.local.engine.local_files import LocalFiles
 from estimators.local.engine.objects import FileUri
 from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
-from estimators.local_mode.given import UNUSED_ROLE
+from estimators.local_mode.sdk_arguments import UNUSED_ROLE
 from estimators.source_code import SourceCode
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import libcst as cst
 
-from estimators.migrate.job import Job
+from estimators.migrate.job import ScriptJob
 from estimators.migrate.script import Edit, Script, bound_name
 
 _OF_A_TOOL = ("# noqa", "# type:", "# pylint", "# isort", "# pyright")
@@ -16,7 +16,7 @@ _OF_A_TOOL = ("# noqa", "# type:", "# pylint", "# isort", "# pyright")
 class Imports:
     """The imports of a script some of whose jobs are migrated."""
 
-    def __init__(self, script: Script, jobs: Sequence[Job], needed: Sequence[str]) -> None:
+    def __init__(self, script: Script, jobs: Sequence[ScriptJob], needed: Sequence[str]) -> None:
         """Look which imports are for nothing once the jobs are migrated.
 
         Args:

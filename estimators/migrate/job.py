@@ -11,7 +11,7 @@ from estimators.migrate.script import Edit, Script, Variable, within
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class ScriptJob:
     """A call that describes a job, with all that belongs to it. It is migrated as a whole, or stays as it is."""
 
     script: Script

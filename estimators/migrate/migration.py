@@ -11,7 +11,7 @@ import libcst as cst
 from estimators.errors import EstimatorError
 from estimators.migrate import names
 from estimators.migrate.imports import Imports
-from estimators.migrate.job import Job
+from estimators.migrate.job import ScriptJob
 from estimators.migrate.note import Note
 from estimators.migrate.script import Edit, Script, within
 from estimators.migrate.v2_job import SEND_ON, V2Jobs
@@ -89,7 +89,7 @@ def _migrated(source: bytes) -> Migration:
 _CLASSES = names.PYTORCH | names.GENERIC | names.MODEL_TRAINER
 
 
-def _jobs(script: Script, calls: dict[cst.Call, str], local_name: str) -> list[Job]:
+def _jobs(script: Script, calls: dict[cst.Call, str], local_name: str) -> list[ScriptJob]:
     v2 = V2Jobs(script=script, local_name=local_name, known=adapter().parameter_names())
     v3 = V3Jobs(script=script, local_name=local_name)
     jobs = []
@@ -105,7 +105,7 @@ def _jobs(script: Script, calls: dict[cst.Call, str], local_name: str) -> list[J
     return jobs
 
 
-def _whole(jobs: Sequence[Job]) -> list[Job]:
+def _whole(jobs: Sequence[ScriptJob]) -> list[ScriptJob]:
     """Return the jobs that can be migrated; one that shares a variable with one that can't be, can't be, either."""
     kept = list(jobs)
     for job in jobs:
@@ -122,7 +122,7 @@ def _whole(jobs: Sequence[Job]) -> list[Job]:
     return kept
 
 
-def _block_by_other_uses(job: Job, kept: Sequence[Job]) -> None:
+def _block_by_other_uses(job: ScriptJob, kept: Sequence[ScriptJob]) -> None:
     """Keep a job as it is whose configuration, in a variable, is used by more than the jobs that are migrated."""
     replaced = {node for other in kept for node in other.replaced}
     for variable in job.variables - {job.script.assigned_to(job.call)}:
@@ -132,7 +132,9 @@ def _block_by_other_uses(job: Job, kept: Sequence[Job]) -> None:
                 job.block(job.call, found, "Give the job a configuration of its own.")
 
 
-def _annotate(script: Script, calls: Mapping[cst.Call, str], jobs: Sequence[Job], kept: Sequence[Job]) -> None:
+def _annotate(
+    script: Script, calls: Mapping[cst.Call, str], jobs: Sequence[ScriptJob], kept: Sequence[ScriptJob]
+) -> None:
     """Have annotations name the Estimator, where all jobs of the class that they name are migrated."""
     for node in _in_annotations(script):
         of_class = [job for job in jobs if calls[job.call] == script.imported_name(node)]
@@ -145,7 +147,7 @@ def _in_annotations(script: Script) -> set[cst.CSTNode]:
     return {node for annotation in script.nodes(cst.Annotation) for node in within(annotation)}
 
 
-def _needed(jobs: Sequence[Job], local_name: str, bound: dict[str, str]) -> list[str]:
+def _needed(jobs: Sequence[ScriptJob], local_name: str, bound: dict[str, str]) -> list[str]:
     """Return the imports that migrated jobs need, as statements."""
     alias = "" if local_name == "Estimator" else f" as {local_name}"
     needed = [] if _ESTIMATOR & bound.keys() else [f"from estimators import Estimator{alias}"]
@@ -153,7 +155,7 @@ def _needed(jobs: Sequence[Job], local_name: str, bound: dict[str, str]) -> list
     return needed + ([f"from sagemaker.core.inputs import {', '.join(sorted(inputs))}"] if inputs else [])
 
 
-def _is_taken(script: Script, name: str, jobs: Sequence[Job], imports: Imports) -> bool:
+def _is_taken(script: Script, name: str, jobs: Sequence[ScriptJob], imports: Imports) -> bool:
     """Return whether a name still means something else in the migrated script."""
     replaced = {node for job in jobs for node in job.replaced}
     for node in script.nodes(cst.Name):
@@ -171,7 +173,7 @@ def _merged(edits: Sequence[dict[cst.CSTNode, Edit]]) -> dict[cst.CSTNode, Edit]
     return {node: edit for each in edits for node, edit in each.items()}
 
 
-def _left(script: Script, calls: dict[cst.Call, str], kept: Sequence[Job]) -> Iterator[Note]:
+def _left(script: Script, calls: dict[cst.Call, str], kept: Sequence[ScriptJob]) -> Iterator[Note]:
     """Yield what the script does with the SDK's classes beside making jobs of them."""
     for call, name in calls.items():
         owner, _, method = name.rpartition(".")

@@ -16,7 +16,7 @@ import libcst as cst
 from estimators.image import Framework
 from estimators.migrate import names
 from estimators.migrate.arguments import items, laid_out, renamed, without
-from estimators.migrate.job import Job
+from estimators.migrate.job import ScriptJob
 from estimators.migrate.script import Script, Variable
 from estimators.problem import nearest
 
@@ -42,9 +42,9 @@ class V2Jobs:
     job_names: dict[Variable, str] = field(default_factory=dict)
     """What the migrated script calls the jobs of an estimator."""
 
-    def job(self, call: cst.Call, class_name: str) -> Job:
+    def job(self, call: cst.Call, class_name: str) -> ScriptJob:
         """Return the job of a call of ``PyTorch``, or of the generic ``Estimator``."""
-        job = Job(script=self.script, call=call, local_name=self.local_name)
+        job = ScriptJob(script=self.script, call=call, local_name=self.local_name)
         job.name_estimator(call.func)
         given = self._arguments(job, class_name)
         if class_name == "Estimator":
@@ -58,7 +58,7 @@ class V2Jobs:
         self._look_at_uses(job)
         return job
 
-    def _arguments(self, job: Job, class_name: str) -> dict[str, cst.BaseExpression | None]:
+    def _arguments(self, job: ScriptJob, class_name: str) -> dict[str, cst.BaseExpression | None]:
         """Return the arguments by the Estimator's names for them, without a value those of a dict; edit the call."""
         given: dict[str, cst.BaseExpression | None] = {}
         new_names: list[str | None] = []
@@ -97,7 +97,7 @@ class V2Jobs:
             return found, "It is left out: give it to the Estimator if it was meant."
         return None
 
-    def _unpacked(self, job: Job, arg: cst.Arg) -> set[str]:
+    def _unpacked(self, job: ScriptJob, arg: cst.Arg) -> set[str]:
         """Return the keys of a dict that is given with ``**``; say if one is wrong, or that they can't be seen."""
         keys = _keys(self.script, arg.value)
         text = self.script.text(arg.value)
@@ -111,7 +111,7 @@ class V2Jobs:
             job.tell(arg, f"**{text} has {key!r}, which is no parameter of the Estimator", remedy, is_open=True)
         return keys
 
-    def _look_at_uses(self, job: Job) -> None:
+    def _look_at_uses(self, job: ScriptJob) -> None:
         variable = self.script.assigned_to(job.call)
         if variable is not None:
             job.variables.add(variable)
@@ -121,7 +121,7 @@ class V2Jobs:
         if of_the_job:
             self._name_job(job, variable, of_the_job)
 
-    def _look_at(self, job: Job, use: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
+    def _look_at(self, job: ScriptJob, use: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
         """Look at a use of the estimator; yield an attribute that the TrainingJob has, with its name there."""
         parent = self.script.parent(use)
         if isinstance(parent, cst.Attribute) and parent.value is use:
@@ -147,18 +147,18 @@ class V2Jobs:
         elif not isinstance(parent, cst.Expr | cst.AnnAssign) and (use is not job.call or not _is_plain(parent)):
             self._tell_passed_on(job, use)
 
-    def _look_at_fit(self, job: Job, call: cst.CSTNode) -> None:
+    def _look_at_fit(self, job: ScriptJob, call: cst.CSTNode) -> None:
         if not isinstance(self.script.parent(call), cst.Expr):
             found = (
                 "what fit() returns is used: with a pipeline's session it is a step, and the Estimator's trains at once"
             )
             job.block(call, found, SEND_ON)
 
-    def _tell_passed_on(self, job: Job, use: cst.CSTNode) -> None:
+    def _tell_passed_on(self, job: ScriptJob, use: cst.CSTNode) -> None:
         found = "the estimator goes on to code that this does not follow"
         job.tell(use, found, "There it has fit(), plan() and to_sagemaker(); fit() returns the TrainingJob.")
 
-    def _name_job(self, job: Job, variable: Variable | None, uses: list[tuple[cst.Attribute, str]]) -> None:
+    def _name_job(self, job: ScriptJob, variable: Variable | None, uses: list[tuple[cst.Attribute, str]]) -> None:
         """Have the result of ``fit`` in a variable, and what is asked of the job asked of that."""
         of_fit = [use for use in variable.uses if _is_fit(self.script, use)] if variable else []
         fits = [self._fit_statement(use) for use in of_fit]
@@ -187,7 +187,7 @@ class V2Jobs:
         return statement if isinstance(statement, cst.Expr) else None
 
 
-def _check_generic(job: Job, given: Mapping[str, cst.BaseExpression | None]) -> None:
+def _check_generic(job: ScriptJob, given: Mapping[str, cst.BaseExpression | None]) -> None:
     if not {"entry_point", _UNSEEN} & given.keys():
         job.block(
             job.call,
@@ -202,7 +202,7 @@ def _check_generic(job: Job, given: Mapping[str, cst.BaseExpression | None]) -> 
         )
 
 
-def _check_versions(job: Job, given: Mapping[str, cst.BaseExpression | None]) -> None:
+def _check_versions(job: ScriptJob, given: Mapping[str, cst.BaseExpression | None]) -> None:
     """Say if the SDK that is installed has no image of a version that is written out."""
     wanted = ("framework_version", "py_version")
     if "image_uri" in given or not given.keys() >= set(wanted):
@@ -222,7 +222,7 @@ def _check_versions(job: Job, given: Mapping[str, cst.BaseExpression | None]) ->
         )
 
 
-def _block_attribute(job: Job, attribute: cst.Attribute) -> None:
+def _block_attribute(job: ScriptJob, attribute: cst.Attribute) -> None:
     name = attribute.attr.value
     remedy = {
         "deploy": "Deploy the model of the TrainingJob that fit() returns: PyTorchModel(model_data=job.model_data, …).",

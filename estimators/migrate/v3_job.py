@@ -13,7 +13,7 @@ import libcst as cst
 
 from estimators.migrate import names
 from estimators.migrate.arguments import Item, around, items, keyword, laid_out, renamed, without
-from estimators.migrate.job import Job
+from estimators.migrate.job import ScriptJob
 from estimators.migrate.script import Script
 from estimators.migrate.v3_values import Values
 
@@ -28,9 +28,9 @@ class V3Jobs:
     local_name: str
     """What the script is to call the Estimator."""
 
-    def job(self, call: cst.Call) -> Job:
+    def job(self, call: cst.Call) -> ScriptJob:
         """Return the job of a call of ``ModelTrainer``."""
-        job = Job(script=self.script, call=call, local_name=self.local_name)
+        job = ScriptJob(script=self.script, call=call, local_name=self.local_name)
         values = Values(job)
         job.name_estimator(call.func)
         given = {arg.keyword.value: arg for arg in call.args if arg.keyword and not _is_none(arg)}
@@ -58,7 +58,7 @@ class V3Jobs:
         self._look_at_uses(job, values)
         return job
 
-    def _look_at(self, job: Job, values: Values, name: str, arg: cst.Arg) -> None:
+    def _look_at(self, job: ScriptJob, values: Values, name: str, arg: cst.Arg) -> None:
         if name in names.CONFIGURATIONS:
             values.configuration(name, arg.value)
         elif name == "distributed":
@@ -73,7 +73,7 @@ class V3Jobs:
             remedy = names.NO_PLACE.get(name, "Remove it, if the job can do without.")
             job.block(arg, f"the Estimator has no {name}", remedy)
 
-    def _tell_of_defaults(self, job: Job, given: Mapping[str, cst.Arg]) -> None:
+    def _tell_of_defaults(self, job: ScriptJob, given: Mapping[str, cst.Arg]) -> None:
         job.tell(
             job.call,
             "ModelTrainer brings its own launcher into any image, the Estimator leaves the start to the image's",
@@ -101,7 +101,7 @@ class V3Jobs:
         written = self.script.written(value)
         return not isinstance(written, dict) or any(isinstance(each, bool) for each in written.values())
 
-    def _look_at_uses(self, job: Job, values: Values) -> None:
+    def _look_at_uses(self, job: ScriptJob, values: Values) -> None:
         variable = self.script.assigned_to(job.call)
         if variable is not None:
             job.variables.add(variable)
@@ -126,7 +126,7 @@ class V3Jobs:
     def _is_trainer(self, bound: cst.BaseExpression) -> bool:
         return isinstance(bound, cst.Call) and self.script.imported_name(bound.func) in names.MODEL_TRAINER
 
-    def _block_use(self, job: Job, attribute: cst.Attribute, name: str) -> None:
+    def _block_use(self, job: ScriptJob, attribute: cst.Attribute, name: str) -> None:
         parameter = {
             "with_retry_strategy": "max_retry_attempts",
             "with_metric_definitions": "metric_definitions",
@@ -143,7 +143,7 @@ class V3Jobs:
         )
         job.block(attribute, f"the Estimator has no {name}", remedy)
 
-    def _look_at_train(self, job: Job, values: Values, attribute: cst.Attribute, train: cst.Call) -> None:
+    def _look_at_train(self, job: ScriptJob, values: Values, attribute: cst.Attribute, train: cst.Call) -> None:
         job.edit(attribute, lambda updated: updated.with_changes(attr=cst.Name("fit")))
         new_names: list[str | None] = []
         for name, arg in zip(_TRAIN, train.args, strict=False):

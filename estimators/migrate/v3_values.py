@@ -10,7 +10,7 @@ import libcst as cst
 
 from estimators.migrate import names
 from estimators.migrate.arguments import Item, items, keyword, laid_out, renamed, without
-from estimators.migrate.job import Job
+from estimators.migrate.job import ScriptJob
 
 _Convert = Callable[[cst.BaseExpression], None]
 
@@ -18,7 +18,7 @@ _Convert = Callable[[cst.BaseExpression], None]
 class Values:
     """Converts the values of one job, or says why they stay."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ScriptJob) -> None:
         self._job = job
         self._script = job.script
 

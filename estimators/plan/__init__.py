@@ -2,7 +2,7 @@
 
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices
-from estimators.plan.make import Call, chooses_image_by_version, make_local_plan, make_plan
+from estimators.plan.make import FitArguments, chooses_image_by_version, make_local_plan, make_plan
 from estimators.plan.plan import Plan
 from estimators.plan.policies import Policies
 from estimators.plan.price_table import HostPrice
@@ -10,9 +10,9 @@ from estimators.plan.resources import Channel, Resources
 from estimators.plan.topology import Topology
 
 __all__ = [
-    "Call",
     "Channel",
     "Cost",
+    "FitArguments",
     "HostPrice",
     "Plan",
     "Policies",

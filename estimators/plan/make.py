@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FitArguments:
     """What ``fit`` is given, beside the parameters of the job."""
 
     inputs: Any = None
@@ -39,7 +39,7 @@ class Call:
     """The most dollars that the job may cost."""
 
 
-def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | None) -> Plan:
+def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Session | None) -> Plan:
     """Look at a job from all sides.
 
     Args:
@@ -75,7 +75,7 @@ def make_plan(arguments: Mapping[str, Any], call: Call, *, session: Session | No
     )
 
 
-def _with_defaults(call: Call) -> Call:
+def _with_defaults(call: FitArguments) -> FitArguments:
     from estimators.sdk.pipeline_variables import with_defaults
 
     return replace(
@@ -86,7 +86,7 @@ def _with_defaults(call: Call) -> Call:
     )
 
 
-def _cost(topology: Topology, arguments: Mapping[str, Any], call: Call, session: Session | None) -> Cost | None:
+def _cost(topology: Topology, arguments: Mapping[str, Any], call: FitArguments, session: Session | None) -> Cost | None:
     if parameters.is_local_mode(arguments):
         return None if call.prices is None and call.max_cost is None else Cost.of_this_machine()
     if call.prices is None:
@@ -96,7 +96,7 @@ def _cost(topology: Topology, arguments: Mapping[str, Any], call: Call, session:
 
 
 def _resources(
-    request: Mapping[str, Any], arguments: Mapping[str, Any], call: Call, session: Session | None
+    request: Mapping[str, Any], arguments: Mapping[str, Any], call: FitArguments, session: Session | None
 ) -> Resources:
     from estimators.sdk import sessions
 
@@ -130,7 +130,7 @@ def _local_problems(
     )
 
 
-def _problems(arguments: Mapping[str, Any], call: Call, session: Session | None) -> Iterator[Problem]:
+def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session | None) -> Iterator[Problem]:
     from estimators.sdk import request_values, sessions, training_images
     from estimators.sdk.adapter import adapter
 
@@ -191,7 +191,7 @@ def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
 
 
 def _finished(
-    arguments: Mapping[str, Any], call: Call, session: Session | None
+    arguments: Mapping[str, Any], call: FitArguments, session: Session | None
 ) -> tuple[Mapping[str, Any] | None, list[Problem]]:
     """Return the request that the SDK makes, if it is right, and what the SDK or AWS refuses in it.
 

@@ -63,7 +63,7 @@ class _Ended(BaseException):  # so that no ``except Exception`` of the script ta
 class _Run:
     """A run of a script."""
 
-    take: Callable[[_Run, SentJob], Any]
+    on_job: Callable[[_Run, SentJob], Any]
     """Takes a job that is not sent; returns what stands for it."""
     ends: list[_Ended] = field(default_factory=list)
     """Also those that a thread raised, or that the script has caught."""
@@ -166,13 +166,13 @@ def _some(found: list[_Found], script: Path, reason: str = "") -> list[_Found]:
     return found
 
 
-def _run(script: Path, arguments: Sequence[str], take: Callable[[_Run, SentJob], Any]) -> _Run:
+def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob], Any]) -> _Run:
     """Run a script whose jobs are taken instead of sent."""
     if not script.is_file():
         raise EstimatorError(f"There is no submit script {script} (looked in {Path.cwd()}).")
     words, path, threads = sys.argv, sys.path[:], threading.enumerate()
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.resolve().parent)]
-    run = _Run(take=take)
+    run = _Run(on_job=on_job)
     _send_nothing(run)
     try:
         with contextlib.redirect_stdout(sys.stderr), _output_to_stderr():
@@ -236,7 +236,7 @@ def _send_nothing(run: _Run) -> None:
     def fit(self: Estimator, *arguments: Any, **named: Any) -> Any:
         if run.is_over or os.getpid() != run.process:  # it refuses, for NOTHING_SENT
             return own(self, *arguments, **named)
-        return run.take(run, SentJob.of(self, *arguments, **named))
+        return run.on_job(run, SentJob.of(self, *arguments, **named))
 
     def rehearse(_self: Estimator, *_: Any, **__: Any) -> Any:
         return _NotRun(run, "a rehearsal, which is not run here")

@@ -25,7 +25,7 @@ from estimators.errors import EstimatorError
 from estimators.estimator import Estimator
 from estimators.local.errors import LocalPlatformError
 from estimators.log_reader import LogLine, LogReader
-from estimators.torchx.place import Place
+from estimators.torchx.destination import Destination
 from estimators.training_job import TrainingJob
 
 _METADATA = "smddp."
@@ -39,7 +39,7 @@ _BEFORE_TRAINING = frozenset({"Starting", "Pending", "LaunchingMLInstances", "Pr
 
 
 @dataclass
-class Options(StructuredOpts):  # type: ignore[misc]  # TorchX is not looked at by mypy
+class SmddpOpts(StructuredOpts):  # type: ignore[misc]  # TorchX is not looked at by mypy
     """Those of ``-cfg``; TorchX shows what follows each as its help."""
 
     local: bool = False
@@ -49,28 +49,28 @@ class Options(StructuredOpts):  # type: ignore[misc]  # TorchX is not looked at 
     """With local: the directory that the platform was started with, smddp local up --directory."""
 
     @property
-    def place(self) -> Place:
+    def destination(self) -> Destination:
         """Where these options lead."""
-        return Place(directory=Path(self.directory).absolute() if self.local else None)
+        return Destination(directory=Path(self.directory).absolute() if self.local else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobRequest:
+class CheckedApp:
     """What is sent, once it was checked."""
 
     estimator: Estimator
     inputs: Mapping[str, str] | None
-    place: Place
+    destination: Destination
     plan: str
     """What the job would run on, and what may be wrong with it."""
 
     def __str__(self) -> str:
         arguments = "\n".join(f"  {name}={value!r}" for name, value in sorted(self.estimator.arguments.items()))
-        where = "AWS" if self.place.directory is None else f"the local platform on {self.place.directory}"
+        where = "AWS" if self.destination.directory is None else f"the local platform on {self.destination.directory}"
         return f"to {where}: {self.plan}\n{arguments}\n  inputs={self.inputs!r}"
 
 
-class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
+class SmddpScheduler(Scheduler[SmddpOpts]):  # type: ignore[misc]
     """Training jobs on AWS or on a local platform.
 
     Examples:
@@ -79,12 +79,12 @@ class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
     """
 
     def _run_opts(self) -> runopts:
-        return Options.as_runopts()
+        return SmddpOpts.as_runopts()
 
-    def _validate(self, app: AppDef, scheduler: str, cfg: Options) -> None:
+    def _validate(self, app: AppDef, scheduler: str, cfg: SmddpOpts) -> None:
         """Do nothing: a job's hosts are its instance type, and TorchX would ask for CPUs and memory."""
 
-    def _submit_dryrun(self, app: AppDef, cfg: Options) -> AppDryRunInfo[JobRequest, Options]:
+    def _submit_dryrun(self, app: AppDef, cfg: SmddpOpts) -> AppDryRunInfo[CheckedApp, SmddpOpts]:
         """Describe the job and check it. Nothing is sent.
 
         Raises:
@@ -92,20 +92,20 @@ class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
                 its message, and not where it came from.
         """
         try:
-            return AppDryRunInfo(_request(app, cfg.place), str)
+            return AppDryRunInfo(_request(app, cfg.destination), str)
         except (EstimatorError, LocalPlatformError) as error:
             raise ComponentValidationException(str(error)) from error
 
-    def schedule(self, dryrun_info: AppDryRunInfo[JobRequest, Options]) -> str:
+    def schedule(self, dryrun_info: AppDryRunInfo[CheckedApp, SmddpOpts]) -> str:
         """Send the job and return its id."""
-        request: JobRequest = dryrun_info.request
-        return request.place.app_id(request.estimator.fit(request.inputs, wait=False).name)
+        request: CheckedApp = dryrun_info.request
+        return request.destination.app_id(request.estimator.fit(request.inputs, wait=False).name)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """Return the state of a training job, the same for all of its hosts; None if there is no such job."""
-        place, name = Place.of(app_id)
+        destination, name = Destination.of(app_id)
         try:
-            found = TrainingJob(name, place.boto_session()).describe()
+            found = TrainingJob(name, destination.boto_session()).describe()
         except ClientError as error:
             if error.response["Error"]["Code"] in ("ValidationException", "ResourceNotFound"):
                 return None
@@ -127,15 +127,15 @@ class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
         """Return the 100 newest training jobs: of the account, or with ``-cfg local=True`` of the local platform."""
-        place = Options.from_cfg(self.run_opts().resolve(cfg or {})).place
+        destination = SmddpOpts.from_cfg(self.run_opts().resolve(cfg or {})).destination
         found = (
-            place.boto_session()
+            destination.boto_session()
             .client("sagemaker")
             .list_training_jobs(MaxResults=100, SortBy="CreationTime", SortOrder="Descending")
         )
         return [
             ListAppResponse(
-                app_id=place.app_id(job["TrainingJobName"]),
+                app_id=destination.app_id(job["TrainingJobName"]),
                 name=job["TrainingJobName"],
                 state=_state(job["TrainingJobStatus"], ""),
             )
@@ -161,8 +161,8 @@ class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
         if streams not in (None, Stream.COMBINED):
             raise ValueError(f"streams={streams.value}: a training job's log has both streams in one; leave it out")
         del role_name  # a job has one
-        place, name = Place.of(app_id)
-        session = place.boto_session()
+        destination, name = Destination.of(app_id)
+        session = destination.boto_session()
         found: Iterator[LogLine] = (
             TrainingJob(name, session).lines() if should_tail else LogReader(session.client("logs"), name).unread()
         )
@@ -170,8 +170,8 @@ class SmddpScheduler(Scheduler[Options]):  # type: ignore[misc]
         return filter_regex(regex, lines) if regex else lines
 
     def _cancel_existing(self, app_id: str) -> None:
-        place, name = Place.of(app_id)
-        TrainingJob(name, place.boto_session()).stop()
+        destination, name = Destination.of(app_id)
+        TrainingJob(name, destination.boto_session()).stop()
 
 
 def create_scheduler(session_name: str, **_: object) -> SmddpScheduler:
@@ -179,7 +179,7 @@ def create_scheduler(session_name: str, **_: object) -> SmddpScheduler:
     return SmddpScheduler("smddp", session_name)
 
 
-def _request(app: AppDef, place: Place) -> JobRequest:
+def _request(app: AppDef, destination: Destination) -> CheckedApp:
     """Describe and check a job.
 
     Raises:
@@ -188,12 +188,12 @@ def _request(app: AppDef, place: Place) -> JobRequest:
     """
     arguments = _arguments(app)
     inputs = arguments.pop("inputs", None)
-    if place.default_role is not None:
-        arguments.setdefault("role", place.default_role)
-    estimator = Estimator(**arguments, base_job_name=app.name, sagemaker_session=place.session())
+    if destination.default_role is not None:
+        arguments.setdefault("role", destination.default_role)
+    estimator = Estimator(**arguments, base_job_name=app.name, sagemaker_session=destination.session())
     plan = estimator.plan(inputs)
     plan.require()
-    return JobRequest(estimator=estimator, inputs=inputs, place=place, plan=str(plan))
+    return CheckedApp(estimator=estimator, inputs=inputs, destination=destination, plan=str(plan))
 
 
 def _arguments(app: AppDef) -> dict[str, Any]:

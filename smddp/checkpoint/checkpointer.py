@@ -219,7 +219,7 @@ class Checkpointer:
             failure = error
         waited = time.perf_counter() - started
         started = time.perf_counter()
-        request = SaveRequest.take(
+        request = SaveRequest.create(
             rank_saver.snapshotter,
             run=rank_saver.group.run,
             number=self._saves,

@@ -159,7 +159,7 @@ class Init:
             self._over_at = now + FAREWELL_SECONDS
 
 
-def forget_outcome(base: str) -> None:
+def _forget_toolkit_outcome(base: str) -> None:
     """Remove what a toolkit wrote of how a job ended: it takes a stop for a failure, or on a worker for a success."""
     for name in ("failure", "success"):
         with suppress(FileNotFoundError):
@@ -199,7 +199,7 @@ def _run(command: Sequence[str], exit_codes: str | None) -> int:
     code = init.run()
     if not init.all_saved():
         return code
-    forget_outcome(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+    _forget_toolkit_outcome(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
     return RESUMABLE
 
 

@@ -32,9 +32,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from smddp.job.failure_report import killed_by
+from smddp.launch.failure_file import FailureFile, describe_rank_exit, host_name
 from smddp.launch.node_lines import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
-from smddp.launch.reports import FailureFile, describe_exit, host_name
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import RESUMABLE, stop_announced
 from smddp.process.output_lines import STDOUT
@@ -151,7 +151,7 @@ class Agent(SimpleElasticAgent):
             failed = next((exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)), None)
             if failed is not None:
                 worker = worker_group.workers[failed.index]
-                how = describe_exit(
+                how = describe_rank_exit(
                     failed.code, rank=worker.global_rank, world_size=worker.world_size, host=host_name()
                 )
                 report = self._node_rendezvous.tell_ranks(self._failure_file.read() or how)

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from smddp.errors import DistributedError
+from smddp.launch.failure_file import FailureFile, tell_failure
 from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback
-from smddp.launch.reports import FailureFile, tell_failure
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.process_tree import (
     adopt_orphans,

@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from smddp.errors import DistributedError
+from smddp.launch.failure_file import FailureFile, describe_rank_exit, tell_failure
 from smddp.launch.mpi_hosts import SSH, SshConnection, connect
-from smddp.launch.reports import FailureFile, describe_exit, tell_failure
 from smddp.process.process_tree import find_ranks, send_to_those_that_catch, signal_ranks
 from smddp.process.program import Program
 
@@ -87,7 +87,7 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
 
     def heed(lines: bytes) -> None:
         for rank, host, signum in _KILLED.findall(lines):
-            killed.append(describe_exit(128 + int(signum), rank=int(rank), world_size=ranks, host=host.decode()))
+            killed.append(describe_rank_exit(128 + int(signum), rank=int(rank), world_size=ranks, host=host.decode()))
 
     def stop(mpirun: int, signum: int) -> None:
         if not signal_ranks(mpirun, signum):  # there are none yet, or no more

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from smddp.errors import DistributedError
-from smddp.launch.reports import host_name, tell_failure
+from smddp.launch.failure_file import host_name, tell_failure
 from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE

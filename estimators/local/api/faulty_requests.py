@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from estimators.local.api.front import OPERATION
 from estimators.local.api.offered import S3
-from estimators.local.api.operation import Operation
+from estimators.local.api.operation import ApiOperation
 from estimators.local.chaos.chaos import Chaos
 from estimators.local.chaos.requests import meet
 from estimators.local.engine import ApiError
@@ -25,7 +25,7 @@ class FaultyRequests:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request; the platform's own operations meet no fault."""
-        operation: Operation = environ[OPERATION]
+        operation: ApiOperation = environ[OPERATION]
         if not operation.is_own:
             name = environ["REQUEST_METHOD"] if operation.service == S3 else operation.name
             refusal = meet(self._chaos, operation.service, name, environ.get("HTTP_USER_AGENT", ""))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.api.offered import S3, require_offered
-from estimators.local.api.operation import Operation, read_document, requested_operation
+from estimators.local.api.operation import ApiOperation, read_document, requested_operation
 from estimators.local.api.refusal import SERVICE, refuse
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import PUT_METRICS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPERATION = "smddp.operation"
-"""Where an `OfferedOperations` puts the `Operation`. What is behind it decides by that, never by a header again."""
+"""Where an `OfferedOperations` puts the `ApiOperation`. What is behind it decides by that, never by a header again."""
 DOCUMENT = "smddp.document"
 """Where it puts the request's JSON document, if it has one."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -62,7 +62,7 @@ def _examine(environ: WSGIEnvironment) -> None:
             # curl and urllib say so of any body. moto's server would take it for a form, and keep an empty object.
             environ["CONTENT_TYPE"] = "binary/octet-stream"
     try:
-        operation: Operation = requested_operation(environ, service)
+        operation: ApiOperation = requested_operation(environ, service)
     except ValueError:
         raise ApiError("MalformedInput", "The form in the request's body can't be read.") from None
     environ[OPERATION] = operation

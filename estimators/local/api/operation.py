@@ -38,7 +38,7 @@ _REST_PATHS = (
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Operation:
+class ApiOperation:
     """What a request asks for."""
 
     service: str
@@ -59,7 +59,7 @@ class Operation:
         return self.name == PUT_METRICS or self.name in service_model().operation_names
 
 
-def requested_operation(environ: WSGIEnvironment, service: str) -> Operation:
+def requested_operation(environ: WSGIEnvironment, service: str) -> ApiOperation:
     """Tell what a request asks for.
 
     Args:
@@ -71,13 +71,13 @@ def requested_operation(environ: WSGIEnvironment, service: str) -> Operation:
     """
     target: str = environ.get("HTTP_X_AMZ_TARGET", "")
     if not target:
-        return Operation(service=service, name=_name_without_target(environ, service))
+        return ApiOperation(service=service, name=_name_without_target(environ, service))
     prefix, _, name = target.partition(".")
     if prefix not in _TARGETS.get(service, (prefix,)) or (prefix == OWN_SERVICE and service != "sagemaker"):
         raise ApiError("UnknownOperationException", f"{target[:80]!r} is not an operation of {service}.")
     if prefix == "SageMaker" and name not in service_model().operation_names:
         raise ApiError("UnknownOperationException", f"SageMaker has no operation {name[:80]!r}.")
-    return Operation(service=OWN_SERVICE if prefix == OWN_SERVICE else service, name=name)
+    return ApiOperation(service=OWN_SERVICE if prefix == OWN_SERVICE else service, name=name)
 
 
 def _name_without_target(environ: WSGIEnvironment, service: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from estimators.local.api.front import DOCUMENT, OPERATION
 from estimators.local.api.guard import REGION
 from estimators.local.api.offered import require_target
-from estimators.local.api.operation import Operation
+from estimators.local.api.operation import ApiOperation
 from estimators.local.chaos import Chaos, RequestFault, parse
 from estimators.local.engine import ApiError
 from estimators.local.engine.errors import invalid
@@ -70,7 +70,7 @@ class TrainingJobApi:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request that `OfferedOperations` let through, which refuses with what is raised here."""
-        operation: Operation = environ[OPERATION]
+        operation: ApiOperation = environ[OPERATION]
         request = environ.get(DOCUMENT, {})
         if operation.is_own:
             return _answer(start_response, self._call_own(operation.name, request))

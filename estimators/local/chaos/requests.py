@@ -13,7 +13,7 @@ PLATFORM_AGENT = "smddp-local-platform"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Refusal:
+class ErrorResponse:
     """How AWS would refuse the request."""
 
     code: str
@@ -22,22 +22,24 @@ class Refusal:
     """Of HTTP."""
 
 
-_THROTTLED = Refusal(code="ThrottlingException", message="Rate exceeded", status=400)
+_THROTTLED = ErrorResponse(code="ThrottlingException", message="Rate exceeded", status=400)
 _THROTTLED_BY = {
-    "s3": Refusal(code="SlowDown", message="Please reduce your request rate.", status=503),
-    **dict.fromkeys(("iam", "sts", "monitoring"), Refusal(code="Throttling", message="Rate exceeded", status=400)),
+    "s3": ErrorResponse(code="SlowDown", message="Please reduce your request rate.", status=503),
+    **dict.fromkeys(
+        ("iam", "sts", "monitoring"), ErrorResponse(code="Throttling", message="Rate exceeded", status=400)
+    ),
 }
-_FAILED = Refusal(
+_FAILED = ErrorResponse(
     code="InternalFailure",
     message="The request processing has failed because of an unknown error, exception or failure.",
     status=500,
 )
 _FAILED_BY = {
-    "s3": Refusal(code="InternalError", message="We encountered an internal error. Please try again.", status=500)
+    "s3": ErrorResponse(code="InternalError", message="We encountered an internal error. Please try again.", status=500)
 }
 
 
-def meet(chaos: Chaos, service: str, name: str, agent: str) -> Refusal | None:
+def meet(chaos: Chaos, service: str, name: str, agent: str) -> ErrorResponse | None:
     """Let a request meet the faults that are set for it: wait for as long as one says.
 
     Args:

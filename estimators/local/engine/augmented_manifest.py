@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.job_request import Channel
+from estimators.local.engine.job_request import InputChannel
 from estimators.local.engine.objects import S3Uri, explaining, read_object
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Line = tuple[S3Uri | bytes, ...]
 """What is sent of one line, attribute by attribute: objects, and values."""
 
 
-def read_manifest(s3: S3Client, channel: Channel) -> list[Line]:
+def read_manifest(s3: S3Client, channel: InputChannel) -> list[Line]:
     """Return the lines of a channel's augmented manifest; empty ones are none.
 
     Raises:
@@ -39,7 +39,7 @@ def read_manifest(s3: S3Client, channel: Channel) -> list[Line]:
     return lines
 
 
-def _parse(text: bytes, where: str, channel: Channel) -> Line:
+def _parse(text: bytes, where: str, channel: InputChannel) -> Line:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -69,5 +69,5 @@ def _part(name: str, value: Any) -> S3Uri | bytes:
     return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
 
 
-def _failure(channel: Channel, why: str) -> FailedJobError:
+def _failure(channel: InputChannel, why: str) -> FailedJobError:
     return FailedJobError(f'ClientError: Data download failed: channel "{channel.name}": {channel.uri}: {why}')

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
-from estimators.local.engine.job_request import Channel
+from estimators.local.engine.job_request import InputChannel
 from estimators.local.engine.objects import S3Uri, download, explaining, list_objects
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ class Fetch:
     paths: tuple[Path, ...]
 
 
-def receivers(channel: Channel, hosts: Sequence[Host]) -> list[Host]:
+def receivers(channel: InputChannel, hosts: Sequence[Host]) -> list[Host]:
     """Return the hosts that get a channel, all of it or a share."""
     return [host for host in hosts if not channel.groups or host.group in channel.groups]
 
 
-def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: Mapping[str, Path]) -> list[Fetch]:
+def plan_channel(s3: S3Client, channel: InputChannel, hosts: Sequence[Host], roots: Mapping[str, Path]) -> list[Fetch]:
     """Return which objects of a channel go to which files.
 
     Args:
@@ -60,7 +60,7 @@ def plan_channel(s3: S3Client, channel: Channel, hosts: Sequence[Host], roots: M
     return [Fetch(uri=files[name], paths=tuple(to)) for name, to in paths.items()]
 
 
-def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
+def channel_files(s3: S3Client, channel: InputChannel) -> dict[str, S3Uri]:
     """Return the objects of a channel by their path in it.
 
     Raises:
@@ -75,7 +75,7 @@ def channel_files(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
     return {str(relative_path(name)): uri for name, uri in objects.items()}
 
 
-def share_out(channel: Channel, names: Iterable[_Name], hosts: int, *, epoch: int = 0) -> list[list[_Name]]:
+def share_out(channel: InputChannel, names: Iterable[_Name], hosts: int, *, epoch: int = 0) -> list[list[_Name]]:
     """Return the names, or lines' numbers, that each host gets, in order; a channel's seed shuffles each epoch anew."""
     ordered = sorted(names)
     if channel.seed is not None:
@@ -127,7 +127,7 @@ def _below(prefix: str, key: str) -> str:
     return key[prefix.rfind("/") + 1 :]
 
 
-def _manifest(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
+def _manifest(s3: S3Client, channel: InputChannel) -> dict[str, S3Uri]:
     """Read ``[{"prefix": "s3://bucket/folder/"}, "relative/key", …]``."""
     try:
         document = json.loads(s3.get_object(Bucket=channel.uri.bucket, Key=channel.uri.key)["Body"].read())
@@ -141,7 +141,7 @@ def _manifest(s3: S3Client, channel: Channel) -> dict[str, S3Uri]:
         ) from error
 
 
-def _check_files(channel: Channel, objects: Mapping[str, S3Uri]) -> None:
+def _check_files(channel: InputChannel, objects: Mapping[str, S3Uri]) -> None:
     """Check that each object is one file in the channel, alone at its path, and no other file's folder."""
     if not objects:
         raise _failure(channel, f'no S3 objects found under "{channel.uri}"; upload them, or correct the S3Uri')
@@ -161,5 +161,5 @@ def _check_files(channel: Channel, objects: Mapping[str, S3Uri]) -> None:
             )
 
 
-def _failure(channel: Channel, why: str) -> FailedJobError:
+def _failure(channel: InputChannel, why: str) -> FailedJobError:
     return FailedJobError(f'ClientError: Data download failed: channel "{channel.name}": {why}')

@@ -197,7 +197,7 @@ class Engine:
         parsed = TrainingRequest.parse(request)
         arn = self._arn("training-job", parsed.name)
         with self._experiments.track(JobToTrack(request=parsed, arn=arn)):
-            return self._jobs.start(parsed.name, lambda keeper: JobRecord(parsed, arn, keeper))
+            return self._jobs.start(parsed.name, lambda saver: JobRecord(parsed, arn, saver))
 
     def _make_runner(self, job: JobRecord) -> TrainingRunner:
         try:

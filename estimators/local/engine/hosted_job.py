@@ -22,7 +22,7 @@ from estimators.local.engine import states
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.job_request import JobRequest
-from estimators.local.engine.job_store import NO_KEEPER, Keeper
+from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 from estimators.local.engine.metrics import Metrics
 from estimators.local.engine.states import JobProgress
 from estimators.local.engine.time_limits import TimeLimits
@@ -43,19 +43,19 @@ class HostedJob(abc.ABC, Generic[Request_co]):
     working_directory: ClassVar[str]
     """Where a program runs that has no image's directory, relative to /opt/ml."""
 
-    def __init__(self, request: Request_co, arn: str, keeper: Keeper = NO_KEEPER) -> None:
+    def __init__(self, request: Request_co, arn: str, saver: RecordSaver = NO_SAVER) -> None:
         """Begin a job.
 
         Args:
             request: What was asked for.
             arn: Its ARN.
-            keeper: Saves it, at each change, in the order of the changes.
+            saver: Saves it, at each change, in the order of the changes.
         """
         self.request = request
         self.arn = arn
-        self.metrics = Metrics(request.metrics, changed=lambda: self._keeper.save_soon(self.note))
+        self.metrics = Metrics(request.metrics, changed=lambda: self._saver.save_soon(self.note))
         self.tags = dict(request.tags)
-        self._keeper = keeper
+        self._saver = saver
         # Guards all below, and what other kinds of jobs add to it. The first reason to end stays; only a stop takes the
         # place of one after which the job would begin again.
         self._changed = threading.Condition()
@@ -69,17 +69,17 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         self._stopped_as = states.STOPPED
 
     @classmethod
-    def from_json(cls: type[AnyJob], document: Mapping[str, Any], keeper: Keeper) -> AnyJob:
+    def from_json(cls: type[AnyJob], document: Mapping[str, Any], saver: RecordSaver) -> AnyJob:
         """Return a job that an earlier platform has kept.
 
         Args:
             document: What `to_json` has returned.
-            keeper: As for a new one.
+            saver: As for a new one.
 
         Raises:
             ApiError: The platform would not take its request now.
         """
-        job = cls(cls._parse(document["request"]), document["arn"], keeper)
+        job = cls(cls._parse(document["request"]), document["arn"], saver)
         job._restore(document)
         return job
 
@@ -187,13 +187,13 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         with self._changed:
             # Not how it ends: to whoever keeps it, a job that the engine's end breaks off was killed.
             if self._ending is not Ending.CLOSE:
-                self._keeper.save(self.to_json)
+                self._saver.save(self.to_json)
 
     def forget(self) -> None:
         """Have the job kept no more: it is deleted."""
         with self._changed:
-            self._keeper.delete()
-            self._keeper = NO_KEEPER
+            self._saver.delete()
+            self._saver = NO_SAVER
 
     def outlive(self, seen: datetime) -> bool:
         """Come to terms with an earlier platform's end, which it did not see coming.

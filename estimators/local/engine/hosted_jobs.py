@@ -12,7 +12,7 @@ from estimators.local.engine.errors import ApiError, not_found
 from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.job_request import JobRequest
 from estimators.local.engine.job_runner import JobRunner
-from estimators.local.engine.job_store import JobStore, Keeper, Make
+from estimators.local.engine.job_store import JobStore, Make, RecordSaver
 from smddp.job.failure_report import within_limit
 
 Job = TypeVar("Job", bound="HostedJob[JobRequest]")
@@ -54,7 +54,7 @@ class HostedJobs(Generic[Job]):
         self._refusal = ""
         self._broken_off = [job for job in self._jobs.values() if not job.ended]
 
-    def start(self, name: str, make: Callable[[Keeper], Job]) -> Job:
+    def start(self, name: str, make: Callable[[RecordSaver], Job]) -> Job:
         """Begin a job.
 
         Args:
@@ -64,7 +64,7 @@ class HostedJobs(Generic[Job]):
         Raises:
             ApiError: There is a job of that name, or none can start any more, or be remembered.
         """
-        job = make(self._store.keeper(self._key, name))
+        job = make(self._store.saver(self._key, name))
         runner = self._runner(job)
         with self._lock:
             if self._refusal:

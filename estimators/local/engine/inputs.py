@@ -10,7 +10,7 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import fetch_all, plan_channel, receivers
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
-from estimators.local.engine.job_request import Channel
+from estimators.local.engine.job_request import InputChannel
 from estimators.local.engine.pipes import Pipes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class HostInputs:
     def __init__(
         self,
         s3: S3Client,
-        channels: Sequence[Channel],
+        channels: Sequence[InputChannel],
         hosts: Sequence[Host],
         trees: Mapping[str, HostTree],
         *,

@@ -8,7 +8,7 @@ from typing import Any
 
 from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.hosted_job import HostedJob
-from estimators.local.engine.job_store import NO_KEEPER, Keeper
+from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 from estimators.local.engine.request import TrainingRequest
 
 
@@ -19,8 +19,8 @@ class JobRecord(HostedJob[TrainingRequest]):
     default_command = ("train",)
     working_directory = "code"
 
-    def __init__(self, request: TrainingRequest, arn: str, keeper: Keeper = NO_KEEPER) -> None:
-        super().__init__(request, arn, keeper)
+    def __init__(self, request: TrainingRequest, arn: str, saver: RecordSaver = NO_SAVER) -> None:
+        super().__init__(request, arn, saver)
         self._updates: dict[str, Any] = {}
 
     @classmethod

@@ -26,7 +26,7 @@ InputMode = Literal["File", "FastFile", "Pipe"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Channel:
+class InputChannel:
     """One input channel, from S3."""
 
     name: str
@@ -72,7 +72,7 @@ class JobRequest:
     members: Mapping[str, Any]
     """The request itself, for those who asked for it."""
     groups: tuple[InstanceGroup, ...]
-    channels: tuple[Channel, ...]
+    channels: tuple[InputChannel, ...]
     network_isolation: bool
     max_runtime: int
     """Seconds that its programs may run, over all attempts."""

@@ -54,7 +54,7 @@ _JOBS_WITH_LINES = """
 """A look at the index for each job, and not at every line."""
 
 Job = TypeVar("Job")
-Make: TypeAlias = "Callable[[Mapping[str, Any], Keeper], Job]"
+Make: TypeAlias = "Callable[[Mapping[str, Any], RecordSaver], Job]"
 """Makes a job of its record and of what saves it from now on."""
 
 
@@ -130,9 +130,9 @@ class JobStore:
                 self._saver = threading.Thread(target=self._save_soon, name="job store", daemon=True)
                 self._saver.start()
 
-    def keeper(self, kind: str, name: str) -> Keeper:
+    def saver(self, kind: str, name: str) -> RecordSaver:
         """Return what saves one job's record."""
-        return Keeper(self, kind, name)
+        return RecordSaver(self, kind, name)
 
     def delete(self, kind: str, name: str) -> None:
         """Forget a job; the lines of its log stay, as on AWS."""
@@ -181,7 +181,7 @@ class JobStore:
 
     def _make(self, kind: str, name: str, document: str, make: Make[Job]) -> Job | None:
         try:
-            return make(json.loads(document), self.keeper(kind, name))
+            return make(json.loads(document), self.saver(kind, name))
         except (ApiError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("the %s %s of an earlier platform is left out: %s", kind, name, error)
             return None
@@ -256,7 +256,7 @@ class JobStore:
                 raise JobStoreError(f"{self._path}, which remembers jobs, can't be used: {error}.") from error
 
 
-class Keeper:
+class RecordSaver:
     """Saves one job's record, at each of its changes.
 
     Args:
@@ -284,7 +284,7 @@ class Keeper:
 
 
 NOTHING_KEPT = JobStore(None)
-NO_KEEPER = NOTHING_KEPT.keeper("", "")
+NO_SAVER = NOTHING_KEPT.saver("", "")
 
 
 def _open(path: Path) -> sqlite3.Connection:

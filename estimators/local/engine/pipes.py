@@ -30,7 +30,7 @@ from estimators.local.engine.augmented_manifest import Line, read_manifest
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
-from estimators.local.engine.job_request import Channel
+from estimators.local.engine.job_request import InputChannel
 from estimators.local.engine.objects import S3Uri, explaining, read_object
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Pipes:
     def __init__(
         self,
         s3: S3Client,
-        channel: Channel,
+        channel: InputChannel,
         hosts: Sequence[Host],
         trees: Mapping[str, HostTree],
         *,

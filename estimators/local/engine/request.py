@@ -16,7 +16,7 @@ from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
 from estimators.local.engine.job_request import (
     ML_ROOT,
-    Channel,
+    InputChannel,
     JobRequest,
     SyncedFolder,
     parse_uri,
@@ -140,7 +140,7 @@ def _is_accelerated(group: InstanceGroup) -> bool:
     return group.instance_type.startswith(("ml.p", "ml.g", "ml.trn"))
 
 
-def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[Channel]:
+def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[InputChannel]:
     channels = members.get("InputDataConfig", ())
     _refuse_names_of_pipes({channel["ChannelName"]: channel.get("InputMode", default_mode) for channel in channels})
     for channel in channels:
@@ -159,7 +159,7 @@ def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[Channel
         if gzip and kind == "AugmentedManifestFile":
             raise invalid(f"Channel {name}: Gzip of an AugmentedManifestFile is not offered by the local platform.")
         content_type = {"ContentType": channel["ContentType"]} if "ContentType" in channel else {}
-        yield Channel(
+        yield InputChannel(
             name=name,
             mode=mode,
             uri=parse_uri(source["S3Uri"], f"Channel {name}: S3Uri"),

@@ -16,7 +16,7 @@ def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
     return {host: f"{network}.{number}" for number, host in enumerate(hosts, start=1)}
 
 
-def free_port() -> int:
+def free_port_on_all_addresses() -> int:
     """Return a TCP port that is free on every address of the machine at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))

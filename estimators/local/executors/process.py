@@ -16,7 +16,7 @@ from types import TracebackType
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.executor import ClusterSpec, HostSpec
 from estimators.local.executors.inherited import inherited_environment
-from estimators.local.executors.loopback import free_port, give_addresses
+from estimators.local.executors.loopback import free_port_on_all_addresses, give_addresses
 from estimators.local.executors.namespaces import why_no_namespaces
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
@@ -108,7 +108,7 @@ class ProcessCluster:
             **inherited_environment(hosts=len(spec.roots)),
             # Never a path of this machine's: sockets in it could not be bound, if it had more than 108 bytes.
             **({"TMPDIR": str(_ML_ROOT / _TEMPORARY)} if isolated else {}),
-            "SMDDP_MASTER_PORT": str(free_port()),
+            "SMDDP_MASTER_PORT": str(free_port_on_all_addresses()),
         }
 
     @property

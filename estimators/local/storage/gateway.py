@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.signature import KeyPair, Request, SignatureError, sign_without, verify
 from estimators.local.chaos import Chaos
-from estimators.local.chaos.requests import Refusal, meet
+from estimators.local.chaos.requests import ErrorResponse, meet
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage.socket_connection import SocketConnection
 
@@ -131,7 +131,7 @@ class _Handler(BoundedHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815 - http.server's names
 
-    def _meet_fault(self, headers: dict[str, str]) -> Refusal | None:
+    def _meet_fault(self, headers: dict[str, str]) -> ErrorResponse | None:
         """Let the request meet the faults that are set; one of a stranger meets none, and so uses none up."""
         if self.chaos.is_empty:
             return None

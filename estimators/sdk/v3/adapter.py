@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sagemaker.core.local.local_session import LocalSession
+from sagemaker.core.s3 import S3Uploader, s3_path_join
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 
 from estimators.errors import EstimatorError
 from estimators.sdk.code_place import UploadCode
 from estimators.sdk.v3.parameters import Parameters
-from estimators.sdk.v3.request import Job
-from estimators.sdk.v3.upload import upload_rule
+from estimators.sdk.v3.request import ResolvedJob
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -48,7 +49,7 @@ def send(
         inputs,
         code=_uploaded(code),
         experiment_config=experiment_config,
-        upload=lambda path, rule: upload_rule(path, rule, session),
+        upload=lambda path, rule: _upload_rule(path, rule, session),
     )
     session.sagemaker_client.create_training_job(**members)
     return job.name
@@ -113,7 +114,14 @@ def _uploaded(code: UploadCode) -> tuple[str, str]:
     return uploaded
 
 
-def _accepted(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> Job:
+def _upload_rule(path: str, rule: str, session: Session) -> str:
+    """Upload the source of a rule of the user's own to where V2 puts it; return its S3 URI."""
+    uri = s3_path_join("s3://", session.default_bucket(), session.default_bucket_prefix, rule, str(uuid.uuid4()))
+    uploaded: str = S3Uploader.upload(local_path=path, desired_s3_uri=uri, sagemaker_session=session)
+    return uploaded
+
+
+def _accepted(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
     """Return a job of which the SDK has nothing to refuse."""
     with _refusals_told():
         return _job(arguments, session, job_name)
@@ -130,5 +138,5 @@ def _refusals_told() -> Iterator[None]:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
 
 
-def _job(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> Job:
-    return Job.of(Parameters.of(arguments, session), session, job_name)
+def _job(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
+    return ResolvedJob.of(Parameters.of(arguments, session), session, job_name)

@@ -16,7 +16,7 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.configs import Compute, Networking
 
 from estimators.errors import EstimatorError
-from estimators.sdk.v3.request import Job
+from estimators.sdk.v3.request import ResolvedJob
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _HELD_OF_ALGORITHM = frozenset({"TrainingImage", "TrainingImageConfig", "Trainin
 _TIME_SERIES = "EnableSageMakerMetricsTimeSeries"
 
 
-def model_trainer(job: Job, code: Callable[[], tuple[str, str]]) -> ModelTrainer:
+def model_trainer(job: ResolvedJob, code: Callable[[], tuple[str, str]]) -> ModelTrainer:
     """Return a job's ModelTrainer, whose code is uploaded.
 
     Args:
@@ -49,11 +49,11 @@ def model_trainer(job: Job, code: Callable[[], tuple[str, str]]) -> ModelTrainer
     return _built(job, _request(job, code()))
 
 
-def _request(job: Job, code: tuple[str, str]) -> dict[str, Any]:
+def _request(job: ResolvedJob, code: tuple[str, str]) -> dict[str, Any]:
     return job.request(None, code=code, experiment_config=None, upload=lambda path, _rule: path)
 
 
-def _require_held(job: Job, request: Mapping[str, Any]) -> None:
+def _require_held(job: ResolvedJob, request: Mapping[str, Any]) -> None:
     lost = {name: value for name, value in request.items() if name not in _HELD}
     algorithm = request["AlgorithmSpecification"]
     lost |= {name: value for name, value in algorithm.items() if name not in _HELD_OF_ALGORITHM}
@@ -71,7 +71,7 @@ def _require_held(job: Job, request: Mapping[str, Any]) -> None:
         logger.warning("ModelTrainer has no place for %s: the API's own defaults count", ", ".join(sorted(lost)))
 
 
-def _built(job: Job, request: dict[str, Any]) -> ModelTrainer:
+def _built(job: ResolvedJob, request: dict[str, Any]) -> ModelTrainer:
     algorithm = request["AlgorithmSpecification"]
     networking = {**request.get("VpcConfig", {}), **{name: request[name] for name in _NETWORKING if name in request}}
     trainer = ModelTrainer(

@@ -28,7 +28,7 @@ _TAGS = f"{config_schema.SAGEMAKER}.{config_schema.TRAINING_JOB}.{config_schema.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ResolvedJob:
     """A job with all that its request needs and that its parameters leave open."""
 
     parameters: Parameters
@@ -45,7 +45,7 @@ class Job:
     """Where the model goes, and what has no place of its own."""
 
     @classmethod
-    def of(cls, parameters: Parameters, session: Session, job_name: str | None) -> Job:
+    def of(cls, parameters: Parameters, session: Session, job_name: str | None) -> ResolvedJob:
         """Return a job; one that has no name gets one of the base name, or the image, and the time."""
         image = training_images.image_uri(parameters.framework(session.boto_region_name))
         base = (

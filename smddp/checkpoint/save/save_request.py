@@ -29,7 +29,7 @@ class SaveRequest:
     """Why this rank could not take its state, if it could not."""
 
     @classmethod
-    def take(
+    def create(
         cls,
         snapshotter: Snapshotter,
         *,

@@ -55,7 +55,7 @@ class S3Hold:
             StoreError: It cannot be taken.
         """
         self._object = _Object(bucket, commits, location, owner)
-        self._object.take()
+        self._object.acquire()
         released = threading.Event()
         self._thread = threading.Thread(
             target=_renew, args=(self._object, released), name="smddp-checkpoint-owner", daemon=True
@@ -94,7 +94,7 @@ class _Object:
     def __str__(self) -> str:
         return self._bucket.uri(self._key)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Write it, where there is none or its owner is gone.
 
         Raises:

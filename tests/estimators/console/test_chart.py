@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimators.console.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
-from estimators.console.job_watch import MOST_VALUES, MetricCourse, MetricPoint
+from estimators.console.job_watch import MOST_VALUES, MetricCurve, MetricPoint
 
 BEGAN = datetime(2026, 11, 23, tzinfo=timezone.utc)
 _NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -24,7 +24,7 @@ def points(*values: tuple[float | None, float]) -> list[MetricPoint]:
 
 @given(st.lists(st.tuples(_NUMBERS | st.none(), _NUMBERS), min_size=1), st.booleans())
 def test_any_values_lie_within_the_chart(values: list[tuple[float | None, float]], logarithmic: bool) -> None:
-    drawn = chart("loss", [Series(job="a", lives=[[], points(*values)], began=BEGAN)], logarithmic=logarithmic)
+    drawn = chart("loss", [Series(job="a", attempts=[[], points(*values)], began=BEGAN)], logarithmic=logarithmic)
     [line] = drawn.lines
     assert len(line.points) == len(values)
     for x, y in line.points:
@@ -35,7 +35,7 @@ def test_any_values_lie_within_the_chart(values: list[tuple[float | None, float]
 
 def test_ticks_are_round_and_a_peak_survives_the_thinning() -> None:
     values = [(float(step), 5.0 if step == 7777 else 1.0) for step in range(10_000)]
-    drawn = chart("loss", [Series(job="a", lives=[points(*values)], began=BEGAN)])
+    drawn = chart("loss", [Series(job="a", attempts=[points(*values)], began=BEGAN)])
     assert [label for _, label in drawn.x_ticks] == ["0", "5000"]
     assert [label for _, label in drawn.y_ticks] == ["2", "4"]
     [line] = drawn.lines
@@ -45,7 +45,7 @@ def test_ticks_are_round_and_a_peak_survives_the_thinning() -> None:
 
 def test_ticks_of_a_logarithmic_chart_are_round() -> None:
     wide, narrow = [
-        chart("loss", [Series(job="a", lives=[points(*values)], began=BEGAN)], logarithmic=True)
+        chart("loss", [Series(job="a", attempts=[points(*values)], began=BEGAN)], logarithmic=True)
         for values in ([(1, 0.00002), (2, 90)], [(1, 0.95), (2, 0.99)])
     ]
     assert [label for _, label in wide.y_ticks] == ["0.0001", "0.01", "1", "100"]
@@ -53,10 +53,10 @@ def test_ticks_of_a_logarithmic_chart_are_round() -> None:
 
 
 def test_a_course_of_many_values_keeps_some_from_all_over() -> None:
-    course = MetricCourse()
+    curve = MetricCurve()
     for step in range(3 * MOST_VALUES):
-        course.add(MetricPoint(time=BEGAN, step=step, value=step))
-    steps = [point.step for point in course.points]
+        curve.add(MetricPoint(time=BEGAN, step=step, value=step))
+    steps = [point.step for point in curve.points]
     assert len(steps) <= MOST_VALUES
-    assert steps == list(range(0, 3 * MOST_VALUES, course.every))
-    assert (course.count, course.last) == (3 * MOST_VALUES, 3 * MOST_VALUES - 1)
+    assert steps == list(range(0, 3 * MOST_VALUES, curve.every))
+    assert (curve.count, curve.last) == (3 * MOST_VALUES, 3 * MOST_VALUES - 1)

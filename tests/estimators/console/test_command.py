@@ -1,4 +1,4 @@
-"""``smddp console --local --write``: it interrupts a job that really runs, follows it over both lives, and stops it."""
+"""``smddp console --local --write`` interrupts a job that really runs, follows it over both attempts, and stops it."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_a_job_is_interrupted_followed_and_stopped(platform: LocalSageMaker, cli
     def drawn(attempts: int) -> str:
         """The page, once it draws so many attempts."""
         page = client.text("/jobs/spot")
-        lives = re.findall(r"<(?:polyline|circle) class=\"(?:line|dot) colour-0\"", page)
-        return page if len(lives) == attempts else ""
+        lines = re.findall(r"<(?:polyline|circle) class=\"(?:line|dot) colour-0\"", page)
+        return page if len(lines) == attempts else ""
 
     await_that(lambda: drawn(1))
     answer = client.ask("/jobs/spot/interrupt", "POST", Origin=client.origin)

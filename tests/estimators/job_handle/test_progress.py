@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from estimators.job_handle.events import MetricValue, StatusChange
-from estimators.job_handle.progress import JobProgress, sparkline
+from estimators.job_handle.progress import ProgressLine, sparkline
 
 BEGAN = 1_800_000_000.0
 
@@ -17,15 +17,15 @@ class Job:
 
     def __init__(self, **hyperparameters: str) -> None:
         self.now = BEGAN
-        self.progress = JobProgress(hyperparameters, clock=lambda: self.now)
+        self.progress = ProgressLine(hyperparameters, clock=lambda: self.now)
 
     def status(self, status: str) -> None:
-        self.progress.take(StatusChange(time=self.time, status=status, message=""))
+        self.progress.update(StatusChange(time=self.time, status=status, message=""))
 
     def logs(self, step: float | None, epoch: float | None, **metrics: float) -> None:
         for name, value in metrics.items():
             event = MetricValue(time=self.time, host="algo-1", step=step, epoch=epoch, metric=name, value=value)
-            self.progress.take(event)
+            self.progress.update(event)
 
     @property
     def time(self) -> datetime:

@@ -18,7 +18,7 @@ from torchx.specs.finder import ComponentValidationException
 from estimators.local import LocalSageMaker
 from estimators.local.access import ROLE
 from estimators.local.kept_access import KeptAccess
-from estimators.torchx.place import Place
+from estimators.torchx.destination import Destination
 from tests.fork_python import ForkPython
 
 SCRIPT = """
@@ -153,9 +153,9 @@ def test_hyperparameters_are_json_where_they_read_as_json(directory, script, cap
 
 
 def test_an_id_keeps_its_place():
-    for place in (Place(directory=None), Place(directory=Path("/tmp/a b@c/%2F"))):
-        assert "/" not in place.app_id("job-1")
-        assert Place.of(place.app_id("job-1")) == (place, "job-1")
+    for destination in (Destination(directory=None), Destination(directory=Path("/tmp/a b@c/%2F"))):
+        assert "/" not in destination.app_id("job-1")
+        assert Destination.of(destination.app_id("job-1")) == (destination, "job-1")
 
 
 def test_torchx_finds_the_scheduler_and_keeps_its_own_components(capsys):

@@ -8,7 +8,7 @@ from typing import Any, Generic
 from botocore.utils import parse_to_aware_datetime
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.experiments.entity import AnyEntity, Kind
+from estimators.local.engine.experiments.entity import AnyEntity, EntityKind
 from estimators.local.engine.job_store import JobStore
 from estimators.local.engine.listing import cut_page
 
@@ -23,12 +23,12 @@ class Collection(Generic[AnyEntity]):
         store: Remembers them, and knows those of earlier platforms.
     """
 
-    def __init__(self, kind: Kind, entity: type[AnyEntity], arn_prefix: str, store: JobStore) -> None:
+    def __init__(self, kind: EntityKind, entity: type[AnyEntity], arn_prefix: str, store: JobStore) -> None:
         self._kind = kind
         self._entity = entity
         self._arn_prefix = arn_prefix
         self._store = store
-        self._entities = store.load(kind.key, lambda document, keeper: entity.from_json(kind, document, keeper))
+        self._entities = store.load(kind.key, lambda document, saver: entity.from_json(kind, document, saver))
 
     def make(
         self, name: str, members: Mapping[str, Any], tags: Mapping[str, str], *, instead_of: AnyEntity | None = None
@@ -41,8 +41,8 @@ class Collection(Generic[AnyEntity]):
         if self.find(name) is not instead_of:
             word = self._kind.word
             raise invalid(f"{word} names are unique, whatever their case: {word} '{self.arn(name)}' already exists.")
-        keeper = self._store.keeper(self._kind.key, name.lower())
-        return self._entity(self._kind, name, self.arn(name), members, tags, keeper)
+        saver = self._store.saver(self._kind.key, name.lower())
+        return self._entity(self._kind, name, self.arn(name), members, tags, saver)
 
     def add(self, entity: AnyEntity) -> None:
         """Take in an entity, in place of the one of its name, if there is one.

@@ -11,7 +11,7 @@ from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments.component import Component
 from estimators.local.engine.experiments.entity import COMPONENT
 from estimators.local.engine.experiments.records import Records
-from estimators.local.engine.experiments.request_members import Operation, double, members_of, tags_of
+from estimators.local.engine.experiments.request_members import Handler, double, members_of, tags_of
 
 
 class ComponentOperations:
@@ -23,7 +23,7 @@ class ComponentOperations:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self.operations: Mapping[str, Operation] = {
+        self.operations: Mapping[str, Handler] = {
             "CreateTrialComponent": self._create_component,
             "DescribeTrialComponent": self._describe_component,
             "ListTrialComponents": self._list_components,

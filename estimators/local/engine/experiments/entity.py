@@ -13,13 +13,13 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job_store import NO_KEEPER, Keeper
+from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 
 AnyEntity = TypeVar("AnyEntity", bound="Entity")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Kind:
+class EntityKind:
     """What an entity is."""
 
     word: str
@@ -33,9 +33,9 @@ class Kind:
         return ApiError("ResourceNotFound", said)
 
 
-EXPERIMENT = Kind(word="Experiment", key="experiment")
-TRIAL = Kind(word="Trial", key="experiment-trial")
-COMPONENT = Kind(word="TrialComponent", key="experiment-trial-component")
+EXPERIMENT = EntityKind(word="Experiment", key="experiment")
+TRIAL = EntityKind(word="Trial", key="experiment-trial")
+COMPONENT = EntityKind(word="TrialComponent", key="experiment-trial-component")
 
 _TIMES = ("StartTime", "EndTime")
 
@@ -49,11 +49,17 @@ class Entity:
         arn: Its ARN.
         members: What its description shows beside name, ARN and the times of its changes; times as datetimes.
         tags: Its tags by their keys.
-        keeper: Saves it at each change.
+        saver: Saves it at each change.
     """
 
     def __init__(
-        self, kind: Kind, name: str, arn: str, members: Mapping[str, Any], tags: Mapping[str, str], keeper: Keeper
+        self,
+        kind: EntityKind,
+        name: str,
+        arn: str,
+        members: Mapping[str, Any],
+        tags: Mapping[str, str],
+        saver: RecordSaver,
     ) -> None:
         self.kind = kind
         self.name = name
@@ -64,14 +70,14 @@ class Entity:
         # Held while it is kept. Order: who changes it keeps it after that; so the last to keep it knows of all changes,
         # those of its tags, which are made without the lock of `Experiments`, too.
         self._keeping = threading.Lock()
-        self._keeper = keeper
+        self._saver = saver
 
     @classmethod
-    def from_json(cls: type[AnyEntity], kind: Kind, document: Mapping[str, Any], keeper: Keeper) -> AnyEntity:
+    def from_json(cls: type[AnyEntity], kind: EntityKind, document: Mapping[str, Any], saver: RecordSaver) -> AnyEntity:
         """Return an entity that an earlier platform has kept; ``document`` is what `to_json` has returned."""
         members = dict(document["members"])
         members.update({name: datetime.fromisoformat(members[name]) for name in _TIMES if name in members})
-        entity = cls(kind, document["name"], document["arn"], members, document["tags"], keeper)
+        entity = cls(kind, document["name"], document["arn"], members, document["tags"], saver)
         entity.created = datetime.fromisoformat(document["created"])
         entity.modified = datetime.fromisoformat(document["modified"])
         entity._restore(document)
@@ -94,13 +100,13 @@ class Entity:
     def note(self) -> None:
         """Have it kept as it is now."""
         with self._keeping:
-            self._keeper.save(self.to_json)
+            self._saver.save(self.to_json)
 
     def forget(self) -> None:
         """Have it kept no more: it is deleted."""
         with self._keeping:
-            self._keeper.delete()
-            self._keeper = NO_KEEPER
+            self._saver.delete()
+            self._saver = NO_SAVER
 
     def change(self, members: Mapping[str, Any]) -> None:
         """Replace members, and keep that."""

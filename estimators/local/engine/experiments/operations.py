@@ -13,7 +13,7 @@ from estimators.local.engine.experiments.components import ComponentOperations
 from estimators.local.engine.experiments.entity import AnyEntity, Entity
 from estimators.local.engine.experiments.job_component import JobToTrack
 from estimators.local.engine.experiments.records import FindJob, Records
-from estimators.local.engine.experiments.request_members import Operation
+from estimators.local.engine.experiments.request_members import Handler
 from estimators.local.engine.experiments.trials import TrialOperations
 from estimators.local.engine.job_store import JobStore
 
@@ -33,9 +33,7 @@ class Experiments:
         self._lock = threading.Lock()
         self._records = Records(arn_prefix, store, find_job)
         unlocked = {**TrialOperations(self._records).operations, **ComponentOperations(self._records).operations}
-        self.operations: Mapping[str, Operation] = {
-            name: self._locked(operation) for name, operation in unlocked.items()
-        }
+        self.operations: Mapping[str, Handler] = {name: self._locked(operation) for name, operation in unlocked.items()}
 
     def find(self, arn: str) -> Entity | None:
         """Return what has an ARN, or None."""
@@ -83,7 +81,7 @@ class Experiments:
             yield
             undo.pop_all()
 
-    def _locked(self, operation: Operation) -> Operation:
+    def _locked(self, operation: Handler) -> Handler:
         def answer(request: dict[str, Any]) -> dict[str, Any]:
             with self._lock:
                 return operation(request)

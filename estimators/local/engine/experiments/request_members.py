@@ -11,7 +11,7 @@ from botocore.utils import parse_to_aware_datetime
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.job_request import read_tags
 
-Operation = Callable[[dict[str, Any]], dict[str, Any]]
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes a request that was checked against the service's model, and returns the answer."""
 _NAMES_AND_TAGS = ("ExperimentName", "TrialName", "TrialComponentName", "Tags")
 

@@ -8,7 +8,7 @@ from typing import Any
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments.entity import Entity
 from estimators.local.engine.experiments.records import Records
-from estimators.local.engine.experiments.request_members import Operation, members_of, tags_of
+from estimators.local.engine.experiments.request_members import Handler, members_of, tags_of
 
 
 class TrialOperations:
@@ -20,7 +20,7 @@ class TrialOperations:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self.operations: Mapping[str, Operation] = {
+        self.operations: Mapping[str, Handler] = {
             "CreateExperiment": self._create_experiment,
             "DescribeExperiment": lambda request: self._experiment(request).describe(),
             "ListExperiments": self._list_experiments,

@@ -63,7 +63,7 @@ class ProcessingJobs:
         parsed = ProcessingRequest.parse(request)
         arn = self._arn(parsed.name)
         with self._experiments.track(JobToTrack(request=parsed, arn=arn)):
-            self.jobs.start(parsed.name, lambda keeper: ProcessingRecord(parsed, arn, keeper))
+            self.jobs.start(parsed.name, lambda saver: ProcessingRecord(parsed, arn, saver))
         return {"ProcessingJobArn": arn}
 
     def _make_runner(self, job: ProcessingRecord) -> ProcessingRunner:

@@ -12,7 +12,7 @@ from estimators.local.engine.errors import invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
 from estimators.local.engine.job_request import (
     ML_ROOT,
-    Channel,
+    InputChannel,
     JobRequest,
     SyncedFolder,
     parse_uri,
@@ -78,7 +78,7 @@ def _group(cluster: Mapping[str, Any]) -> InstanceGroup:
     return InstanceGroup(name=HOMOGENEOUS, instance_type=cluster["InstanceType"], count=cluster["InstanceCount"])
 
 
-def _channels(members: Mapping[str, Any]) -> Iterator[Channel]:
+def _channels(members: Mapping[str, Any]) -> Iterator[InputChannel]:
     for given in members.get("ProcessingInputs", ()):
         name, source = given["InputName"], given.get("S3Input")
         if "DatasetDefinition" in given:
@@ -96,7 +96,7 @@ def _channels(members: Mapping[str, Any]) -> Iterator[Channel]:
             raise invalid(f"Input {name}: S3InputMode Pipe is not offered by the local platform; use File.")
         if source.get("S3CompressionType") == "Gzip":
             raise invalid(f"Input {name}: S3CompressionType Gzip needs S3InputMode Pipe; use None, and decompress it.")
-        yield Channel(
+        yield InputChannel(
             name=name,
             mode="File",
             uri=parse_uri(source["S3Uri"], f"Input {name}: S3Uri"),
@@ -138,7 +138,7 @@ def _local_path(given: Mapping[str, Any], where: str) -> PurePosixPath:
     return path.relative_to(ML_ROOT)
 
 
-def _refuse_shared_paths(channels: tuple[Channel, ...], outputs: tuple[Output, ...]) -> None:
+def _refuse_shared_paths(channels: tuple[InputChannel, ...], outputs: tuple[Output, ...]) -> None:
     paths = [*(channel.path for channel in channels), *{output.path for output in outputs}]
     for path in paths:
         if paths.count(path) > 1:

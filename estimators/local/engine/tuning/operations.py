@@ -62,7 +62,7 @@ class TuningJobs:
         # first reason stays, and each runner is given that one only: a failure is what ended the jobs, whatever closes
         # the platform then.
         self._lock = threading.Lock()
-        self._records = store.load(_KIND, lambda document, keeper: TuningRecord.from_json(document, keeper, jobs))
+        self._records = store.load(_KIND, lambda document, saver: TuningRecord.from_json(document, saver, jobs))
         self._runners: dict[str, TuningRunner] = {}
         self._close_reason = ""
         self._store = store
@@ -101,7 +101,7 @@ class TuningJobs:
         study = Study(parsed)
         for parent in parsed.parents:
             self._start_warm(study, parsed, self._record(parent))
-        record = TuningRecord(parsed, self._arn(parsed.name), self._store.keeper(_KIND, parsed.name))
+        record = TuningRecord(parsed, self._arn(parsed.name), self._store.saver(_KIND, parsed.name))
         with self._lock:
             if self._close_reason:
                 raise ApiError("ServiceUnavailable", f"No tuning job can start any more: {self._close_reason}", 503)

@@ -16,7 +16,7 @@ from typing import Any
 
 from estimators.local.engine.hosted_job import KILLED
 from estimators.local.engine.job import JobRecord
-from estimators.local.engine.job_store import NO_KEEPER, Keeper
+from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 from estimators.local.engine.tuning.request import TuningRequest
 
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
@@ -43,13 +43,13 @@ class Trial:
 class TuningRecord:
     """A tuning job from its creation on."""
 
-    def __init__(self, request: TuningRequest, arn: str, keeper: Keeper = NO_KEEPER) -> None:
+    def __init__(self, request: TuningRequest, arn: str, saver: RecordSaver = NO_SAVER) -> None:
         """Begin a tuning job.
 
         Args:
             request: What was asked for.
             arn: Its ARN.
-            keeper: Saves it, at each change, in the order of the changes.
+            saver: Saves it, at each change, in the order of the changes.
         """
         self.request = request
         self.arn = arn
@@ -60,7 +60,7 @@ class TuningRecord:
         # so nothing changes after that. A trial is kept before its training job is started: a kill between the two
         # leaves a trial without a job, which is not loaded, and never a job that is not listed.
         self._lock = threading.RLock()
-        self._keeper = keeper
+        self._saver = saver
         self._status = IN_PROGRESS
         self._modified = self.created
         self._ended_at: datetime | None = None
@@ -74,20 +74,20 @@ class TuningRecord:
     def from_json(
         cls,
         document: Mapping[str, Any],
-        keeper: Keeper,
+        saver: RecordSaver,
         jobs: Mapping[str, JobRecord],
     ) -> TuningRecord:
         """Return a tuning job that an earlier platform has kept. One that had not ended is Failed: its search is gone.
 
         Args:
             document: What `to_json` has returned.
-            keeper: As for a new one.
+            saver: As for a new one.
             jobs: The training jobs that there are, by their names.
 
         Raises:
             ApiError: The platform would not take its request now.
         """
-        record = cls(TuningRequest.parse(document["request"]), document["arn"], keeper)
+        record = cls(TuningRequest.parse(document["request"]), document["arn"], saver)
         record.tags = dict(document["tags"])
         record.created = datetime.fromisoformat(document["created"])
         record._modified = datetime.fromisoformat(document["modified"])
@@ -124,13 +124,13 @@ class TuningRecord:
     def note(self) -> None:
         """Have the tuning job kept as it is now; after each change that is not made here."""
         with self._lock:
-            self._keeper.save(self.to_json)
+            self._saver.save(self.to_json)
 
     def forget(self) -> None:
         """Have the tuning job kept no more: it is deleted."""
         with self._lock:
-            self._keeper.delete()
-            self._keeper = NO_KEEPER
+            self._saver.delete()
+            self._saver = NO_SAVER
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from estimators.docker import docker_program
 from estimators.docker.docker_program import DockerError, docker
 from estimators.docker.mount import bind
 from estimators.local.directory_reaper_process import Lifeline
-from estimators.local.executors.docker.container import Container, create, not_started
+from estimators.local.executors.docker.container import HostContainer, create, not_started
 from estimators.local.executors.docker.container_reaper import LABEL
 from estimators.local.executors.docker.container_reaper_process import ContainerReaperProcess
 from estimators.local.executors.docker.settings import Docker
@@ -61,7 +61,7 @@ class DockerCluster:
         """Return ``/opt/ml``."""
         return PurePosixPath(_ML_ROOT)
 
-    def start(self, host: HostSpec) -> Container:
+    def start(self, host: HostSpec) -> HostContainer:
         """Start the host's program, in the image's own directory.
 
         Raises:
@@ -91,7 +91,7 @@ class DockerCluster:
         except DockerError as error:
             self._unsure = True
             raise not_started(f"{host.name}: its container could not be made: {error}") from error
-        return Container(name, host.name, self._settings)
+        return HostContainer(name, host.name, self._settings)
 
     def __enter__(self) -> DockerCluster:
         self._reaper = ContainerReaperProcess(

@@ -62,7 +62,7 @@ def not_started(why: str) -> HostStartError:
     return HostStartError(why) if _REQUESTS_FAULT.search(why) else ExecutorError(why)
 
 
-class Container:
+class HostContainer:
     """A `HostProcess` that is a container.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 
 from estimators.local.api.front import DOCUMENT, OPERATION, AwsErrors, OfferedOperations
 from estimators.local.api.log_filter import LogFilter
-from estimators.local.api.operation import Operation
+from estimators.local.api.operation import ApiOperation
 from estimators.local.api.refusal import SERVICE
 
 
@@ -69,7 +69,7 @@ class Answer:
 )
 def test_an_error_that_is_told_in_other_words_is_closed(status: str, content: bytes | Exception) -> None:
     answer = Answer(status, content)
-    request = environ("logs", **{OPERATION: Operation(service="logs", name="DescribeLogGroups")})
+    request = environ("logs", **{OPERATION: ApiOperation(service="logs", name="DescribeLogGroups")})
     assert ask(AwsErrors(answer), request)[0].startswith("4")
     assert answer.closed
 
@@ -77,7 +77,7 @@ def test_an_error_that_is_told_in_other_words_is_closed(status: str, content: by
 def test_what_the_log_filter_asks_for_is_closed() -> None:
     answer = Answer("200 OK", b'{"logStreams": []}')
     document = {"logGroupName": "a", "logStreamNamePrefix": "b"}
-    operation = Operation(service="logs", name="FilterLogEvents")
+    operation = ApiOperation(service="logs", name="FilterLogEvents")
     request = environ("logs", **{OPERATION: operation, DOCUMENT: document})
     assert ask(LogFilter(answer), request)[0].startswith("200")
     assert answer.closed

@@ -40,7 +40,7 @@ def test_what_cannot_be_written_for_now_is_written_next_time(tmp_path: Path, mon
     store.add_lines(GROUP, "old", [StoredLine("old/algo-1-1", 1, "said")])
     with pytest.raises(ApiError, match="What becomes of jobs can't be kept: database is locked"):
         store.require_saved()
-    refused = JobRecord(TrainingRequest.parse(REQUEST), "arn", store.keeper("training-job", "refused"))
+    refused = JobRecord(TrainingRequest.parse(REQUEST), "arn", store.saver("training-job", "refused"))
     with pytest.raises(ApiError, match="database is locked"):
         store.admit(refused)
     with pytest.raises(JobStoreError, match="database is locked"):
@@ -86,14 +86,14 @@ def test_the_file_of_a_platform_that_knew_training_jobs_alone_is_read_on(tmp_pat
 
 def test_changes_that_come_fast_are_saved_soon_and_a_deleted_job_stays_away(tmp_path: Path) -> None:
     store, saved = JobStore(tmp_path / "jobs.sqlite"), []
-    keeper = store.keeper("training-job", "fast")
+    saver = store.saver("training-job", "fast")
 
     def note() -> None:
         saved.append(1)
-        keeper.save(lambda: {"number": len(saved)})
+        saver.save(lambda: {"number": len(saved)})
 
     for _ in range(1000):
-        keeper.save_soon(note)
+        saver.save_soon(note)
     deadline = time.monotonic() + 30
     while not saved:
         assert time.monotonic() < deadline
@@ -101,7 +101,7 @@ def test_changes_that_come_fast_are_saved_soon_and_a_deleted_job_stays_away(tmp_
     time.sleep(0.5)
     assert len(saved) < 10
     assert store.load("training-job", lambda document, _: document["number"]) == {"fast": len(saved)}
-    job = JobRecord(TrainingRequest.parse(REQUEST), "arn", store.keeper("training-job", "gone"))
+    job = JobRecord(TrainingRequest.parse(REQUEST), "arn", store.saver("training-job", "gone"))
     job.note()
     job.forget()
     job.note()

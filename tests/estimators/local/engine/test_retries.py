@@ -15,7 +15,7 @@ from estimators.local.engine import opt_ml
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.hosted_job import KILLED
 from estimators.local.engine.job import JobRecord
-from estimators.local.engine.job_store import NO_KEEPER
+from estimators.local.engine.job_store import NO_SAVER
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import write_time
 from estimators.local.executors import ExecutorError, HostProcess, HostSpec
@@ -102,10 +102,10 @@ def test_what_was_decided_while_it_trained_stands_after_that() -> None:
 
 def test_a_killed_platform_is_the_platforms_failure() -> None:
     kept = json.loads(json.dumps(training(**ONCE).to_json(), default=write_time))
-    job = JobRecord.from_json(kept, NO_KEEPER)
+    job = JobRecord.from_json(kept, NO_SAVER)
     assert job.outlive(datetime.now(timezone.utc))
     assert (path_of(job), job.retries) == ([*LIFE, "Starting"], 1)
-    job = JobRecord.from_json(json.loads(json.dumps(job.to_json(), default=write_time)), NO_KEEPER)
+    job = JobRecord.from_json(json.loads(json.dumps(job.to_json(), default=write_time)), NO_SAVER)
     assert not job.outlive(datetime.now(timezone.utc))
     assert job.describe()["FailureReason"] == KILLED
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
-from estimators.local.engine.job_request import Channel
+from estimators.local.engine.job_request import InputChannel
 from estimators.local.engine.objects import S3Uri
 
 Lines = Callable[..., list[str]]
@@ -37,7 +37,7 @@ def kill_from_outside(name: str) -> None:
     os.kill(int(listed[0]), signal.SIGKILL)
 
 
-def channel_of(bucket: str, prefix: str = "data/", **members: Any) -> Channel:
+def channel_of(bucket: str, prefix: str = "data/", **members: Any) -> InputChannel:
     """A plain channel over a prefix, but for ``members``."""
     plain: dict[str, Any] = {
         "name": "train",
@@ -48,4 +48,4 @@ def channel_of(bucket: str, prefix: str = "data/", **members: Any) -> Channel:
         "attributes": (),
         "sharded": False,
     }
-    return Channel(**(plain | members))
+    return InputChannel(**(plain | members))

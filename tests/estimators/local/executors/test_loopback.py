@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from estimators.local.executors.loopback import free_port, give_addresses
+from estimators.local.executors.loopback import free_port_on_all_addresses, give_addresses
 
 HOSTS = ("algo-1", "algo-2", "algo-3")
 
@@ -26,4 +26,4 @@ def test_jobs_have_networks_of_their_own() -> None:
 
 def test_a_free_port_is_free() -> None:
     with socket.socket() as listener:
-        listener.bind(("", free_port()))
+        listener.bind(("", free_port_on_all_addresses()))

@@ -81,7 +81,7 @@ class Job:
             if rank == missing:
                 return None
             snapshotter = self.ranks[rank].snapshotter
-            request = SaveRequest.take(
+            request = SaveRequest.create(
                 snapshotter, run=RUN, number=self.saves, step=step, epoch=0, position=None, metrics={}
             )
             try:

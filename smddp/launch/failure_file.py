@@ -57,7 +57,7 @@ def tell_failure(error: DistributedError) -> None:
         _record(output_dir, str(error))
 
 
-def describe_exit(code: int, *, rank: int, world_size: int, host: str) -> str:
+def describe_rank_exit(code: int, *, rank: int, world_size: int, host: str) -> str:
     """Return how a rank ended.
 
     Args:

@@ -12,7 +12,7 @@ from sagemaker.session import Session
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
-from estimators.local_mode import given
+from estimators.local_mode import sdk_arguments
 from estimators.sdk import v2
 
 
@@ -26,7 +26,7 @@ def no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def arguments(script: str, **parameters: Any) -> dict[str, Any]:
     job = Estimator(script, instance_type="local", image_uri="mine", **parameters)
-    return given.for_sdk(job.arguments)
+    return sdk_arguments.for_sdk(job.arguments)
 
 
 def test_the_sdk_takes_a_job_with_everything_that_it_would_refuse(script: str) -> None:

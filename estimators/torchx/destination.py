@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Destination:
     """Where jobs are sent."""
 
     directory: Path | None
     """That of the local platform, absolute; None is AWS, as boto3 is configured."""
 
     @classmethod
-    def of(cls, app_id: str) -> tuple[Place, str]:
-        """Return the place that an app's id names, and the training job's name there."""
+    def of(cls, app_id: str) -> tuple[Destination, str]:
+        """Return the destination that an app's id names, and the training job's name there."""
         name, _, directory = app_id.partition("@")
         return cls(directory=Path(unquote(directory)) if directory else None), name
 
