@@ -47,21 +47,46 @@ def _is_private(dotted: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in dotted.split("."))
 
 
+USE_PUBLIC_NAMES = {"estimators/demo/run.py", "estimators/local/command.py", "estimators/pytest_plugin.py"}
+"""Programs and a plugin, which take the Estimator as users do."""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_imports_what_a_package_around_it_offers(path: Path) -> None:
+    """import-linter sees no circle through a package's own ``__init__``."""
+    parents = [each.as_posix().replace("/", ".") for each in path.relative_to(ROOT).parents][:-1]
+    offered = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Import) and any(alias.name in parents for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and node.module in parents and not _are_modules(node))
+    ]
+    if path.name != "__init__.py" and path.relative_to(ROOT).as_posix() not in USE_PUBLIC_NAMES:
+        assert not offered, f"{path} imports from a package around it: {offered}"
+
+
+def _are_modules(node: ast.ImportFrom) -> bool:
+    home = ROOT / (node.module or "").replace(".", "/")
+    return all((home / alias.name).is_dir() or (home / f"{alias.name}.py").is_file() for alias in node.names)
+
+
 @pytest.mark.parametrize("root", ["smddp", "estimators"])
 def test_the_contributors_table_has_each_room_in_the_order_of_its_layer(root: str) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     table = page.partition(f"| room of `{root}/` |")[2].partition("\n\n")[0]
-    named = [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)/`", row.split("|")[1])]
-    assert sorted(named) == sorted(path.parent.name for path in (ROOT / root).glob("*/__init__.py"))
+    named = [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)(?:/|\.py)`", row.split("|")[1])]
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == [root])
     height = {room: -number for number, layer in enumerate(layers) for room in layer.split(" | ")}
+    assert sorted(named) == sorted(height)
     assert [height[name] for name in named] == sorted((height[name] for name in named), reverse=True)
 
 
-@pytest.mark.parametrize("entry_point", sorted((ROOT / "entrypoints").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("entry_point", sorted((ROOT / "entrypoints").rglob("*.py")), ids=lambda p: p.name)
 def test_entry_points_see_only_smddp_and_torch(entry_point: Path) -> None:
     allowed = {"smddp", "torch", "torchvision", "numpy"} | set(sys.stdlib_module_names)
+    if entry_point.parent.name == "hydra_digits":
+        allowed |= {"hydra", "omegaconf", "sklearn"}
     imported = set()
     for node in ast.walk(ast.parse(entry_point.read_text())):
         if isinstance(node, ast.Import):
