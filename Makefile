@@ -48,7 +48,7 @@ bench: .venv/bench.stamp  ## the benchmarks, each against its peers in one run
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
 
 clean:
-	rm -rf .venv .cache site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .cache site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "smddp needs Python 3.10 or newer; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 …")'

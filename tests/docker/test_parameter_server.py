@@ -12,7 +12,6 @@ from tests.docker.proof import Proof
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_worker_trains_the_weights_of_the_server_on_the_other_host(platform: LocalSageMaker, proof: Proof) -> None:
     job = start(platform, WITH_SERVER, entry_point="parameter_server.py")
     job.wait(logs=False)

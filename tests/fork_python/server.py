@@ -133,7 +133,8 @@ class Server:
             signals = connection.recv(64)
         except OSError:
             signals = b""
-        for signum in signals or [signal.SIGKILL]:
+        # The pid is 0 if its namespaces were gone before it began: a signal would go to this process's own group.
+        for signum in (signals or [signal.SIGKILL]) if request.pid else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(request.pid, signum)
         if not signals:
