@@ -55,7 +55,8 @@ def test_no_compiler_stays_behind(images: Images) -> None:
 
 def test_a_stop_reaches_the_script_below_the_bash_that_sdk_v3_begins_a_container_with(images: Images) -> None:
     name = f"smddp-tests-{uuid.uuid4().hex}"
-    script = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True); signal.pause()"
+    script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True)\n"
+    script += "while True: time.sleep(0.1)"
     begin = ["--entrypoint", "/bin/bash", images.smddp, "-c", 'python -c "$1"; code=$?; exit $code', "bash", script]
     try:
         docker("run", "--detach", "--name", name, "--env", "SM_CURRENT_HOST=algo-1", *begin)

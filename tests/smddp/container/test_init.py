@@ -304,7 +304,7 @@ def test_a_program_ends_for_a_first_process_that_inherited_deaf_ears(container):
 
 def test_signals_that_stop_nothing_are_the_program_s_own(container):
     code = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(8)); print('ready')\n"
-    first = container.start(sys.executable, "-c", code + "time.sleep(60)")
+    first = container.start(sys.executable, "-c", code + "while True: time.sleep(0.1)")
     read(first, "ready")
     container.stop(first, signal.SIGUSR1)
     assert first.wait(timeout=20) == 8

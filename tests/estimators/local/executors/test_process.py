@@ -242,14 +242,14 @@ def test_a_signal_reaches_the_program_alone(start: Start, isolated: bool) -> Non
     host = start(
         *python(
             """
-            import signal, subprocess, sys
+            import signal, subprocess, sys, time
             child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(30)"])
             def stop(*_):
                 print("child still runs:", child.poll() is None)
                 sys.exit(9)
             signal.signal(signal.SIGTERM, stop)
             print("ready")
-            signal.pause()
+            while True: time.sleep(0.1)
             """
         )
     )

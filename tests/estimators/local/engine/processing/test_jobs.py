@@ -15,7 +15,11 @@ from tests.estimators.local.engine.processing.conftest import Client
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
 Said = Callable[[str], list[str]]
-UNTIL_STOPPED = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); time.sleep(300)"
+UNTIL_STOPPED = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    while True: time.sleep(0.1)
+"""
 IN, OUT = "/opt/ml/processing/in", "/opt/ml/processing/out"
 
 
@@ -157,7 +161,7 @@ def test_a_continuous_output_is_there_while_the_job_runs_and_a_stop_ends_it(
 
         signal.signal(signal.SIGTERM, stop)
         Path("/opt/ml/processing/out/first").write_text("early")
-        time.sleep(300)
+        while True: time.sleep(0.1)
         """,
         ProcessingOutputConfig={"Outputs": [processing.target("out", OUT, "Continuous")]},
     )

@@ -225,14 +225,14 @@ def test_signals_reach_process_1_alone(enter: Enter) -> None:
         enter(),
         *python(
             """
-            import signal, subprocess, sys
+            import signal, subprocess, sys, time
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
             def stop(*_):
                 print("child still runs:", child.poll() is None)
                 sys.exit(9)
             signal.signal(signal.SIGTERM, stop)
             print("ready")
-            signal.pause()
+            while True: time.sleep(0.1)
             """
         ),
     )
