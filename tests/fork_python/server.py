@@ -110,7 +110,8 @@ class Server:
             os.close(telling)
             return True
         os.close(telling)
-        request.waits_for, request.pid = first, int(os.read(told, 32) or 0)
+        # Where its namespaces are gone it ends without a word: never 0, which is this process's own group.
+        request.waits_for, request.pid = first, int(os.read(told, 32) or first)
         os.close(told)
         return False
 
@@ -133,8 +134,7 @@ class Server:
             signals = connection.recv(64)
         except OSError:
             signals = b""
-        # The pid is 0 if its namespaces were gone before it began: a signal would go to this process's own group.
-        for signum in (signals or [signal.SIGKILL]) if request.pid else []:
+        for signum in signals or [signal.SIGKILL]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(request.pid, signum)
         if not signals:
