@@ -52,6 +52,7 @@ class NodeLines:
         self._lock = threading.Lock()
         self._failure: JobFailure | None = None
         self._settled = threading.Event()
+        self._first_left = threading.Event()
         self._lines: dict[int, socket.socket] = {}
         self._connected = threading.Semaphore(0)
         self._listener: socket.socket | None = None
@@ -109,6 +110,10 @@ class NodeLines:
         for line in list(self._lines.values()):
             _send(line, {"parted": True})
 
+    def first_has_left(self, seconds: float = 0.0) -> bool:
+        """Return whether the first node has parted and ended, or does so in time: its store is gone, but not lost."""
+        return self._first_left.wait(seconds)
+
     def await_others(self, seconds: float) -> None:
         """Return once all other agents have ended, or after so long: the first node's store is there for them."""
         deadline = time.monotonic() + seconds
@@ -161,7 +166,9 @@ class NodeLines:
                 self._failure = JobFailure(**said)
                 self._settled.set()
                 self._tell_failed()
-        if not parted:
+        if parted:
+            self._first_left.set()
+        else:
             self._lost_first()
 
     def _tell_failed(self) -> None:

@@ -37,6 +37,7 @@ REJOIN_SECONDS = 30.0
 
 _LOOK_SECONDS = 0.1
 _PART_SECONDS = 5.0
+_LEAVE_SECONDS = 2.0
 
 
 class NodeRendezvous(RendezvousHandler):
@@ -94,14 +95,18 @@ class NodeRendezvous(RendezvousHandler):
         return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(self._address, self._port))
 
     def next_has_begun(self) -> bool:
-        """Return whether another node has ended this round.
+        """Return whether another node has ended this round; no further one begins once the first has left.
 
         Raises:
             RendezvousConnectionError: The first node was lost.
         """
+        if self.lines.first_has_left():
+            return False
         try:
             return bool(self._store_of(self.number + 1).check(["begun"]))
         except RuntimeError as error:
+            if self.lines.first_has_left(_LEAVE_SECONDS):  # its line may say so a moment after the store has gone
+                return False
             raise self.lost() from error
 
     def num_nodes_waiting(self) -> int:

@@ -62,6 +62,7 @@ def test_a_node_that_is_lost_is_told_to_the_others_by_its_name(nodes):
 def test_the_loss_of_the_first_node_is_told_to_its_callers(nodes, losses):
     end(nodes[0])
     wait_for(lambda: sorted(losses) == [1, 2])
+    assert not nodes[1].first_has_left()
 
 
 def test_the_first_node_can_wait_for_the_others_end_and_for_no_longer(nodes):
@@ -77,8 +78,10 @@ def test_the_first_node_can_wait_for_the_others_end_and_for_no_longer(nodes):
 def test_who_parted_is_not_lost(nodes, losses):
     for node in nodes:
         node.part()
+    assert not nodes[1].first_has_left()
     for node in nodes:
         end(node)
+    assert all(node.first_has_left(5.0) for node in nodes[1:])
     time.sleep(0.2)
     assert (losses, [node.failure for node in nodes]) == ([], [None] * 3)
 

@@ -77,6 +77,16 @@ def test_a_stop_is_not_restarted(agents, script):
     assert [(code, out) for code, out, _ in ended(both)] == [(143, []), (75, [])]
 
 
+def test_a_stop_lets_a_node_s_ranks_save_though_the_first_node_and_its_store_have_ended(agents, script):
+    path = script(ROUND + "say(f'{round}'); wait(); time.sleep(2 * rank); say('saved'); sys.exit(75)")
+    both = agents(path, "--max-restarts", "3")
+    assert [up(agent) for agent in both] == [["0"], ["0"]]
+    for agent in both:
+        agent.send_signal(signal.SIGTERM)
+    first, second = ended(both)
+    assert (first[:2], second[:2]) == ((75, ["saved"]), (75, ["saved"])), second[2]
+
+
 def test_ranks_that_end_resumable_are_not_restarted_where_no_signal_came(agents, script):
     path = script(ROUND + "say(f'{round}'); sys.exit(75)")
     assert [(code, out) for code, out, _ in ended(agents(path, "--max-restarts", "3"))] == [(75, ["0"]), (75, ["0"])]

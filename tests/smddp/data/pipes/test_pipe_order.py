@@ -36,7 +36,7 @@ class Platform:
         self._content = content
         self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._make(0)
+        self.current = self._make(0)
         self._thread.start()
 
     def _make(self, epoch: int) -> Path:
