@@ -22,11 +22,11 @@ from smddp.launch.failure_file import FailureFile, tell_failure
 from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.process_tree import (
+    RankStops,
     adopt_orphans,
     find_ranks,
     reap_children,
     send_to_those_that_catch,
-    signal_ranks,
 )
 from smddp.process.program import forward_signals
 
@@ -68,31 +68,33 @@ def serve(first: str) -> int:
         if reason:
             failure_file.record(reason)
     finally:
-        signal_ranks(os.getpid(), signal.SIGKILL)
+        for rank in find_ranks(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
         sshd.terminate()
         Path(LINE).unlink(missing_ok=True)
     return code
 
 
 def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> tuple[int, str]:
-    """Read the line until the other end lets go of it; tell the ranks of each stop, once there are any.
+    """Read the line until the other end lets go of it; tell the ranks of each stop, once they can hear it.
 
     Returns:
         The exit code, and the reason if a rank was killed.
     """
     said = b""
-    told = 0
+    ranks = RankStops(os.getpid())
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
+        told_to_stop = bool(stops)  # asked before the line is: a host that began before the stop has begun
         with suppress(BlockingIOError):  # it is open, and nothing was said
             chunk = os.read(line, 4096)
             said += chunk
             if not chunk and said:
                 break
-        if stops and not said:
+        if told_to_stop and not said:
             raise SystemExit(128 + stops[-1])  # nothing here is worth waiting for
-        if told < len(stops) and signal_ranks(os.getpid(), stops[-1]):
-            told = len(stops)
+        ranks.tell(stops)
         if not said and time.monotonic() > deadline:
             raise DistributedError(f"{first}, which runs mpirun, did not come within {WAIT_SECONDS:.0f} s.")
         if sshd in reap_children():

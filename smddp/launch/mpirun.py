@@ -23,7 +23,7 @@ from pathlib import Path
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import FailureFile, describe_rank_exit, tell_failure
 from smddp.launch.mpi_hosts import SSH, SshConnection, connect
-from smddp.process.process_tree import find_ranks, send_to_those_that_catch, signal_ranks
+from smddp.process.process_tree import RankStops, find_ranks, send_to_those_that_catch
 from smddp.process.program import Program
 
 _KILLED = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
@@ -90,7 +90,7 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
             killed.append(describe_rank_exit(128 + int(signum), rank=int(rank), world_size=ranks, host=host.decode()))
 
     def stop(mpirun: int, signum: int) -> None:
-        if not signal_ranks(mpirun, signum):  # there are none yet, or no more
+        if not find_ranks(mpirun):  # there are none yet, or no more; else `_await` tells them
             with suppress(ProcessLookupError):
                 os.kill(mpirun, signum)
 
@@ -98,7 +98,7 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
         send_to_those_that_catch(find_ranks(mpirun), signum)
 
     mpirun = Program(command, stop=stop, pass_on=pass_on, heed=heed)
-    lost = _await(mpirun.process, connections)
+    lost = _await(mpirun, connections)
     code = mpirun.exit_code()
     reason = killed[0] if killed and code != 0 and not lost and not mpirun.stops else ""
     for connection in connections:
@@ -110,16 +110,18 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
     return code
 
 
-def _await(mpirun: subprocess.Popen[bytes], connections: Sequence[SshConnection]) -> list[str]:
-    """Wait for mpirun, which ends by itself soon after a host was lost, or is ended.
+def _await(program: Program, connections: Sequence[SshConnection]) -> list[str]:
+    """Wait for mpirun, which ends by itself soon after a host was lost, or is ended; tell its ranks of each stop.
 
     Returns:
         The hosts that were lost.
     """
+    mpirun, ranks = program.process, RankStops(program.process.pid)
     lost: list[str] = []
     while mpirun.returncode is None and not lost:
         with suppress(subprocess.TimeoutExpired):
             mpirun.wait(_LOOK_SECONDS)
+        ranks.tell(program.stops)
         lost = [connection.host for connection in connections if not connection.is_open]
     if lost:
         for signum in (0, signal.SIGTERM, signal.SIGKILL):

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -77,10 +77,11 @@ def launch(node: Node, command: Sequence[str]) -> int:
     """
     ranks = ChildProcesses()
     outcome: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
+    leaving = ExitStack()  # what the other nodes are told before this process ends by itself
 
     def run_agent() -> None:
         try:
-            outcome.put(_run_agent(node, command, ranks, end=outcome.put))
+            outcome.put(_run_agent(node, command, ranks, leaving, end=outcome.put))
         except BaseException as error:
             outcome.put(error)
 
@@ -89,6 +90,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
             # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for. Before them
             # nothing is lost either.
             before = RESUMABLE if signum == signal.SIGTERM else 128 + signum
+            leaving.close()
             os._exit(exit_code(ranks.exits) if ranks.exits else before)
 
     forward_signals(stop, ranks.pass_on)
@@ -116,7 +118,12 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
 
 def _run_agent(
-    node: Node, command: Sequence[str], ranks: ChildProcesses, *, end: Callable[[BaseException | int], None]
+    node: Node,
+    command: Sequence[str],
+    ranks: ChildProcesses,
+    leaving: ExitStack,
+    *,
+    end: Callable[[BaseException | int], None],
 ) -> int:
     """Run the ranks.
 
@@ -124,6 +131,7 @@ def _run_agent(
         node: This node.
         command: What each rank runs.
         ranks: Where they are started.
+        leaving: Gets what tells the other nodes that this one ends by itself.
         end: Called in another thread with what ends the node while its agent waits, in C++, for others: that the first
             node was lost, or the exit code.
 
@@ -144,6 +152,7 @@ def _run_agent(
             end(agent.exit_code)
 
     lines = NodeLines(host=host_name(), lost_first=lambda: end(rendezvous.lost()), failed=leave_barrier)
+    leaving.callback(lines.part)
     rendezvous = NodeRendezvous(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port, lines=lines)
     spec = WorkerSpec(
         role="rank",

@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from smddp.job.failure_report import killed_by
 from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, STDOUT, copy_lines
-from smddp.process.process_tree import catches
+from smddp.process.process_tree import START_SECONDS, catches
 
 logger = logging.getLogger(__name__)
 
 STOP_GRACE = 120.0
 """Seconds between SIGTERM and SIGKILL: those that SageMaker gives a container."""
-
-START_SECONDS = 15.0
-"""How long after its start a process that handles no SIGTERM yet is spared one: it still imports."""
 
 _LOOK_SECONDS = 0.05
 

@@ -7,6 +7,7 @@ daemon on another host, below a shell, orphaned. A rank is known by its environm
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -19,6 +20,9 @@ script may set RANK for its own use."""
 
 JOB_VARIABLES = ("SM_CURRENT_HOST",)
 """What a toolkit tells all processes of a job, and what it does before that, such as pip, not."""
+
+START_SECONDS = 15.0
+"""How long after its start a process that handles no SIGTERM yet is spared one: it still imports."""
 
 Marks = frozenset[tuple[bytes, ...]]
 """What launchers made of a process: one mark for each, which no two ranks share."""
@@ -100,13 +104,30 @@ def find_ranks(root: int) -> set[int]:
     return set(Descendants(root).ranks())
 
 
-def signal_ranks(root: int, signum: int) -> bool:
-    """Send a signal to every rank below ``root``; return whether there was any."""
-    ranks = find_ranks(root)
-    for rank in ranks:
-        with suppress(ProcessLookupError):
-            os.kill(rank, signum)
-    return bool(ranks)
+class RankStops:
+    """Tells the ranks below a process of stops: each rank once, as soon as it has a handler that hears it.
+
+    Args:
+        root: The process.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._seen: dict[int, float] = {}
+        self._told: dict[int, int] = {}
+
+    def tell(self, stops: Sequence[int]) -> None:
+        """Look once; call it again and again, for ranks that are being started.
+
+        Args:
+            stops: The signals so far; of several, a rank is told the last.
+        """
+        for rank in find_ranks(self._root) if stops else ():
+            waited = time.monotonic() - self._seen.setdefault(rank, time.monotonic())
+            if self._told.get(rank, 0) < len(stops) and (catches(rank, stops[-1]) or waited > START_SECONDS):
+                self._told[rank] = len(stops)
+                with suppress(ProcessLookupError):
+                    os.kill(rank, stops[-1])
 
 
 def started(process: int) -> int | None:

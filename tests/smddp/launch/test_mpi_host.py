@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from smddp.process.process_tree import catches
+
 SERVE = """
 import sys
 from smddp.launch import mpi_host
@@ -20,7 +22,11 @@ sys.exit(mpi_host.main(["--first", "algo-1"]))
 
 RANK = """#!/bin/sh
 while [ ! -e launch ]; do sleep 0.05; done
-OMPI_COMM_WORLD_RANK=0 sh -c 'trap "echo told >rank; exit 0" TERM USR2; echo up >rank; while :; do sleep 0.05; done'
+OMPI_COMM_WORLD_RANK=0 sh -c '
+    sleep 0.3  # it hears nothing yet
+    trap "echo told >rank; exit 0" TERM USR2
+    echo up >rank
+    while :; do sleep 0.05; done'
 sleep 300
 """
 
@@ -30,8 +36,13 @@ def host(start, tmp_path):
     """The host, whose sshd starts a rank once there is a file ``launch``; and the other end of its line."""
     (tmp_path / "sshd").write_text(RANK)
     (tmp_path / "sshd").chmod(0o700)
+    return serve(start, tmp_path)
+
+
+def serve(start, tmp_path):
     process = start("-c", SERVE)
     await_that((tmp_path / "line").is_fifo)
+    await_that(lambda: catches(process.pid, signal.SIGUSR2))  # the last handler that it sets
     return process
 
 
@@ -45,11 +56,10 @@ def await_that(condition):
 def begin(line: Path) -> int:
     end = os.open(line, os.O_WRONLY)
     os.write(end, b"begun\n")
-    time.sleep(0.5)
     return end
 
 
-def test_a_stop_before_there_are_ranks_is_told_to_them_once_there_are(host, tmp_path):
+def test_a_stop_before_there_are_ranks_is_told_to_them_once_they_can_hear_it(host, tmp_path):
     end = begin(tmp_path / "line")
     host.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -72,7 +82,6 @@ def test_sigusr1_reaches_the_ranks_and_is_no_stop_here(host, tmp_path):
 
 
 def test_a_stop_before_the_first_host_has_come_ends_this_one(host):
-    time.sleep(0.5)
     host.send_signal(signal.SIGTERM)
     assert host.wait(timeout=30) == 143
 
@@ -93,8 +102,7 @@ def test_a_rank_that_was_killed_elsewhere_is_the_reason_here_too(start, tmp_path
     (tmp_path / "output").mkdir()
     (tmp_path / "sshd").write_text("#!/bin/sh\nsleep 300\n")
     (tmp_path / "sshd").chmod(0o700)
-    host = start("-c", SERVE)
-    await_that((tmp_path / "line").is_fifo)
+    host = serve(start, tmp_path)
     end = begin(tmp_path / "line")
     os.write(end, b"137 Rank 1 of 2 on algo-1 was killed by SIGKILL.\n")
     os.close(end)

@@ -52,6 +52,15 @@ class TestRanks:
         assert process.stdout.read() == "saved\nsaved\n"
         assert process.wait(timeout=20) == 75
 
+    def test_a_stop_spares_ranks_that_do_not_hear_it_yet(self, start, tmp_path):
+        text = "import signal, sys, time\nsys.stdout.write('up\\n')\nsys.stdout.flush()\ntime.sleep(0.5)  # imports\n"
+        text += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.01)"
+        (tmp_path / "train.py").write_text(text)
+        process = start("-m", "smddp.launch.mpirun", "--processes", "2", tmp_path / "train.py")
+        assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 75
+
     def test_sigusr1_reaches_the_ranks_that_know_it_and_kills_nobody(self, start, script):
         known = "if rank: signal.signal(signal.SIGUSR1, lambda *_: (say('told'), sys.exit(75)))\n"
         path = script(f"{known}say('up'); time.sleep(60 if rank else 3)")
