@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,14 +12,14 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.ports import free_port
+
 
 class TwoRanks:
     """The entry point on two processes of this machine, with what rank 0 logs."""
 
     def __init__(self, script: Path, channel: Path, run_dir: Path) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
+        port = free_port()
         self.log: list[str] = []
         self.ranks = []
         for rank in range(2):

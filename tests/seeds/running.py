@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from smddp.launch.torchrun import free_port
 from tests.entrypoints.channels import copy_entrypoints, write_cifar10, write_fashion_mnist, write_text
+from tests.ports import free_port
 from tests.seeds.programs import PROGRAMS
 
 Result = dict[str, str]

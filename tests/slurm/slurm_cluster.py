@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from tests.ports import free_ports
+
 PROGRAMS = ("salloc", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 NODES = ("n1", "n2")
 _WAIT_SECONDS = 60.0
@@ -195,7 +197,7 @@ class SlurmCluster:
         names = "".join(f"127.0.0.1 {name}\n" for name in ("localhost", host, *NODES))
         (self._directory / "hosts").write_text(names)
         controller, *daemons = free_ports(1 + len(NODES))
-        first = free_block(_SRUN_PORTS)
+        first = free_ports(_SRUN_PORTS)[0]
         nodes = "\n".join(
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=2048 State=UNKNOWN"
             for node, port in zip(NODES, daemons, strict=True)
@@ -226,24 +228,3 @@ class SlurmCluster:
 
 
 _MUNGE = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def free_block(count: int) -> int:
-    """The first of so many free ports, one after the other, below those that the kernel gives by itself."""
-    for first in range(10000 + (os.getpid() * count) % 20000, 32000, count):
-        try:
-            for each in [socket.create_server(("127.0.0.1", first + offset)) for offset in range(count)]:
-                each.close()
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")

@@ -1,7 +1,6 @@
 """Real ranks: small programs run as the processes of one job, which meet on a free port of 127.0.0.1."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.fork_python import ForkPython
+from tests.ports import free_port
 
 
 class Ended(NamedTuple):
@@ -21,9 +21,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

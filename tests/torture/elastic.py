@@ -25,7 +25,8 @@ from torch import nn
 import smddp
 from smddp.job import Job
 from smddp.process.exit_codes import RESUMABLE
-from tests.torture.children import Child, be_a_parent, fork, free_port, kill, last_words, torchrun_environ, wait
+from tests.ports import free_port
+from tests.torture.children import Child, be_a_parent, fork, kill, last_words, torchrun_environ, wait
 from tests.torture.journal import Journal, read_journal
 from tests.torture.outcome import Outcome
 

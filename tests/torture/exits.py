@@ -30,7 +30,8 @@ from torch.utils.data import TensorDataset
 import smddp
 import smddp.training.run
 import smddp.training.trainer  # here, and not again in each rank
-from tests.torture.children import Child, be_a_parent, free_port, kill, torchrun_environ, wait
+from tests.ports import free_port
+from tests.torture.children import Child, be_a_parent, kill, torchrun_environ, wait
 
 HELD: list[object] = []
 _LATEST = 0.2  # seconds that a worker is late

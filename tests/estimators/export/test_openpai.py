@@ -14,8 +14,8 @@ from jsonschema import Draft7Validator
 from typer.testing import CliRunner
 
 from smddp.cli.app import app
-from smddp.launch.torchrun import free_port
 from tests.estimators.export.openpai_protocol import SCHEMA
+from tests.ports import free_port
 
 SUBMIT = """
 from estimators import Estimator

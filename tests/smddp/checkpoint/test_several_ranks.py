@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from smddp.checkpoint.save.sharing import WHOLE_BELOW
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.distributed import Ranks, is_communication_error
 from smddp.errors import CheckpointError
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.fork_python import ForkPython
@@ -184,9 +184,7 @@ def keep_statistics(rank: int, directory: Path) -> dict[str, Any]:
 
 def run_ranks(scenario: Callable[..., Any], world_size: int, directory: Path) -> list[dict[str, Any]]:
     """Let as many processes play a scenario; give what each tells."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank in range(world_size):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from smddp.cli.app import app
-from smddp.launch.torchrun import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("fork_python")
 

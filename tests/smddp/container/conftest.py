@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -91,10 +90,3 @@ def make_opt_ml(tmp_path: Path) -> Iterator[Callable[[str], OptMl]]:
 @pytest.fixture
 def opt_ml(make_opt_ml: Callable[[str], OptMl]) -> OptMl:
     return make_opt_ml("ml")
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from tests.ports import free_port
+
 STOPPABLE = """
 import os, signal, sys, time
 stop = []
@@ -203,9 +205,9 @@ print([line for line in subprocess.check_output(["ps", "-eo", "stat"], text=True
 
 
 @pytest.mark.slow
-def test_two_hosts_of_two_ranks_meet_and_a_stop_on_both_ends_them_resumable(make_opt_ml, free_port):
+def test_two_hosts_of_two_ranks_meet_and_a_stop_on_both_ends_them_resumable(make_opt_ml):
     script = "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n" + STOPPABLE
-    processes = []
+    processes, port = [], str(free_port())
     for host in ("127.0.0.1", "127.0.0.2"):
         opt_ml = make_opt_ml(host).hosts(["127.0.0.1", "127.0.0.2"], host).code("train.py", script)
         opt_ml.hyperparameters(
@@ -213,7 +215,7 @@ def test_two_hosts_of_two_ranks_meet_and_a_stop_on_both_ends_them_resumable(make
             sagemaker_torch_distributed_enabled=True,
             sagemaker_mpi_num_of_processes_per_host=2,
         )
-        processes.append(opt_ml.start(SMDDP_MASTER_PORT=str(free_port)))
+        processes.append(opt_ml.start(SMDDP_MASTER_PORT=port))
     ranks = set()
     for process in processes:
         assert process.stdout is not None

@@ -149,12 +149,12 @@ def test_a_stop_before_the_ranks_are_there_reaches_them_once_they_can_hear_it(co
 
 def test_ranks_that_never_learn_to_hear_are_told_in_the_end(container):
     rank, launcher = (
-        container.program("rank.py", "import time; time.sleep(60)"),
+        container.program("rank.py", "import time; print('up', flush=True); time.sleep(60)"),
         container.program("torchrun", LAUNCHER),
     )
     toolkit = container.program("toolkit.py", TOOLKIT)
     first = container.start(sys.executable, toolkit, launcher, rank, words=IMPATIENT)
-    read(first, "launching")
+    read(first, "launching", "up", "up")
     container.stop(first)
     assert first.wait(timeout=20) == 1
     assert first.stderr.read().count("SIGTERM: telling process") == 2
@@ -265,11 +265,14 @@ def test_a_toolkit_that_waits_on_after_its_ranks_ended_resumable_is_ended(contai
 
 
 def test_a_rank_that_outlives_its_launchers_is_waited_for(container):
-    rank = container.program("rank.py", RANK.replace("time.sleep(0.3)", "time.sleep(1.5)"))
+    told = "open(sys.argv[0] + '.told', 'w').close(); time.sleep(1.5)"
+    rank = container.program("rank.py", RANK.replace("time.sleep(0.3)", told))
     toolkit = TOOLKIT.replace("subprocess.call(", "subprocess.Popen(").replace(
         "os.environ, ", "os.environ, 'TORCHELASTIC_RUN_ID': 'job', 'RANK': '0', "
     )
-    toolkit = toolkit.replace("output =", "import time; time.sleep(1.5)\noutput =")
+    toolkit = toolkit.replace(
+        "output =", "import time\nwhile not os.path.exists(sys.argv[1] + '.told'): time.sleep(0.01)\noutput ="
+    )
     first = container.start(sys.executable, container.program("toolkit.py", toolkit), rank)
     check_that_a_stop_saves(container, first)
 

@@ -92,6 +92,7 @@ from smddp.errors import DistributedError
 rank = int(os.environ["RANK"])
 method = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
 dist.init_process_group("gloo", init_method=method, rank=1 - rank, world_size=2)
+dist.barrier()  # no rank ends while the other one still connects
 try:
     smddp.join()
 except DistributedError as error:

@@ -200,11 +200,10 @@ for step in range(1, 200):
         if agreement.decide(step).stop:
             break
 print("asked", asked)
-began = time.monotonic()
 time.sleep(1 - rank)
+print(time.monotonic())
 smddp.leave(together=True)
-assert time.monotonic() - began > 0.9, "rank 1 has left before rank 0"
-print("left")
+print(time.monotonic())
 """
 
 
@@ -219,7 +218,8 @@ def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[..., 
         "PeerFailedError rank 0 failed: OSError: disk full",
         f"PeerFailedError rank 0 failed: ZeroDivisionError: {by_zero}",
     ]
-    assert first.splitlines()[2:] == second.splitlines()[2:]
+    assert first.splitlines()[2] == second.splitlines()[2]
+    assert float(second.splitlines()[4]) > float(first.splitlines()[3]), "rank 1 has left before rank 0 came to it"
     asked = [int(step) for step in first.splitlines()[2].removeprefix("asked [").removesuffix("]").split(", ")]
     assert asked[0] == 1
     assert asked[-2] < 20 <= asked[-1]

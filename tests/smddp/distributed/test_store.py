@@ -45,7 +45,7 @@ def test_every_rank_names_the_one_that_is_missing(store: TCPStore, make_cluster:
 
     def outcome(rank: int) -> str:
         with pytest.raises(DistributedError) as raised:
-            meet(stores[rank], make_cluster(rank, 3), timedelta(seconds=0.5))
+            meet(stores[rank], make_cluster(rank, 3), timedelta(seconds=2))
         return str(raised.value)
 
     with ThreadPoolExecutor(2) as pool:

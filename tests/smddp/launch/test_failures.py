@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from smddp.launch.torchrun import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("fork_python")
 

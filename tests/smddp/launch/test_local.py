@@ -7,6 +7,7 @@ import pytest
 
 from smddp.errors import DistributedError
 from smddp.launch.local import run_local
+from tests.ports import free_port
 
 RUN = "import sys; from smddp.launch.local import run_local; sys.exit(run_local(sys.argv[1], sys.argv[2:], {}))"
 
@@ -57,7 +58,6 @@ def test_the_ranks_wait_as_long_as_the_run_says(start, script):
 
 @pytest.mark.usefixtures("fork_python")
 def test_one_node_of_a_real_cluster_runs_its_own_ranks_only(start, script):
-    from smddp.launch.torchrun import free_port
 
     path = script("print(rank, os.environ['WORLD_SIZE'])")
     where = f"nodes=2, master_addr='127.0.0.1', master_port={free_port()}"

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from smddp.launch import rendezvous as module
 from smddp.launch.node_lines import NodeLines
 from smddp.launch.rendezvous import NodeRendezvous
-from smddp.launch.torchrun import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

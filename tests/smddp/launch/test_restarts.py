@@ -10,11 +10,12 @@ import time
 
 import pytest
 
-from smddp.launch.torchrun import free_port
 from smddp.process.exit_codes import announce_stop
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("fork_python")
 
+TORCHRUN = ("-m", "smddp.launch.torchrun")
 ROUND = "round = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
 
 
@@ -22,11 +23,12 @@ ROUND = "round = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
 def agents(start):
     """Starts the agents of two nodes."""
 
-    def start_two(path, *options, ranks=1):
+    def start_two(path, *options, ranks=1, first=TORCHRUN):
         port = str(free_port())
         common = ("--nnodes", "2", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", port)
         return [
-            start("-m", "smddp.launch.torchrun", *common, "--node-rank", str(rank), *options, path) for rank in range(2)
+            start(*program, *common, "--node-rank", str(rank), *options, path)
+            for rank, program in enumerate((first, TORCHRUN))
         ]
 
     return start_two
@@ -87,6 +89,29 @@ def test_a_stop_lets_a_node_s_ranks_save_though_the_first_node_and_its_store_hav
     assert (first[:2], second[:2]) == ((75, ["saved"]), (75, ["saved"])), second[2]
 
 
+STOPPED_BEFORE_RANKS = """
+import sys, time
+from smddp.launch import agent, torchrun
+agent.Agent._start_workers = lambda *_: (print("met", flush=True), time.sleep(60))
+torchrun._end(torchrun.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_node_that_a_stop_ends_before_its_ranks_start_is_no_loss_to_the_others(start, script, early):
+    port, path = str(free_port()), script("say('up'); wait(); time.sleep(1); say('saved'); sys.exit(75)")
+    common = ("--nnodes", "2", "--master-port", port, "--node-rank")
+    stopped = start("-c", STOPPED_BEFORE_RANKS, *common, str(early), path)
+    other = start(*TORCHRUN, *common, str(1 - early), path)
+    assert up(stopped) == ["met"]
+    assert up(other) == ["up"]
+    other.send_signal(signal.SIGTERM)
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait(timeout=30) == 75
+    out, log = other.communicate(timeout=30)
+    assert (other.returncode, out) == (75, "saved\n"), log
+
+
 def test_ranks_that_end_resumable_are_not_restarted_where_no_signal_came(agents, script):
     path = script(ROUND + "say(f'{round}'); sys.exit(75)")
     assert [(code, out) for code, out, _ in ended(agents(path, "--max-restarts", "3"))] == [(75, ["0"]), (75, ["0"])]
@@ -126,10 +151,18 @@ def test_a_node_that_has_ended_well_is_not_waited_for(agents, script, tmp_path):
     assert time.monotonic() - began < 50
 
 
+LOOKS_SELDOM = """
+import sys
+from smddp.launch import torchrun
+torchrun.POLL_SECONDS = 60.0
+torchrun._end(torchrun.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize("running", [True, False])
 def test_the_loss_of_the_first_node_is_said_in_bounded_time(agents, script, running):
     path = script("say(f'{os.getpid()}'); wait(); sys.exit(9)")
-    first, second = agents(path, "--max-restarts", "3")
+    first, second = agents(path, "--max-restarts", "3", first=("-c", LOOKS_SELDOM))
     ranks = [int(up(agent)[0]) for agent in (first, second)]
     if not running:
         os.kill(ranks[1], signal.SIGKILL)

@@ -9,7 +9,8 @@ import pytest
 
 from smddp.errors import DistributedError
 from smddp.launch import torchrun
-from smddp.launch.torchrun import Node, free_port
+from smddp.launch.torchrun import Node
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("fork_python")
 

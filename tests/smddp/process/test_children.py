@@ -111,7 +111,8 @@ def test_one_that_starts_after_the_stop_is_told_as_well(group, monkeypatch):
     assert [exited.code for exited in group.exits] == [143]
 
 
-def test_lines_of_unbuffered_processes_stay_whole(capfd):
+def test_lines_of_unbuffered_processes_stay_whole(capfd, monkeypatch):
+    monkeypatch.setattr("smddp.process.output_lines.PARTIAL_SECONDS", 30.0)  # a busy machine can halt within a line
     group = ChildProcesses()
     code = "import sys, time\nfor n in range(100):\n    for part in ('begin ', 'end\\n'):\n"
     code += "        sys.stdout.write(part); time.sleep(0.0005)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from smddp.errors import TrainingDivergedError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from tests.fork_python import ForkPython
+from tests.ports import free_port
 from tests.smddp.training import recipes
 
 RECIPES = [recipe.__name__ for recipe in recipes.RECIPES]
@@ -38,9 +38,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_resume_changes_no_bit(tmp_path: Path, world_size: int, fork_python: ForkPython) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     size = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SMDDP_RUN_DIR": str(tmp_path / "run")}
     ranks = [

@@ -14,7 +14,7 @@ import pytest
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 from smddp.job import Job
-from smddp.launch.torchrun import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.loops
 

@@ -1,0 +1,34 @@
+"""TCP ports of 127.0.0.1 that stay free until the processes take them for which a test asks.
+
+They lie below those that the kernel gives to whoever asks for any: a listener of another test never gets one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from contextlib import ExitStack
+
+_FIRST, _COUNT = 10_000, 22_000
+_positions = itertools.count(os.getpid() * 101)  # each process looks elsewhere, and soon again at none of these
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many of them, one after the other."""
+    while True:
+        position, *_ = itertools.islice(_positions, count)
+        first = _FIRST + position % (_COUNT - count)
+        ports = list(range(first, first + count))
+        try:
+            with ExitStack() as listeners:
+                for port in ports:
+                    listeners.enter_context(socket.create_server(("127.0.0.1", port)))
+        except OSError:  # somebody does
+            continue
+        return ports
