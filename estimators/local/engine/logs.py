@@ -91,8 +91,8 @@ class HostLog:
         self._sender.start()
         for line in _lines(output):
             self._tail.append(line)
-            self._seen(line)
             self.say(line)
+            self._seen(line)  # after it, for what a line sets off may say something
 
     def say(self, line: str) -> None:
         """Add a line; the platform's own may come at any time, from any thread."""

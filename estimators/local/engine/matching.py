@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from estimators.job_handle.matcher_process import MatcherProcess
 
 MAX_WAITING_BYTES = 16 << 20
-SETTLE_SECONDS = 2.0
+SETTLE_SECONDS = 10.0
 """How long a job's end waits for the lines that are not matched yet."""
 _LINE_BYTES = 64  # a line's own, beside its text
 _BATCH_LINES = 256

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
+from collections import deque
 from collections.abc import Iterable
+
+_lock = threading.Lock()
+_given: deque[int] = deque(maxlen=1000)
+"""Ports of jobs that may run yet; the lock guards it."""
 
 
 def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
@@ -17,8 +23,11 @@ def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
 
 
 def free_port_on_all_addresses() -> int:
-    """Return a TCP port that is free on every address of the machine at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port that is free on every address of the machine at this moment, and none of the last thousand."""
+    while True:
+        with socket.socket() as probe, _lock:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+            if port not in _given:
+                _given.append(port)
+                return port

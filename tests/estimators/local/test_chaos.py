@@ -106,7 +106,7 @@ def test_a_job_waits_in_starting_for_capacity_and_can_be_stopped_there(sagemaker
     assert messages(sagemaker, waits)[0] == "[platform] chaos: no-capacity seconds=0.5: the job waits in Starting"
 
 
-@pytest.mark.parametrize("fault", [Reclaim(step=3), Reclaim(seconds=0.3)])
+@pytest.mark.parametrize("fault", [Reclaim(step=3), Reclaim(seconds=3)])
 def test_a_spot_job_is_reclaimed_when_it_was_asked_for_and_begins_again(
     sagemaker: LocalSageMaker, fault: Reclaim
 ) -> None:

@@ -57,7 +57,8 @@ class Allocation:
             env=slurm_program.environment(),
             cwd="/",
         )
-        threading.Thread(target=self._read_words, args=(say,), daemon=True).start()
+        reading = threading.Thread(target=self._read_words, args=(say,), daemon=True)
+        reading.start()
         threading.Thread(target=self._read_answer, daemon=True).start()
         try:
             while not self._answered.wait(_LOOK_SECONDS):
@@ -65,7 +66,7 @@ class Allocation:
                     raise HostStartError("the job was ended while it waited for Slurm")
             if not self._granted:
                 self._salloc.wait(_RELEASE_SECONDS)
-                time.sleep(_LOOK_SECONDS)  # for the last of its words
+                reading.join(_RELEASE_SECONDS)  # for the last of its words
                 raise HostStartError(f"Slurm gives no {nodes} nodes: {' '.join(self._words) or 'it does not say why'}")
             self.job, listed = self._granted
             self.addresses = slurm_program.addresses(listed)

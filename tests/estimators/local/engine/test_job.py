@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from estimators.hosts.exit import Exit
-from estimators.local.engine import ApiError
+from estimators.local.engine import ApiError, time_limits
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.job import JobRecord
 from estimators.local.engine.request import TrainingRequest
@@ -198,17 +199,20 @@ def test_a_stop_overrules_an_interruption() -> None:
         job.begin_again()
 
 
-def test_the_time_limit_counts_the_training_of_all_lives() -> None:
-    job = training(spot=True, max_runtime=1)
-    time.sleep(0.6)
+def test_the_time_limit_counts_the_training_of_all_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0
+    monkeypatch.setattr(time_limits, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+    job = training(spot=True, max_runtime=100, max_wait=10_000)
+    ahead = 60
     job.interrupt()
     job.end_training()
     job.begin_again()
     job.enter("Downloading")
     job.begin_training(hosts=2)
-    began = time.monotonic()
+    ahead = 90
+    assert not job.must_end()
+    ahead = 101
     assert job.await_ending() is Ending.STOP
-    assert 0.2 < time.monotonic() - began < 0.6
     assert finish(job) == ("Stopped", "MaxRuntimeExceeded")
 
 

@@ -131,10 +131,10 @@ def test_a_match_does_not_outlive_a_platform_that_is_killed() -> None:
         from estimators.job_handle import matcher
         from estimators.local.engine import matching
         matcher.MATCH_SECONDS = 1000
-        one = matching.Matching([{EXPONENTIAL!r}], print, print)
+        one = matching.Matching([{EXPONENTIAL!r}], lambda *found: print(*found, flush=True), print)
+        print(one._process._process.pid, flush=True)
         one.send("b")
         one.send("a" * 100)
-        print(one._process._process.pid, flush=True)
         input()
     """
     with subprocess.Popen(

@@ -166,7 +166,7 @@ def test_a_continuous_output_is_there_while_the_job_runs_and_a_stop_ends_it(
         ProcessingOutputConfig={"Outputs": [processing.target("out", OUT, "Continuous")]},
     )
     late = threading.Event()
-    while not files_in(bucket, "out/"):
+    while files_in(bucket, "out/") != {"first": b"early"}:
         assert processing.describe(name)["ProcessingJobStatus"] == "InProgress"
         late.wait(0.02)
     with pytest.raises(ApiError, match="has not ended; stop it before it is deleted"):

@@ -51,7 +51,7 @@ def test_it_does_not_say_that_something_is_removed_that_is_not(tmp_path: Path) -
 
 def test_what_docker_may_make_too_late_is_removed(tmp_path: Path) -> None:
     late = f"echo >> asked; [ $(wc -l < asked) = 5 ] && touch made; {LISTS_ONE}"
-    said = run_main(tmp_path, late, b"?", _FIRST_PAUSE_SECONDS=0.01, _LATE_SECONDS=1)
+    said = run_main(tmp_path, late, b"?", _FIRST_PAUSE_SECONDS=0.01, _LATE_SECONDS=3)
     assert said == ["removed"]
     assert len((tmp_path / "asked").read_text()) > 5
     assert not (tmp_path / "made").exists()
