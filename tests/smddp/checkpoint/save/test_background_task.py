@@ -88,7 +88,9 @@ def test_it_tells_what_is_under_way_to_give_up(monkeypatch: pytest.MonkeyPatch) 
     task: BackgroundTask[str] = BackgroundTask()
     task.submit(lambda cancelled: "given up" if cancelled.wait(30) else "went on", name="patient")
     assert task.give_up() == "patient"
+    assert task.wait(30)
     assert task.result() == "given up"
+    monkeypatch.setattr("smddp.checkpoint.save.background_task.GRACE_SECONDS", 30.0)
     task.submit(lambda _: "done", name="quick")
     assert task.give_up() is None
     assert task.result() == "done"

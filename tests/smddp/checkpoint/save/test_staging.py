@@ -123,13 +123,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
 
 
 def test_copies_from_a_gpu_are_timed_on_its_stream_and_not_waited_for(gpu: StandInGpu) -> None:
-    gpu.copy_seconds = 0.25
+    gpu.copy_seconds = 100.0
     memory = Staging()
     tensors = {"x": on_gpu(torch.arange(10.0)), "y": torch.arange(3), "z": on_gpu(torch.arange(5.0))}
     (file,) = memory.copy({"x.safetensors": tensors})
 
     assert gpu.calls == ["record", "copy", "copy", "record"]
-    assert memory.await_copies() == pytest.approx(0.25, abs=0.05)
+    assert memory.await_copies() == pytest.approx(100.0, abs=20)
     assert gpu.calls[4:] == ["synchronize"]
     assert torch.equal(read(file)["x"], torch.arange(10.0))
 

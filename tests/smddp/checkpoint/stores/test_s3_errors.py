@@ -97,14 +97,14 @@ def test_a_profile_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_server_that_is_not_there_is_said_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{unused.getsockname()[1]}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    store = S3Store("s3://bucket/runs", patience=1.0)
-    with pytest.raises(StoreError, match="AWS_ENDPOINT_URL_S3"):
-        store.steps()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # it does not listen, and nobody else can
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        store = S3Store("s3://bucket/runs", patience=1.0)
+        with pytest.raises(StoreError, match="AWS_ENDPOINT_URL_S3"):
+            store.steps()
 
 
 @pytest.mark.seaweedfs

