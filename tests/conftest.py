@@ -38,7 +38,10 @@ def _may_become_others() -> bool:
 
 
 def _succeeds(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
+    try:
+        return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {

@@ -10,7 +10,7 @@ import os
 import socket
 from contextlib import ExitStack
 
-_FIRST, _COUNT = 10_000, 22_000
+_FIRST, _COUNT, _MOST = 10_000, 22_000, 40
 _positions = itertools.count(os.getpid() * 101)  # each process looks elsewhere, and soon again at none of these
 
 
@@ -20,10 +20,10 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many of them, one after the other."""
+    """So many of them, 40 at most, one after the other."""
     while True:
         position, *_ = itertools.islice(_positions, count)
-        first = _FIRST + position % (_COUNT - count)
+        first = _FIRST + position % (_COUNT - _MOST)
         ports = list(range(first, first + count))
         try:
             with ExitStack() as listeners:

@@ -24,7 +24,7 @@ class Nodes:
     master_addr: str
     """The first node's address."""
     master_port: int
-    """A port there."""
+    """A port there; 0 where the one node's agent takes a free one, right before it listens there."""
 
     @property
     def here(self) -> range:
@@ -81,7 +81,8 @@ def find_nodes(
             raise DistributedError(
                 "One node of several needs the first node's address and port, the same on every node."
             )
-    return Nodes(count=count, rank=rank, master_addr=master_addr or "127.0.0.1", master_port=master_port or free_port())
+    port = master_port or (free_port() if count > 1 else 0)
+    return Nodes(count=count, rank=rank, master_addr=master_addr or "127.0.0.1", master_port=port)
 
 
 def _placed(environ: Mapping[str, str]) -> Cluster | None:

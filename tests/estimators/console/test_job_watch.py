@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -53,6 +54,10 @@ def test_one_job_is_followed_once_and_the_oldest_is_forgotten(place: Place, monk
     watches.of("c")
     assert first.is_stale
     assert watches.of("job") is not first
+    watches.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("watch "):  # or it would ask the real AWS once the test is over
+            thread.join()
 
 
 def test_why_a_log_can_not_be_read_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,10 @@ def listed(page: str) -> list[str]:
     return re.findall(r'type="checkbox" name="job" value="([^"]+)"', page)
 
 
-def lines(client: Client, query: str) -> dict[str, Any]:
+def lines(client: Client, query: str, job: str = "long") -> dict[str, Any]:
     """What the log says once all of it has been read."""
     deadline = time.monotonic() + 60
-    while not (answer := json.loads(client.text(f"/jobs/long/lines?{query}")))["is_read"]:
+    while not (answer := json.loads(client.text(f"/jobs/{job}/lines?{query}")))["is_read"]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert isinstance(answer, dict)
@@ -93,6 +93,7 @@ def test_no_page_holds_a_secret(client: Client) -> None:
 
 def test_jobs_are_compared_on_one_chart_and_by_what_differs(client: Client) -> None:
     lines(client, "")
+    lines(client, "", job="other")
     page = client.text("/compare?job=long&job=other")
     assert page.count('<svg class="chart"') == 1
     assert re.findall(r'polyline class="line colour-(\d)"', page) == ["0", "1"]
