@@ -1,6 +1,6 @@
-"""TCP ports of 127.0.0.1 that stay free until the processes take them for which a test asks.
+"""TCP ports of 127.0.0.1 for processes that a test starts, which listen there some time later.
 
-They lie below those that the kernel gives to whoever asks for any: a listener of another test never gets one of them.
+They lie below those that the kernel gives to whoever asks it for any: it gives none of them to another test meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from contextlib import ExitStack
 
 _FIRST, _COUNT, _MOST = 10_000, 22_000, 40
-_positions = itertools.count(os.getpid() * 101)  # each process looks elsewhere, and soon again at none of these
+_positions = itertools.count(os.getpid() * 101)  # each process starts elsewhere, and does not soon come back to a port
 
 
 def free_port() -> int:

@@ -44,6 +44,9 @@ PATIENCE_SECONDS = 10.0
 """How long ranks are awaited that a launcher has not started yet, and how long each may take until it catches the
 signal: before that, while it imports torch, it would only die of it."""
 
+STEP_SECONDS = 1.0
+"""How long the program stands alone before it is told itself: a shell does so between two steps of the job."""
+
 
 class Init:
     """A program and the ranks below it, from its start to its end.
@@ -126,7 +129,8 @@ class Init:
         waiting = ranks.keys() if ranks or self._told_ranks else self._script(descendants, now)
         self._seen = {process: self._seen.get(process, now) for process in waiting}
         for process, since in self._seen.items():
-            if process == self._program or catches(process, stop) or now - since > PATIENCE_SECONDS:
+            patience = STEP_SECONDS if process == self._program else PATIENCE_SECONDS
+            if catches(process, stop) or now - since > patience:
                 self._send(stop, {process})
                 self._told.add(process)
                 if process in ranks:

@@ -43,12 +43,21 @@ class NodeLines:
         host: This host's name.
         lost_first: Called, in a thread, on any node but the first if that was lost.
         failed: Called, in a thread, once there is a failure of another node's that ends the job.
+        stopped: Called, in a thread, if a stop has ended another node before its ranks began.
     """
 
-    def __init__(self, *, host: str, lost_first: Callable[[], None], failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        host: str,
+        lost_first: Callable[[], None],
+        failed: Callable[[], None],
+        stopped: Callable[[], object],
+    ) -> None:
         self._host = host
         self._lost_first = lost_first
         self._failed = failed
+        self._stopped = stopped
         self._lock = threading.Lock()
         self._failure: JobFailure | None = None
         self._settled = threading.Event()
@@ -105,13 +114,16 @@ class NodeLines:
         self._settled.wait(_SETTLE_SECONDS)
         return self._failure or failure
 
-    def part(self) -> None:
-        """Say that the ranks of this node have ended: from now on its end is no loss."""
-        for line in list(self._lines.values()):
-            _send(line, {"parted": True})
+    def part(self, *, stopped: bool = False) -> None:
+        """Say that this node needs nothing more of the others: from now on its end is no loss.
+
+        Args:
+            stopped: A stop ends it before its ranks have begun: the others stop, too.
+        """
+        self._tell_all({"parted": True, "stopped": stopped})
 
     def first_has_left(self, seconds: float = 0.0) -> bool:
-        """Return whether the first node has parted and ended, or does so in time: its store is gone, but not lost."""
+        """Return whether the first node has parted and ended, and its store with it; wait so many seconds for that."""
         return self._first_left.wait(seconds)
 
     def await_others(self, seconds: float) -> None:
@@ -124,9 +136,12 @@ class NodeLines:
         with self._lock:
             if self._failure is None:
                 self._failure = failure
-                for line in list(self._lines.values()):
-                    _send(line, asdict(failure))
+                self._tell_all(asdict(failure))
             return self._failure
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for line in list(self._lines.values()):
+            _send(line, message)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -147,6 +162,9 @@ class NodeLines:
         self._connected.release()
         for said in heard:
             parted = parted or "parted" in said
+            if said.get("stopped"):
+                self._tell_all({"stopped": True})
+                self._stopped()
             if "report" in said:
                 self._decide(JobFailure(**said))
                 self._tell_failed()
@@ -162,6 +180,8 @@ class NodeLines:
         parted = False
         for said in _receive(line):
             parted = parted or "parted" in said
+            if said.get("stopped"):
+                self._stopped()
             if "report" in said:
                 self._failure = JobFailure(**said)
                 self._settled.set()

@@ -77,7 +77,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
     """
     ranks = ChildProcesses()
     outcome: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
-    leaving = ExitStack()  # what the other nodes are told before this process ends by itself
+    leaving = ExitStack()  # what the other nodes are told when a stop ends this one while no rank runs
 
     def run_agent() -> None:
         try:
@@ -90,7 +90,8 @@ def launch(node: Node, command: Sequence[str]) -> int:
             # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for. Before them
             # nothing is lost either.
             before = RESUMABLE if signum == signal.SIGTERM else 128 + signum
-            leaving.close()
+            if exit_code(ranks.exits) in (0, RESUMABLE):  # else a rank has failed, and the others' ranks wait for it
+                leaving.close()
             os._exit(exit_code(ranks.exits) if ranks.exits else before)
 
     forward_signals(stop, ranks.pass_on)
@@ -105,9 +106,10 @@ def launch(node: Node, command: Sequence[str]) -> int:
         failed = any(exited.code != 0 for exited in ranks.exits)
         ranks.kill()
         if not failed:
+            where = f"{node.master_addr}:{node.master_port}"
+            who = f"Node {node.rank} of {node.nodes} is cut off from the others at {where}"
             raise DistributedError(
-                f"Node {node.rank} of {node.nodes} is cut off from the others at "
-                f"{node.master_addr}:{node.master_port}: {type(error).__name__}: {error}"
+                f"{who if node.nodes > 1 else 'The ranks can not be run'}: {type(error).__name__}: {error}"
             ) from error
         logger.error("The ranks can't be restarted: %s.", error)
     for exited in ranks.exits:
@@ -131,7 +133,7 @@ def _run_agent(
         node: This node.
         command: What each rank runs.
         ranks: Where they are started.
-        leaving: Gets what tells the other nodes that this one ends by itself.
+        leaving: Gets what tells the other nodes that a stop ends this one while no rank runs.
         end: Called in another thread with what ends the node while its agent waits, in C++, for others: that the first
             node was lost, or the exit code.
 
@@ -151,8 +153,13 @@ def _run_agent(
             lines.await_others(_LAST_SECONDS)
             end(agent.exit_code)
 
-    lines = NodeLines(host=host_name(), lost_first=lambda: end(rendezvous.lost()), failed=leave_barrier)
-    leaving.callback(lines.part)
+    lines = NodeLines(
+        host=host_name(),
+        lost_first=lambda: end(rendezvous.lost()),
+        failed=leave_barrier,
+        stopped=lambda: ranks.forward(signal.SIGTERM),
+    )
+    leaving.callback(lambda: lines.part(stopped=not ranks.exits))
     rendezvous = NodeRendezvous(node=node.rank, nodes=node.nodes, address=node.master_addr, port=port, lines=lines)
     spec = WorkerSpec(
         role="rank",

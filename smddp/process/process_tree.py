@@ -105,7 +105,7 @@ def find_ranks(root: int) -> set[int]:
 
 
 class RankStops:
-    """Tells the ranks below a process of stops: each rank once, as soon as it has a handler that hears it.
+    """Tells each rank below a process of a stop once: when it has a handler, or has had time to set one.
 
     Args:
         root: The process.
@@ -113,8 +113,7 @@ class RankStops:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._seen: dict[int, float] = {}
-        self._told: dict[int, int] = {}
+        self._told: dict[Marks, int] = {}
 
     def tell(self, stops: Sequence[int]) -> None:
         """Look once; call it again and again, for ranks that are being started.
@@ -122,10 +121,9 @@ class RankStops:
         Args:
             stops: The signals so far; of several, a rank is told the last.
         """
-        for rank in find_ranks(self._root) if stops else ():
-            waited = time.monotonic() - self._seen.setdefault(rank, time.monotonic())
-            if self._told.get(rank, 0) < len(stops) and (catches(rank, stops[-1]) or waited > START_SECONDS):
-                self._told[rank] = len(stops)
+        for rank, marks in Descendants(self._root).ranks().items() if stops else ():
+            if self._told.get(marks, 0) < len(stops) and (catches(rank, stops[-1]) or _age(rank) > START_SECONDS):
+                self._told[marks] = len(stops)
                 with suppress(ProcessLookupError):
                     os.kill(rank, stops[-1])
 
@@ -134,6 +132,12 @@ def started(process: int) -> int | None:
     """Return when a process was started, in the kernel's ticks; None if there is none of this number any more."""
     found = _parent_and_start(process)
     return None if found is None else found[1]
+
+
+def _age(process: int) -> float:
+    """Return for how many seconds a process has been there; 0 for one that has ended."""
+    ticks, now = started(process), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return 0.0 if ticks is None else now - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def catches(process: int, signum: int) -> bool:

@@ -92,7 +92,7 @@ class HostLog:
         for line in _lines(output):
             self._tail.append(line)
             self.say(line)
-            self._seen(line)  # after it, for what a line sets off may say something
+            self._seen(line)  # after the line itself: what it sets off may add lines
 
     def say(self, line: str) -> None:
         """Add a line; the platform's own may come at any time, from any thread."""

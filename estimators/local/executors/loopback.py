@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 _lock = threading.Lock()
 _given: deque[int] = deque(maxlen=1000)
-"""Ports of jobs that may run yet; the lock guards it."""
+"""Ports of jobs that may still run; the lock guards it."""
 
 
 def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
@@ -23,11 +23,13 @@ def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
 
 
 def free_port_on_all_addresses() -> int:
-    """Return a TCP port that is free on every address of the machine at this moment, and none of the last thousand."""
-    while True:
-        with socket.socket() as probe, _lock:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
+    """Return a TCP port that is free on every address of the machine, and none of the last thousand if others are."""
+    with _lock:
+        for _ in range(1000):
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port: int = probe.getsockname()[1]
             if port not in _given:
-                _given.append(port)
-                return port
+                break
+        _given.append(port)
+        return port

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -189,12 +190,19 @@ def test_what_only_reads_a_script_s_output_is_not_told(container):
     assert first.stderr.read().count("SIGTERM: telling process") == 1
 
 
-def test_a_stop_during_a_shell_s_earlier_step_reaches_the_later_one(container):
+def test_a_stop_during_a_shell_s_earlier_step_or_after_it_reaches_the_later_one(container):
     rank = container.program("rank.py", RANK)
-    prepare = container.program("prepare.py", "import time; print('preparing', flush=True); time.sleep(1)")
-    first = container.start("sh", "-c", f"{sys.executable} {prepare}; {sys.executable} {rank}; exit 1")
+    prepare = container.program("prepare.py", "import time; print('preparing', flush=True); time.sleep(0.5)")
+    patient = "import smddp.container.init as init, sys; init.STEP_SECONDS = 30; sys.exit(init.main(sys.argv[1:]))"
+    between = container.base / "between"
+    os.mkfifo(between)
+    steps = f"{sys.executable} {prepare}; read line <{between}; {sys.executable} {rank}; exit 1"
+    first = container.start("sh", "-c", steps, words=("-c", patient))
     read(first, "preparing")
     container.stop(first)
+    with between.open("w") as line:  # which the shell reads alone
+        time.sleep(0.3)
+        line.write("go on\n")
     read(first, "ready", "saved")
     assert first.wait(timeout=20) == 75
 

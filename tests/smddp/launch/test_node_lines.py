@@ -10,6 +10,7 @@ import pytest
 
 from smddp.launch.node_lines import JobFailure, NodeLines
 
+HEEDLESS = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
 KILLED = JobFailure(code=137, report="Rank 1 was killed")
 
 
@@ -26,9 +27,19 @@ def losses():
 
 
 @pytest.fixture
-def nodes(losses):
+def stopped():
+    return []
+
+
+@pytest.fixture
+def nodes(losses, stopped):
     nodes = [
-        NodeLines(host=f"host-{node}", lost_first=lambda node=node: losses.append(node), failed=lambda: None)
+        NodeLines(
+            host=f"host-{node}",
+            lost_first=lambda node=node: losses.append(node),
+            failed=lambda: None,
+            stopped=lambda node=node: stopped.append(node),
+        )
         for node in range(3)
     ]
     port = nodes[0].serve("127.0.0.1")
@@ -86,8 +97,19 @@ def test_who_parted_is_not_lost(nodes, losses):
     assert (losses, [node.failure for node in nodes]) == ([], [None] * 3)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_node_that_a_stop_ends_before_its_ranks_begin_stops_the_others(nodes, losses, stopped, first):
+    nodes[first].part(stopped=True)
+    end(nodes[first])
+    others = {0, 1, 2} - {first}
+    wait_for(lambda: others <= set(stopped))
+    time.sleep(0.2)
+    assert not others & set(losses)
+    assert [nodes[other].failure for other in others] == [None, None]
+
+
 def test_whoever_connects_and_is_no_node_is_not_counted():
-    lines = NodeLines(host="host-0", lost_first=lambda: None, failed=lambda: None)
+    lines = NodeLines(host="host-0", **HEEDLESS)
     with socket.create_connection(("127.0.0.1", lines.serve("127.0.0.1"))) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert not lines.await_nodes(2, 0.3)
@@ -95,4 +117,4 @@ def test_whoever_connects_and_is_no_node_is_not_counted():
 
 
 def test_one_node_settles_alone():
-    assert NodeLines(host="host-0", lost_first=lambda: None, failed=lambda: None).settle(KILLED) == KILLED
+    assert NodeLines(host="host-0", **HEEDLESS).settle(KILLED) == KILLED

@@ -43,6 +43,11 @@ def test_what_the_caller_says_of_this_node_wins():
     assert (nodes.count, nodes.rank, nodes.master_addr, nodes.master_port) == (4, 3, "a", 5000)
 
 
+def test_one_node_takes_a_port_no_earlier_than_it_listens_there():
+    assert find_nodes({}).master_port == 0
+    assert find_nodes({}, count=2).master_port > 0
+
+
 def test_variables_that_no_launcher_of_nodes_has_set_are_not_looked_at():
     nodes = find_nodes({"WORLD_SIZE": "4", "RANK": "3"}, count=2)
     assert (nodes.rank, [*nodes.here], nodes.master_addr) == (None, [0, 1], "127.0.0.1")

@@ -18,7 +18,8 @@ from tests.ports import free_port
 @pytest.fixture
 def nodes():
     port = free_port()
-    lines = [NodeLines(host=f"host-{node}", lost_first=lambda: None, failed=lambda: None) for node in range(2)]
+    heed = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
+    lines = [NodeLines(host=f"host-{node}", **heed) for node in range(2)]
     nodes = [NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port, lines=lines[node]) for node in range(2)]
     meet(nodes)
     return nodes

@@ -152,6 +152,14 @@ def test_what_is_no_text_is_escaped_and_ends_nothing(logs: Any, job: str, lines:
     assert lines(job) == ["[platform] not-utf-8-\\udcff is passed over", "\ufffd\ufffd\ufffd \x00 \x1b[0m", "last"]
 
 
+def test_what_a_line_sets_off_is_said_after_it(logs: Any, job: str, lines: Callable[..., list[str]]) -> None:
+    log = HostLog(logs, job, "algo-1", seen=lambda line: log.say(f"[platform] after {line}"))
+    log.open()
+    log.follow(io.BytesIO(b"step=3\n"))
+    log.close()
+    assert lines(job) == ["step=3", "[platform] after step=3"]
+
+
 def test_an_error_of_any_kind_costs_no_more_than_its_lines(
     job: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
