@@ -24,7 +24,6 @@ from smddp.checkpoint.save.sharing import WHOLE_BELOW
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.distributed import Ranks, is_communication_error
 from smddp.errors import CheckpointError
-from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.fork_python import ForkPython
@@ -184,6 +183,8 @@ def keep_statistics(rank: int, directory: Path) -> dict[str, Any]:
 
 def run_ranks(scenario: Callable[..., Any], world_size: int, directory: Path) -> list[dict[str, Any]]:
     """Let as many processes play a scenario; give what each tells."""
+    from tests.ports import free_port  # a rank, which runs this file as its program, has no package of tests
+
     port = free_port()
     ranks = []
     for rank in range(world_size):

@@ -150,7 +150,7 @@ def test_a_stop_before_the_ranks_are_there_reaches_them_once_they_can_hear_it(co
 
 def test_ranks_that_never_learn_to_hear_are_told_in_the_end(container):
     rank, launcher = (
-        container.program("rank.py", "import time; print('up', flush=True); time.sleep(60)"),
+        container.program("rank.py", "import sys, time; sys.stdout.write('up\\n'); time.sleep(60)"),
         container.program("torchrun", LAUNCHER),
     )
     toolkit = container.program("toolkit.py", TOOLKIT)
