@@ -107,10 +107,9 @@ def launch(node: Node, command: Sequence[str]) -> int:
         ranks.kill()
         if not failed:
             where = f"{node.master_addr}:{node.master_port}"
-            who = f"Node {node.rank} of {node.nodes} is cut off from the others at {where}"
-            raise DistributedError(
-                f"{who if node.nodes > 1 else 'The ranks can not be run'}: {type(error).__name__}: {error}"
-            ) from error
+            cut_off = f"Node {node.rank} of {node.nodes} is cut off from the others at {where}"
+            what = cut_off if node.nodes > 1 else "The ranks can't be run"
+            raise DistributedError(f"{what}: {type(error).__name__}: {error}") from error
         logger.error("The ranks can't be restarted: %s.", error)
     for exited in ranks.exits:
         if exited.code != 0:

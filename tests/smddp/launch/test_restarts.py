@@ -70,22 +70,23 @@ def test_once_restarts_are_used_up_the_first_failure_s_code_stands(agents, scrip
     assert first.wait(timeout=30) == 9  # though its rank waits for ever: contact is not lost by itself in this script
 
 
-def test_a_stop_is_not_restarted(agents, script):
-    path = script(ROUND + "say(f'{round}'); wait(); sys.exit(75 if rank else 143)")
+def stopped(agents, path):
+    """How both nodes end that are told to stop in the first round, which may be begun again."""
     both = agents(path, "--max-restarts", "3")
     assert [up(agent) for agent in both] == [["0"], ["0"]]
     for agent in both:
         agent.send_signal(signal.SIGTERM)
-    assert [(code, out) for code, out, _ in ended(both)] == [(143, []), (75, [])]
+    return ended(both)
+
+
+def test_a_stop_is_not_restarted(agents, script):
+    path = script(ROUND + "say(f'{round}'); wait(); sys.exit(75 if rank else 143)")
+    assert [(code, out) for code, out, _ in stopped(agents, path)] == [(143, []), (75, [])]
 
 
 def test_a_stop_lets_a_node_s_ranks_save_though_the_first_node_and_its_store_have_ended(agents, script):
     path = script(ROUND + "say(f'{round}'); wait(); time.sleep(2 * rank); say('saved'); sys.exit(75)")
-    both = agents(path, "--max-restarts", "3")
-    assert [up(agent) for agent in both] == [["0"], ["0"]]
-    for agent in both:
-        agent.send_signal(signal.SIGTERM)
-    first, second = ended(both)
+    first, second = stopped(agents, path)
     assert (first[:2], second[:2]) == ((75, ["saved"]), (75, ["saved"])), second[2]
 
 
