@@ -129,7 +129,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.rfile.close()
         self._reader = _Reader(self.connection, self.server.connections)
         self.rfile = io.BufferedReader(self._reader)
-        self.wfile = _Writer(self.connection, self.server.connections)
+        self.wfile = self._writer = _Writer(self.connection, self.server.connections)
 
     def handle(self) -> None:
         """Serve the connection; a client that leaves, or is made to, is no error."""
@@ -141,6 +141,30 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.server.connections.waits(self.connection)
         self._reader.expect_head()
         super().handle_one_request()
+
+    def flush_headers(self) -> None:
+        """Keep the headers for the first bytes of the body.
+
+        The server may be killed between the two, and botocore takes headers without their body for an empty answer.
+        """
+        self._writer.begin(b"".join(self._headers_buffer))
+        self._headers_buffer: list[bytes] = []
+
+    def handle_expect_100(self) -> bool:
+        """Say at once that the body may come: the client waits for it."""
+        goes_on = super().handle_expect_100()
+        self._writer.flush()
+        return goes_on
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse a request; what refuses HEAD has no body."""
+        super().send_error(code, message, explain)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        """Close the connection, without the headers of an answer that was given up."""
+        self._writer.begin(b"")
+        super().finish()
 
     def parse_request(self) -> bool:
         """Read the headers; the bounds are then the body's."""
@@ -218,21 +242,37 @@ class _Reader(io.RawIOBase):
 
 
 class _Writer(io.BufferedIOBase):
-    """Writes an answer at its reader's pace."""
+    """Writes an answer at its reader's pace, its head together with the first bytes that follow."""
 
     def __init__(self, connection: socket.socket, connections: Connections) -> None:
         self._connection = connection
         self._connections = connections
+        self._head = b""  # not sent yet
 
     def writable(self) -> bool:
         return True
 
+    def begin(self, head: bytes) -> None:
+        """Keep the head of an answer, in place of one that was kept, for `write` or `flush`."""
+        self._head = head
+
     def write(self, data: Buffer, /) -> int:
         rest = memoryview(data).cast("B")
         length = rest.nbytes
+        if self._head:
+            first, self._head = self._head + bytes(rest[:_PIECE]), b""
+            self._send_all(memoryview(first))
+            rest = rest[_PIECE:]
+        self._send_all(rest)
+        return length
+
+    def flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
+    def _send_all(self, rest: memoryview) -> None:
         while rest:
             rest = rest[self._send(rest[:_PIECE]) :]
-        return length
 
     def _send(self, piece: memoryview) -> int:
         self._connection.settimeout(STALL_SECONDS)

@@ -157,17 +157,17 @@ class _Handler(BoundedHandler):
 
     def _answer(self, response: HTTPResponse) -> None:
         # What has no length (a list, an error) is small.
-        content = None if response.length is not None or self.command == "HEAD" else response.read()
+        whole = response.read() if response.length is None else None
+        pieces = _answered(response) if whole is None else iter([whole])
+        first = next(pieces, b"")  # before a word is said: it may not come
         self.send_response_only(response.status, response.reason)
         for name, value in response.getheaders():
             if name.lower() not in _OWN_BUSINESS:
                 self.send_header(name, value)
-        if content is not None:
-            self.send_header("Content-Length", str(len(content)))
+        if whole is not None:
+            self.send_header("Content-Length", str(len(whole)))
         self.end_headers()
-        if content is not None:
-            self.wfile.write(content)
-        while piece := response.read(_PIECE):
+        for piece in itertools.chain([first], pieces):
             self.wfile.write(piece)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
@@ -200,6 +200,18 @@ def _problem_of_key(target: str, *, has_body: bool) -> str | None:
             ".uploads, and, if it ends with a slash, no content. Take another one, or storage='memory'."
         )
     return None
+
+
+def _answered(response: HTTPResponse) -> Iterator[bytes]:
+    """Yield an answer's body piece by piece.
+
+    Raises:
+        OSError: It is not all there.
+    """
+    while piece := response.read(_PIECE):
+        yield piece
+    if response.length:
+        raise ConnectionResetError(f"SeaweedFS left with {response.length} bytes of its answer unsaid")
 
 
 def _pieces(body: BufferedIOBase, length: int, stated: str) -> Iterator[bytes]:

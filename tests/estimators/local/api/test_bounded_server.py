@@ -37,6 +37,10 @@ class Handler(BoundedHandler, BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        if self.path == "/given-up":
+            self.server.reached.release()
+            self.server.gate.wait(30)
+            raise ConnectionResetError
         self.wfile.write(content)
 
     def wait_if_asked(self) -> None:
@@ -157,6 +161,30 @@ def test_a_reader_may_take_its_time_while_there_is_room(server: Server, monkeypa
         assert client.recv(1) == b"H"
         threading.Event().wait(0.1)  # ten times as long as makes it a stalled one
         assert len(client.makefile("rb").read()) > 50 << 20
+
+
+def test_headers_never_come_without_their_body(server: Server) -> None:
+    """A server that is killed, or gives up, between the two has said nothing: botocore takes headers for an answer."""
+    with closing(connect(server)) as client:
+        client.sendall(b"GET /given-up HTTP/1.1\r\n\r\n")
+        assert server.reached.acquire(timeout=10)
+        client.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        server.gate.set()
+        client.settimeout(10)
+        assert client.recv(1) == b""
+
+
+def test_what_has_no_body_is_said(server: Server) -> None:
+    with closing(connect(server)) as client:
+        client.sendall(b"PUT / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        assert client.recv(99) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(b"abc")
+        assert client.recv(12) == b"HTTP/1.1 200"
+    with closing(connect(server)) as client:
+        client.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 501"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"])

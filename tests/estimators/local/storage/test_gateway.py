@@ -12,7 +12,12 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    IncompleteReadError,
+    ResponseStreamingError,
+)
 
 from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.api.signature import KeyPair, Request, SignatureError, verify
@@ -44,13 +49,17 @@ class Upstream(BaseHTTPRequestHandler):
             verify(request, KEYS)
         except SignatureError:
             self.answer(403, b"")
+            return
+        if path.startswith("/b/cut-"):
+            self.answer(200, bytes(int(path.rpartition("-")[2])), missing=1)
+            self.close_connection = True
         else:
             self.answer(200, body if self.command == "GET" else b"")
 
-    def answer(self, status, content):
+    def answer(self, status, content, missing=0):
         self.send_response_only(status)
         self.send_header("ETag", '"tag"')
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) + missing))
         self.end_headers()
         self.wfile.write(content)
 
@@ -113,6 +122,14 @@ def test_a_wish_for_encryption_by_a_stranger_is_not_signed(gateway, upstream):
     with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
         client(gateway, stranger).put_object(Bucket="b", Key="k", Body=b"x", ServerSideEncryption="aws:kms")
     assert upstream[0] == []
+
+
+def test_an_answer_that_is_cut_off_is_not_passed_on_as_a_whole(gateway):
+    with pytest.raises(ConnectionClosedError):
+        client(gateway).get_object(Bucket="b", Key="cut-0")
+    answer = client(gateway).get_object(Bucket="b", Key="cut-9")
+    with pytest.raises((ResponseStreamingError, IncompleteReadError)):
+        answer["Body"].read()
 
 
 def test_a_request_without_a_signature_is_refused(gateway, upstream):
