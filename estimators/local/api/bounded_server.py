@@ -147,7 +147,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
         The server may be killed between the two, and botocore takes headers without their body for an empty answer.
         """
-        self._writer.begin(b"".join(self._headers_buffer))
+        self._writer.keep_head(b"".join(self._headers_buffer))
         self._headers_buffer: list[bytes] = []
 
     def handle_expect_100(self) -> bool:
@@ -157,13 +157,13 @@ class BoundedHandler(BaseHTTPRequestHandler):
         return goes_on
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a request; what refuses HEAD has no body."""
+        """Refuse a request. http.server does not flush after it, and to HEAD it sends no body."""
         super().send_error(code, message, explain)
         self._writer.flush()
 
     def finish(self) -> None:
         """Close the connection, without the headers of an answer that was given up."""
-        self._writer.begin(b"")
+        self._writer.discard_head()
         super().finish()
 
     def parse_request(self) -> bool:
@@ -252,17 +252,23 @@ class _Writer(io.BufferedIOBase):
     def writable(self) -> bool:
         return True
 
-    def begin(self, head: bytes) -> None:
-        """Keep the head of an answer, in place of one that was kept, for `write` or `flush`."""
+    def keep_head(self, head: bytes) -> None:
+        """Send the head of an answer by the next `write` or `flush`."""
         self._head = head
+
+    def discard_head(self) -> None:
+        """Never send the head that is kept."""
+        self._head = b""
 
     def write(self, data: Buffer, /) -> int:
         rest = memoryview(data).cast("B")
         length = rest.nbytes
         if self._head:
-            first, self._head = self._head + bytes(rest[:_PIECE]), b""
+            room = max(0, _PIECE - len(self._head))
+            # It is forgotten before it is sent: `flush` must not say again what a failed send may have said.
+            first, self._head = self._head + bytes(rest[:room]), b""
             self._send_all(memoryview(first))
-            rest = rest[_PIECE:]
+            rest = rest[room:]
         self._send_all(rest)
         return length
 

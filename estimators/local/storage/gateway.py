@@ -158,8 +158,8 @@ class _Handler(BoundedHandler):
     def _answer(self, response: HTTPResponse) -> None:
         # What has no length (a list, an error) is small.
         whole = response.read() if response.length is None else None
-        pieces = _answered(response) if whole is None else iter([whole])
-        first = next(pieces, b"")  # before a word is said: it may not come
+        pieces = _response_pieces(response) if whole is None else iter([whole])
+        first = next(pieces, b"")  # read before the status is sent, since the read may fail
         self.send_response_only(response.status, response.reason)
         for name, value in response.getheaders():
             if name.lower() not in _OWN_BUSINESS:
@@ -167,7 +167,9 @@ class _Handler(BoundedHandler):
         if whole is not None:
             self.send_header("Content-Length", str(len(whole)))
         self.end_headers()
-        for piece in itertools.chain([first], pieces):
+        self.wfile.write(first)
+        del first  # a client may take hours over the rest
+        for piece in pieces:
             self.wfile.write(piece)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
@@ -202,16 +204,19 @@ def _problem_of_key(target: str, *, has_body: bool) -> str | None:
     return None
 
 
-def _answered(response: HTTPResponse) -> Iterator[bytes]:
-    """Yield an answer's body piece by piece.
+def _response_pieces(response: HTTPResponse) -> Iterator[bytes]:
+    """Yield the body of an answer with a length piece by piece.
 
     Raises:
-        OSError: It is not all there.
+        OSError: The connection ended before the body did.
     """
-    while piece := response.read(_PIECE):
+    while response.length:
+        piece = response.read(_PIECE)
+        if len(piece) < _PIECE and response.length:
+            raise ConnectionResetError(
+                f"SeaweedFS closed the connection {response.length} bytes before its answer's end"
+            )
         yield piece
-    if response.length:
-        raise ConnectionResetError(f"SeaweedFS left with {response.length} bytes of its answer unsaid")
 
 
 def _pieces(body: BufferedIOBase, length: int, stated: str) -> Iterator[bytes]:
