@@ -223,8 +223,10 @@ def training(home: Path, image: str, request: pytest.FixtureRequest) -> Iterator
         "checkpoint_s3_uri": f"file://{home}/checkpoints",
         "environment": getattr(request, "param", {}),
     }
+    # A run of the tests under nohup ignores SIGHUP, and so would all that it starts.
+    command = ["env", "--default-signal=HUP", *submission(job)]
     with subprocess.Popen(
-        submission(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
         said = []
