@@ -156,16 +156,15 @@ class _Handler(BoundedHandler):
         return {**kept, "authorization": sign_without(request, self.keys, dropped)}
 
     def _answer(self, response: HTTPResponse) -> None:
-        # What has no length (a list, an error) is small.
-        whole = response.read() if response.length is None else None
-        pieces = _response_pieces(response) if whole is None else iter([whole])
+        has_length = response.length is not None
+        pieces = _response_pieces(response)
         first = next(pieces, b"")  # read before the status is sent, since the read may fail
         self.send_response_only(response.status, response.reason)
         for name, value in response.getheaders():
             if name.lower() not in _OWN_BUSINESS:
                 self.send_header(name, value)
-        if whole is not None:
-            self.send_header("Content-Length", str(len(whole)))
+        if not has_length:
+            self.send_header("Content-Length", str(len(first)))
         self.end_headers()
         self.wfile.write(first)
         del first  # a client may take hours over the rest
@@ -205,11 +204,15 @@ def _problem_of_key(target: str, *, has_body: bool) -> str | None:
 
 
 def _response_pieces(response: HTTPResponse) -> Iterator[bytes]:
-    """Yield the body of an answer with a length piece by piece.
+    """Yield the body of an answer piece by piece; in one piece what has no length, a list or an error, which is small.
 
     Raises:
         OSError: The connection ended before the body did.
+        HTTPException: Likewise, where the body has no length.
     """
+    if response.length is None:
+        yield response.read()
+        return
     while response.length:
         piece = response.read(_PIECE)
         if len(piece) < _PIECE and response.length:

@@ -50,7 +50,10 @@ class Upstream(BaseHTTPRequestHandler):
         except SignatureError:
             self.answer(403, b"")
             return
-        if path.startswith("/b/cut-"):
+        if path.startswith("/b/chunked"):
+            self.answer_in_chunks([b"5\r\nwhole\r\n", *([] if path.endswith("-cut") else [b"0\r\n\r\n"])])
+            self.close_connection = True
+        elif path.startswith("/b/cut-"):
             self.answer(200, bytes(int(path.rpartition("-")[2])), missing=1)
             self.close_connection = True
         else:
@@ -62,6 +65,13 @@ class Upstream(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content) + missing))
         self.end_headers()
         self.wfile.write(content)
+
+    def answer_in_chunks(self, chunks):
+        self.send_response_only(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for chunk in chunks:
+            self.wfile.write(chunk)
 
     do_GET = do_PUT = handle_any  # noqa: N815
 
@@ -124,10 +134,15 @@ def test_a_wish_for_encryption_by_a_stranger_is_not_signed(gateway, upstream):
     assert upstream[0] == []
 
 
-@pytest.mark.parametrize("length", [0, 9])
-def test_of_a_small_answer_that_is_cut_off_nothing_is_said(gateway, length):
+def test_an_answer_without_a_length_gets_one(gateway):
+    answer = client(gateway).get_object(Bucket="b", Key="chunked")
+    assert (answer["ContentLength"], answer["Body"].read()) == (5, b"whole")
+
+
+@pytest.mark.parametrize("key", ["cut-0", "cut-9", "chunked-cut"])
+def test_of_a_small_answer_that_is_cut_off_nothing_is_said(gateway, key):
     with pytest.raises(ConnectionClosedError):
-        client(gateway).get_object(Bucket="b", Key=f"cut-{length}")
+        client(gateway).get_object(Bucket="b", Key=key)
 
 
 @pytest.mark.timeout(15)  # the connection ends with the answer; one that is idle is kept for 20 s
