@@ -12,7 +12,7 @@ from smddp.distributed.device import cast, move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
 from smddp.distributed.ranks import PeerFailedError, Ranks
-from smddp.distributed.replica import Replica
+from smddp.distributed.replica import Replica, tensors_of
 from smddp.distributed.spawned import detect_cluster
 
 __all__ = [
@@ -36,4 +36,5 @@ __all__ = [
     "move",
     "sum_numbers_over_ranks",
     "sum_over_ranks",
+    "tensors_of",
 ]

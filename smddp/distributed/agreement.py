@@ -1,7 +1,7 @@
 """How ranks agree, at a step's boundary, to stop, to save or to give up: by one tiny reduction, a few times a second.
 
 A rank that alone saw SIGTERM, or whose checkpoint failed, must not leave the others waiting in their next collective.
-So what each rank knows travels in a vector of seven numbers that all ranks reduce at the same step, and the next such
+So what each rank knows travels in a vector of eight numbers that all ranks reduce at the same step, and the next such
 step follows from that vector too: it is the same on all ranks without asking again. Between these steps a rank compares
 two integers and no more.
 """
@@ -38,6 +38,9 @@ class Decision:
     failed: bool
     """At least one rank knows of a failure that must end the run."""
 
+    held: bool
+    """At least one rank can't save what this moment was trained to."""
+
     metrics_differ: bool
     """Two ranks reported different ``metrics``."""
 
@@ -56,7 +59,7 @@ class Agreement:
         self._membership = membership
         self._stop_signal = stop_signal
         stop_signal.heeded = True
-        self._vector = torch.zeros(7, dtype=torch.float64, device=membership.control_device)
+        self._vector = torch.zeros(8, dtype=torch.float64, device=membership.control_device)
         self._steps_apart = 1
         self._last_step = 0
         self._last_time = self._last_save = time.monotonic()
@@ -68,7 +71,14 @@ class Agreement:
         self._last_time = self._last_save = time.monotonic()
 
     def decide(
-        self, step: int, *, failed: bool = False, stall: float = 0.0, save: bool = False, metrics: float = 0.0
+        self,
+        step: int,
+        *,
+        failed: bool = False,
+        held: bool = False,
+        stall: float = 0.0,
+        save: bool = False,
+        metrics: float = 0.0,
     ) -> Decision:
         """Ask all ranks, and sets ``next_step``.
 
@@ -78,6 +88,7 @@ class Agreement:
         Args:
             step: Steps taken, the same on all ranks.
             failed: Whether this rank knows of a failure that must end the run.
+            held: Whether this rank can't save what this moment was trained to.
             stall: Seconds that this rank's last save kept its training waiting.
             save: Whether a checkpoint is due whatever the clock says; only rank 0's counts.
             metrics: A positive number that stands for what this rank measured; 0 if it measured nothing.
@@ -85,10 +96,11 @@ class Agreement:
         now = time.monotonic()
         taken = max(step - self._last_step, 1)
         is_due = self.save_seconds is not None and now - self._last_save >= self.save_seconds
-        stop_age, to_save, any_failed, seconds_a_step, slowest_stall, highest, minus_lowest = self._largest(
+        stop_age, to_save, any_failed, any_held, seconds_a_step, slowest_stall, highest, minus_lowest = self._largest(
             self._stop_signal.age,
             float((save or is_due) and self._membership.cluster.is_main),
             float(failed),
+            float(held),
             (now - self._last_time) / taken,
             stall,
             metrics,
@@ -104,6 +116,7 @@ class Agreement:
             stop_age=stop_age,
             save=to_save > 0,
             failed=any_failed > 0,
+            held=any_held > 0,
             metrics_differ=highest > 0 and highest != -minus_lowest,
             stall=slowest_stall,
         )

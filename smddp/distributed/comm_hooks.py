@@ -54,12 +54,17 @@ class PowerSGD:
         # A lambda: DDP reads a hook's annotations, and can't read those that are strings.
         replica.register_comm_hook(self, lambda powersgd, bucket: powersgd.average(bucket))
 
+    def forget(self, why: str) -> None:
+        """Begin anew, for what is kept is that of other parameters."""
+        if self._state.iter:
+            self._begin_anew(why)
+
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket of gradients over the ranks; DDP calls it."""
         state, index, device = self._state, bucket.index(), bucket.buffer().device
         if self._kept_of is not self._registered_for:
-            if self._kept_of != self._registered_for and state.iter:
-                self._begin_anew("other parameters are trainable now")
+            if self._kept_of != self._registered_for:
+                self.forget("other parameters are trainable now")
             self._kept_of, state = self._registered_for, self._state
         if index in state.error_dict and state.error_dict[index].device != device:  # it was loaded
             for kept in (state.error_dict, state.p_memory_dict, state.q_memory_dict):

@@ -8,13 +8,16 @@ DDP adds gradients up in buckets, and divides the parameters anew among them aft
 that step happened to compute their gradients. Where three ranks or more add, another division may round otherwise: the
 first step after a resume would not be, to the last bit, what it would have been without. So that first step is
 rehearsed here, with gradients that are zero, in an order that is always the same.
+
+A module may change while it trains: a forward pass assigns a buffer, a script adds or replaces a layer, or freezes one.
+So nothing is kept of what the module has, but to see whether it has changed.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +44,9 @@ _SHOWN = 3
 class Replica(DistributedDataParallel):
     """One rank's copy of a model; making it gives all ranks the weights and buffers of rank 0.
 
-    Parameters that are frozen or unfrozen later are noticed by the next forward pass with gradients, on all ranks
-    alike, and the gradients that the ranks add up are those of the parameters as they are then.
+    Parameters that are frozen, unfrozen, added or replaced later are noticed by the next forward pass with gradients,
+    or by ``follow``, on all ranks alike. The gradients that the ranks add up are those of the parameters as they are
+    then, and parameters that were added have the values of rank 0.
 
     Args:
         module: The model, on its device or devices.
@@ -83,10 +87,11 @@ class Replica(DistributedDataParallel):
         """Run the forward pass: DDP's where gradients are needed, else the model's own, which waits for no rank."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
-        if (trainable := [weight.requires_grad for weight in self._weights]) != self._trainable:
+        weights, _ = tensors_of(self.module)
+        if (trainable := [weight.requires_grad for weight in weights]) != self._trainable or self._differs(weights):
             if not any(trainable):  # for now, as a GAN's critic while the generator learns: nothing is to be averaged
                 return self.module(*inputs, **kwargs)
-            self._reconnect()
+            self._reconnect(weights)
         self.averages = self.require_backward_grad_sync = not (self._accumulates and self._accumulates())
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -99,9 +104,16 @@ class Replica(DistributedDataParallel):
                 "ddp=smddp.DDPOptions(find_unused_parameters=True)"
             ) from error
 
+    def follow(self) -> None:
+        """Give all ranks the layers of rank 0 that were added or replaced since the last forward pass; collective."""
+        weights, _ = tensors_of(self.module)
+        if self._differs(weights) and any(weight.requires_grad for weight in weights):
+            self._reconnect(weights)
+
     def share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0; all must call it."""
-        for buffers in _alike(self._buffers_of_module):
+        """Give all ranks the buffers of rank 0, as the module has them now; all must call it."""
+        _, buffers_of_module = tensors_of(self.module)
+        for buffers in _alike(buffers_of_module):
             # One broadcast, of what is contiguous, whatever the buffers are.
             together = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
             dist.broadcast(together, src=0)
@@ -138,9 +150,9 @@ class Replica(DistributedDataParallel):
         )
         # The forward pass shall wait for nobody but in its backward pass: buffers are shared at each optimizer step.
         self.broadcast_buffers = False
-        self._weights = list(module.parameters())
+        self._weights, _ = tensors_of(module)  # kept, so that no other parameter gets an id of theirs
+        self._ids = [id(weight) for weight in self._weights]
         self._trainable = [weight.requires_grad for weight in self._weights]
-        self._buffers_of_module = list(module.buffers())
         if not options.find_unused_parameters:  # else DDP keeps the buckets that it began with
             self._settle_buckets(options)
         # After the rehearsal, whose gradients are none: what a hook counts and keeps begins with the first step.
@@ -148,16 +160,21 @@ class Replica(DistributedDataParallel):
         if powersgd is not None:
             powersgd.register(self, self._trainable)
 
-    def _reconnect(self) -> None:
-        """Follow a change of what is trainable; DDP itself knows only the state at its making."""
-        now = sum(weight.requires_grad for weight in self._weights)
+    def _differs(self, weights: Sequence[nn.Parameter]) -> bool:
+        return [id(weight) for weight in weights] != self._ids
+
+    def _reconnect(self, weights: Sequence[nn.Parameter]) -> None:
+        """Follow a change of the parameters; DDP itself knows only those of its making."""
+        now = sum(weight.requires_grad for weight in weights)
         if self._membership.cluster.is_main:
-            logger.info("%d of the model's %d parameters are trainable now", now, len(self._weights))
+            logger.info("%d of the model's %d parameters are trainable now", now, len(weights))
         # Those of micro-batches before: what is frozen now would not be averaged later, and settling clears them.
         self.average_gradients()
-        gradients = [weight.grad for weight in self._weights]
+        if self.powersgd is not None and self._differs(weights):
+            self.powersgd.forget("the model has other parameters now")
+        gradients = [weight.grad for weight in weights]
         self._connect(self.module, self._membership, self._options, self.powersgd)
-        for weight, gradient in zip(self._weights, gradients, strict=True):
+        for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
 
     def _unused(self, told: str) -> str:
@@ -186,6 +203,31 @@ class Replica(DistributedDataParallel):
             self.module = module
         for parameter in parameters:
             parameter.grad = None
+
+
+def tensors_of(module: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """Return the parameters and the buffers that the module has now: each once, in PyTorch's order.
+
+    It is asked for at each step, and takes a sixth of the time of ``parameters()`` and ``buffers()``.
+    """
+    parameters: list[nn.Parameter | None] = []
+    buffers: list[Tensor | None] = []
+    seen: set[int] = set()
+    pending: list[nn.Module | None] = [module]
+    while pending:
+        part = pending.pop()
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if part._parameters:  # noqa: SLF001
+            parameters.extend(part._parameters.values())  # noqa: SLF001
+        if part._buffers:  # noqa: SLF001
+            buffers.extend(part._buffers.values())  # noqa: SLF001
+        if part._modules:  # noqa: SLF001
+            pending.extend(reversed(part._modules.values()))  # noqa: SLF001
+    unique_parameters = {id(each): each for each in parameters if each is not None}
+    unique_buffers = {id(each): each for each in buffers if each is not None}
+    return list(unique_parameters.values()), list(unique_buffers.values())
 
 
 def _with_sync_batchnorm(module: nn.Module) -> nn.Module:

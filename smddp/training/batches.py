@@ -48,6 +48,8 @@ class Loop:
     """Whether the loop counts steps; then the data's next epoch has begun."""
     begin_evaluation: Callable[[], Callable[[], None]]
     """Saves if an evaluation may last long; what it returns is to be called at the evaluation's end."""
+    leave: Callable[[], None]
+    """Called once the loop leaves the training batches: what follows may be an evaluation."""
     timed: Callable[[Iterable[Any]], Iterable[Any]] = iter
     """Gives the batches to train on, and may measure how long they are waited for."""
 
@@ -161,6 +163,10 @@ class BatchStreams:
                 self._loop.look()
                 if self.is_over and self._has_more() and self._cuts():
                     break
+            self._loop.leave()
+        except GeneratorExit:  # a `break`
+            self._loop.leave()
+            raise
         finally:
             if self._has_stepped and self._loop.micro_batches() == 0:
                 self.settle()  # after a `break`
@@ -194,6 +200,10 @@ class BatchStreams:
                 self._loop.look()
                 if self.is_over and self._cuts():
                     break
+            self._loop.leave()
+        except GeneratorExit:  # a `break`
+            self._loop.leave()
+            raise
         finally:
             self.in_step = False
         if self._loop.micro_batches() and self._given is None:  # else the training loader's window goes on

@@ -6,6 +6,8 @@ average is taken without a wait.
 
 from __future__ import annotations
 
+import copy
+import logging
 from itertools import chain
 from typing import Any
 
@@ -13,12 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from smddp.distributed import tensors_of
+
+logger = logging.getLogger(__name__)
+
 
 class ExponentialMovingAverage(AveragedModel):
     """An AveragedModel by ``average = decay × average + (1 - decay) × weights``, in evaluation mode.
 
     The first update copies. Floating-point buffers are averaged as the weights are, so that BatchNorm's running
-    statistics are those of the averaged weights; others, such as its ``num_batches_tracked``, are copied.
+    statistics are those of the averaged weights; others, such as its ``num_batches_tracked``, are copied. What
+    the model has got since, such as a layer that was added or replaced, begins as a copy.
 
     Args:
         module: The model; the average is a copy of it, on its devices.
@@ -48,16 +55,17 @@ class ExponentialMovingAverage(AveragedModel):
         super().__init__(module, multi_avg_fn=self._average)
         self.n_averaged: Tensor = self.n_averaged.cpu()  # read at each update
         self.requires_grad_(False).eval()
+        self._know(module)
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Take the weights and buffers that the model has now into the average."""
         is_first = int(self.n_averaged) == 0
         self.n_averaged += 1
+        if self._layout_of(model) != self._layout:
+            self._follow(model)
         kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-        # Looked up anew: a module may replace its buffers, and a script its parameters.
-        own = chain(self.module.parameters(), self.module.buffers())
-        for average, value in zip(own, chain(model.parameters(), model.buffers()), strict=True):
+        for average, value in zip(self._own, chain(*tensors_of(model)), strict=True):
             if is_first or not average.dtype.is_floating_point:
                 average.copy_(value)
             else:
@@ -66,3 +74,32 @@ class ExponentialMovingAverage(AveragedModel):
                 values.append(value.detach())
         for averages, values in kinds.values():
             self._average(averages, values, 0)
+
+    def _know(self, model: nn.Module) -> None:
+        """Remember what the average is an average of."""
+        self._own = list(chain(*tensors_of(self.module)))
+        self._layout = self._layout_of(model)
+        self._known, _ = tensors_of(model)
+
+    @staticmethod
+    def _layout_of(model: nn.Module) -> tuple[list[int], list[int], list[tuple[str, torch.Size, torch.dtype]]]:
+        """Return what changes with the model's layers: a buffer may be another tensor at each step."""
+        parts, parameters = [id(part) for part in model.modules()], [id(weight) for weight in tensors_of(model)[0]]
+        return parts, parameters, [(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()]
+
+    def _follow(self, model: nn.Module) -> None:
+        """Become a copy of the model as it is now, with the averages of what was there before."""
+        averages = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
+        known = {id(weight) for weight in self._known}
+        kept = {name for name, weight in model.named_parameters() if id(weight) in known}
+        kept |= {name for name, _ in model.named_buffers()}
+        # A buffer that a forward pass assigned may have a graph, which deepcopy refuses.
+        buffers = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
+        fresh = copy.deepcopy(model, buffers).requires_grad_(False).eval()
+        for name, value in chain(fresh.named_parameters(), fresh.named_buffers()):
+            average = averages.get(name)
+            if name in kept and average is not None and (average.shape, average.dtype) == (value.shape, value.dtype):
+                value.copy_(average)
+        self.module.__dict__.update(fresh.__dict__)  # in place: a trainer shows this very module
+        self._know(model)
+        logger.info("the average of the weights follows the model, whose layers or buffers are others now")

@@ -49,13 +49,13 @@ class HalfWeightsModel(PrecisionModel):
             )
         super().__init__(module)
         self._computes = False
-        for norm in (part for part in module.modules() if isinstance(part, _NORMS)):
-            norm.register_forward_pre_hook(self._before_norm, with_kwargs=True)
-            norm.register_forward_hook(self._after_norm)
+        self._norms: list[nn.Module] = []  # which have the hooks
+        self._follow_norms()
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for the inputs as float16."""
-        weights, buffers = self._masters()
+        norms = self._follow_norms()
+        weights, buffers = self._masters(norms)
         # Weights that are one tensor have one name here, and functional_call puts the copy in all their places.
         copies = {name: value.half() for name, value in {**weights, **buffers}.items()}
         self._computes = True
@@ -64,18 +64,29 @@ class HalfWeightsModel(PrecisionModel):
         finally:
             self._computes = False
         with torch.no_grad():
-            for name, buffer in buffers.items():  # take over what the forward pass changed in place, and no rounding
-                buffer.copy_(torch.where(copies[name] == buffer.half(), buffer, copies[name].float()))
+            for name, buffer in buffers.items():  # take over what the forward pass changed, and no rounding
+                after = copies[name]  # functional_call puts here what the forward pass has assigned
+                if after.shape == buffer.shape:
+                    buffer.copy_(torch.where(after == buffer.half(), buffer, after.float()))
+                else:
+                    layer, _, own_name = name.rpartition(".")
+                    setattr(self.module.get_submodule(layer), own_name, after.detach().float())
         return outputs
 
-    def _masters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _follow_norms(self) -> list[nn.Module]:
+        """Return the norm layers that the module has now, each with the hooks."""
+        norms: list[nn.Module] = [part for part in self.module.modules() if isinstance(part, _NORMS)]
+        if [id(norm) for norm in norms] != [id(norm) for norm in self._norms]:
+            for norm in norms:
+                if not any(norm is known for known in self._norms):
+                    norm.register_forward_pre_hook(self._before_norm, with_kwargs=True)
+                    norm.register_forward_hook(self._after_norm)
+            self._norms = norms
+        return norms
+
+    def _masters(self, norms: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the float32 parameters and buffers that are not of a norm layer, by name."""
-        own = {
-            id(value)
-            for part in self.module.modules()
-            if isinstance(part, _NORMS)
-            for value in [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        }
+        own = {id(value) for part in norms for value in [*part.parameters(recurse=False), *part.buffers(recurse=False)]}
         named = (self.module.named_parameters(), self.module.named_buffers())
         weights, buffers = (
             {name: value for name, value in each if value.dtype == torch.float32 and id(value) not in own}

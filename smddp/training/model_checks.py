@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -19,6 +19,11 @@ from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.epoch_schedules import ScheduleEach
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.precision import Precision
+
+_TRAINED_APART = (
+    "that are not the model's: the ranks would train them apart; make them a part of the model, as of one nn.Module "
+    "that holds both"
+)
 
 
 def underlying_module(model: nn.Module) -> nn.Module:
@@ -58,7 +63,6 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
             "no parameter of the model requires a gradient, and nothing would be trained: leave at least one unfrozen "
             "while the Trainer is made"
         )
-    own = {id(weight) for weight in module.parameters()}
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS):
             raise ValueError(
@@ -66,7 +70,7 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
                 "smddp.Checkpointer and job.stopping"
             )
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        strangers = sum(id(weight) not in own for weight in weights)
+        strangers = _not_of(module, weights)
         kind = f"the optimizer ({type(optimizer).__name__})"
         if strangers == len(weights):
             raise ValueError(
@@ -74,10 +78,23 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
                 "model.parameters() of this model, after every change of its layers"
             )
         if strangers and world_size > 1:
-            raise ValueError(
-                f"{kind} has {strangers} of {len(weights)} parameters that are not the model's: the ranks would train "
-                "them apart; make them a part of the model, as of one nn.Module that holds both"
-            )
+            raise ValueError(f"{kind} has {strangers} of {len(weights)} parameters {_TRAINED_APART}")
+
+
+def check_added_parameters(weights: Sequence[Tensor], module: nn.Module) -> None:
+    """See that the ranks average the gradients of parameters that an optimizer has got while it trains.
+
+    Raises:
+        ValueError: One is not the model's.
+    """
+    if strangers := _not_of(module, weights):
+        raise ValueError(f"an optimizer was given {strangers} of {len(weights)} new parameters {_TRAINED_APART}")
+
+
+def _not_of(module: nn.Module, weights: Sequence[Tensor]) -> int:
+    """Return how many of the tensors are no parameters of the module."""
+    own = {id(weight) for weight in module.parameters()}
+    return sum(id(weight) not in own for weight in weights)
 
 
 def check_sharded_optimizers(

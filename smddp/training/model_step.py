@@ -8,11 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica
+from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, tensors_of
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.item_weights import ItemWeights
+from smddp.training.model_checks import check_added_parameters
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.step_loss import StepLoss
+
+_COARSE = (torch.float16, torch.bfloat16)
 
 
 class ModelStep:
@@ -54,6 +57,8 @@ class ModelStep:
         if membership.cluster.world_size > 1:
             accumulates = None if step.accumulate == 1 else lambda: step.accumulates
             self.model = self._replica = Replica(wrapped, membership, accumulates=accumulates, options=options)
+        self._optimized = step.parameters()
+        self._left_with: list[Tensor] | None = None
         # After the replica, which has given all ranks rank 0's weights.
         self.average = None if ema is None else ExponentialMovingAverage(module, ema)
 
@@ -81,7 +86,7 @@ class ModelStep:
             Whether that was the last micro-batch.
 
         Raises:
-            ValueError: The gradients would not be averaged over the ranks, or ``items`` is not possible.
+            ValueError: Gradients would not be averaged over the ranks, or ``items`` is not possible.
         """
         replica, step = self._replica, self.step
         if replica is not None and not replica.averages and not step.accumulates:
@@ -89,6 +94,8 @@ class ModelStep:
                 "the ranks' gradients would not be averaged: compute each loss by trainer.model(...), after the "
                 "trainer.step() of the loss before it"
             )
+        if replica is not None and not step.accumulates:
+            self._check_optimized()
         weight: Tensor | float = share
         if items is not None:
             step.correction = self._items.correction
@@ -110,9 +117,44 @@ class ModelStep:
         """Return the mean loss of the last step over the ranks; collective."""
         return self.loss.mean(self._items.loss_factor)
 
+    def share_new_layers(self) -> None:
+        """Give all ranks the layers of rank 0 that no forward pass has met yet; collective."""
+        if self._replica is not None:
+            self._replica.follow()
+
+    def note_weights(self) -> None:
+        """Remember the weights as they are now, between two steps."""
+        self._left_with = _norms(self._module)
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether the weights are not those of the last ``note_weights``, such as an average that is being evaluated.
+
+        It waits for the GPU.
+        """
+        if self._left_with is None:
+            return False
+        now = _norms(self._module)
+        return len(now) != len(self._left_with) or not all(map(torch.equal, now, self._left_with))
+
+    def _check_optimized(self) -> None:
+        """See that what an optimizer has got since the last step is the model's, whose gradients alone are averaged."""
+        weights = self.step.parameters()
+        if list(map(id, weights)) != list(map(id, self._optimized)):
+            known = set(map(id, self._optimized))
+            check_added_parameters([weight for weight in weights if id(weight) not in known], self._module)
+            self._optimized = weights
+
     def _after_step(self) -> None:
+        self._left_with = None
         if self._replica is not None:
             self._replica.averages = False
             self._replica.share_buffers()
         if self.average is not None and self.step.applied:
             self.average.update_parameters(self._module)
+
+
+def _norms(module: nn.Module) -> list[Tensor]:
+    """Return the norm of each weight, in float32 or finer, so that no other value of it has the same."""
+    weights = [each.detach() for each in tensors_of(module)[0] if each.is_floating_point() or each.is_complex()]
+    return [torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _COARSE else None) for each in weights]

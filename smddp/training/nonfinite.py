@@ -66,7 +66,7 @@ class NonfiniteGuard:
         self._save = save
         self._has_scaler = has_scaler
         self._losses: list[Tensor] = []
-        self._buffers: list[Tensor] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor | None]] = []
         self._skipped = 0
         self.restart()
 
@@ -142,13 +142,26 @@ class NonfiniteGuard:
 
     @torch.no_grad()
     def _keep_buffers(self) -> None:
-        buffers = list(self._module.buffers())
-        if [each.shape for each in buffers] != [each.shape for each in self._buffers]:
-            self._buffers = [each.clone() for each in buffers]
-        elif buffers:
-            torch._foreach_copy_(self._buffers, buffers)
+        # By layer and name: a forward pass may assign one, and one that is None may become a tensor.
+        now = [(part, name, each) for part in self._module.modules() for name, each in part._buffers.items()]  # noqa: SLF001
+        kept = [each for _, _, each in self._buffers if each is not None]
+        values = [each for _, _, each in now if each is not None]
+        if [_slot(*each) for each in now] == [_slot(*each) for each in self._buffers]:
+            if kept:
+                torch._foreach_copy_(kept, values)
+        else:
+            self._buffers = [(part, name, None if each is None else each.clone()) for part, name, each in now]
 
     @torch.no_grad()
     def _restore_buffers(self) -> None:
-        for buffer, kept in zip(self._module.buffers(), self._buffers, strict=True):
-            buffer.copy_(kept)
+        for part, name, kept in self._buffers:
+            now = part._buffers.get(name)  # noqa: SLF001
+            if now is not None and kept is not None and now.shape == kept.shape and now.dtype == kept.dtype:
+                now.copy_(kept)
+            elif now is not kept:
+                part._buffers[name] = None if kept is None else kept.clone()  # noqa: SLF001
+
+
+def _slot(part: nn.Module, name: str, buffer: Tensor | None) -> tuple[int, str, object]:
+    """Return what tells whether a buffer's value can be copied into a kept one."""
+    return id(part), name, None if buffer is None else (buffer.shape, buffer.dtype, buffer.device)

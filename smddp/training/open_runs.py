@@ -32,6 +32,10 @@ class Run(Protocol):
     def is_durable(self) -> bool:
         """Whether no step that was taken would be lost if the process ended now; any thread may ask."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the weights are others than its last step left, and those are in no checkpoint."""
+
     def check_unsaved(self) -> None:
         """See that this moment may be saved."""
 

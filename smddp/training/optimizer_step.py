@@ -102,6 +102,10 @@ class OptimizerStep:
         """Whether the next micro-batch only adds to the gradients, and another one follows before the step."""
         return self._micro_batch + 1 < self.accumulate
 
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of all groups as they are now: a group may be added during training."""
+        return [weight for each in self._optimizers for group in each.param_groups for weight in group["params"]]
+
     def restart(self) -> None:
         """Forget micro-batches of a step that was never finished."""
         self._micro_batch = 0
@@ -168,12 +172,12 @@ class OptimizerStep:
         if factor is None and micro_batches < self.accumulate:
             factor = self.accumulate / micro_batches
         if factor is not None:
-            gradients = [weight.grad for weight in self._parameters() if weight.grad is not None]
+            gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
             torch._foreach_mul_(gradients, factor)
 
     def _prepare_gradients(self) -> bool:
         """Unscale and clip the gradients; return False if the guard drops them."""
-        scaler, weights = self._scaler, self._parameters()
+        scaler, weights = self._scaler, self.parameters()
         if scaler is not None:
             for optimizer in self._optimizers:
                 scaler.unscale_(optimizer)
@@ -190,10 +194,6 @@ class OptimizerStep:
         if self._clip_value is not None:
             clip_grad_value_(weights, self._clip_value)
         return True
-
-    def _parameters(self) -> list[Tensor]:
-        """Return the parameters of all groups as they are now: a group may be added during training."""
-        return [weight for each in self._optimizers for group in each.param_groups for weight in group["params"]]
 
     def _clear_gradients(self) -> None:
         for optimizer in self._optimizers:

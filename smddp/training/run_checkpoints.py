@@ -43,6 +43,8 @@ _LONG_EVALUATION_SECONDS = 30.0
 _PART_OF_GRACE = STOP_SECONDS / 120
 """The same part of another grace."""
 
+_THE_STOP = "the stop"
+
 LEAST_SECONDS = 10.0
 """How long the last checkpoint has in any case, also where the step in which SIGTERM came took most of that time."""
 
@@ -82,6 +84,7 @@ class RunCheckpoints:
         membership: The ranks.
         policy: When to save.
         before_save: Called on all ranks before each save; it raises if nothing should be saved.
+        has_other_weights: Whether the weights are others than the last step left, as in the evaluation of an average.
         stall: Entered for as long as a save holds training up.
     """
 
@@ -92,6 +95,7 @@ class RunCheckpoints:
         policy: CheckpointPolicy,
         *,
         before_save: Callable[[], None],
+        has_other_weights: Callable[[], bool] = lambda: False,
         stall: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.progress = Progress()
@@ -112,6 +116,8 @@ class RunCheckpoints:
         self._told_of_metrics = False
         self._last_due = 0  # how many checkpoints ``every`` has asked for
         self._before_save = before_save
+        self._has_other_weights = has_other_weights
+        self._told_waiting: set[str] = set()
         self._stall = stall
         self._evaluation_began: float | None = None
         self._evaluation_seconds = math.inf  # of the last one; the first may take any time
@@ -205,7 +211,7 @@ class RunCheckpoints:
         """
         if self._saves is not None:
             self._saves.keep_random_state(self._moment)
-            self.between_steps(save=self._evaluation_seconds > _LONG_EVALUATION_SECONDS)
+            self.between_steps(save=self._evaluation_seconds > _LONG_EVALUATION_SECONDS, evaluates=True)
             self._evaluation_began = time.monotonic()
 
     def end_evaluation(self) -> None:
@@ -214,11 +220,13 @@ class RunCheckpoints:
             self._evaluation_seconds = time.monotonic() - self._evaluation_began
             self._evaluation_began = None
 
-    def between_steps(self, *, save: bool = False) -> None:
+    def between_steps(self, *, save: bool = False, evaluates: bool = False) -> None:
         """Ask all ranks whether to stop or to save, and whether a save has failed.
 
         Args:
             save: Whether to save in any case; rank 0 decides.
+            evaluates: Whether the script may be evaluating other weights than it trains. While it does, nothing is
+                saved, and a stop waits.
 
         Raises:
             Stopped: If the job was told to stop, after a checkpoint.
@@ -228,8 +236,9 @@ class RunCheckpoints:
         failure = None if saves is None else saves.failure()
         report = None if saves is None else saves.last_report
         stall = 0.0 if report is None else report.stall_seconds
+        held = evaluates and any(run.is_held for run in open_runs.that_save())
         decision = self._agreement.decide(
-            step, failed=failure is not None, stall=stall, save=save, metrics=self._metrics_digest
+            step, failed=failure is not None, held=held, stall=stall, save=save, metrics=self._metrics_digest
         )
         if saves is None:  # before the first epoch there is nothing to save, and nothing to lose
             if decision.stop:
@@ -240,7 +249,9 @@ class RunCheckpoints:
         if self._auto is not None and report is not None and report is not self._measured:
             self._measured = report
             self._agreement.save_seconds = self._auto.after(stall=decision.stall, durable=report.durable_seconds)
-        if decision.stop:
+        if decision.held and (decision.stop or decision.save):
+            self._tell_of_weights(_THE_STOP if decision.stop else "a checkpoint that is due")
+        elif decision.stop:
             self._stop(saves, self._seconds_to_save(decision.stop_age))
         if decision.metrics_differ and self._is_main and not self._told_of_metrics:
             self._told_of_metrics = True
@@ -249,8 +260,19 @@ class RunCheckpoints:
                 "ranks first, by trainer.sum()",
                 step,
             )
-        if decision.save:
+        if decision.save and not decision.held:
             self.save()
+
+    def _tell_of_weights(self, waiting: str) -> None:
+        if self._is_main and waiting not in self._told_waiting:
+            self._told_waiting.add(waiting)
+            logger.log(
+                logging.WARNING if waiting == _THE_STOP else logging.INFO,
+                "%s waits: the weights that are evaluated are others than step %d left, and those are in no "
+                "checkpoint. Put them back afterwards; call trainer.save() before you exchange weights, and nothing "
+                "has to wait; trainer.ema needs no exchange",
+                *(waiting, self.progress.steps),
+            )
 
     def _seconds_to_save(self, stop_age: float) -> float:
         """Return how long the last checkpoint may take; on rank 0 no longer than Slurm allows, if that is known."""
@@ -279,6 +301,11 @@ class RunCheckpoints:
     def saves_to(self) -> str | None:
         """Where this run saves, from its start until it was stopped or ended."""
         return self._saves.place if self._saves is not None and self._saves.is_open else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the weights are others than the last step left, and those are in no checkpoint."""
+        return self._saves is not None and not self._saves.has(self._moment) and self._has_other_weights()
 
     def check_unsaved(self) -> None:
         """See that this moment may be saved, unless it is saved already."""

@@ -270,7 +270,12 @@ class Trainer:
             self._per_rank["powersgd"] = self._model_step.powersgd or PowerSGD(ddp, self._membership)
         stall = nullcontext if self._timer is None else partial(self._timer.phase, "checkpoint")
         self._run_checkpoints = RunCheckpoints(
-            self._job, self._membership, checkpoints, before_save=self._before_save, stall=stall
+            self._job,
+            self._membership,
+            checkpoints,
+            before_save=self._before_save,
+            has_other_weights=self._has_other_weights,
+            stall=stall,
         )
         self._progress = self._run_checkpoints.progress
         self._view = RunView(
@@ -296,6 +301,7 @@ class Trainer:
                 look=self._look,
                 next_epoch=self._next_epoch,
                 begin_evaluation=self._begin_evaluation,
+                leave=self._note_weights,
                 timed=iter if self._timer is None else self._timer.batches,
             ),
             device=self.device,
@@ -626,6 +632,8 @@ class Trainer:
             self._report.show()
         if not self._streams.in_step:  # else once the loop is done with the batch
             self._look()
+            if not self._is_kept:
+                self._note_weights()
 
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
         """Return the sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
@@ -640,7 +648,7 @@ class Trainer:
         else:
             total = sum_numbers_over_ranks(value, self._membership).to(self.device)
         if not self._streams.in_step:
-            self._between_steps()
+            self._between_steps(evaluates=True)
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -658,7 +666,7 @@ class Trainer:
         """
         gathered = gather_over_ranks(tensor, self._membership)
         if not self._streams.in_step:
-            self._between_steps()
+            self._between_steps(evaluates=True)
         return gathered
 
     def log(self, *, reduce: Reduce | None = None, **metrics: float | Tensor) -> dict[str, float]:
@@ -783,10 +791,10 @@ class Trainer:
         self._model_step.restart()
         self._loaders.start_epoch(self._progress.epoch)
 
-    def _between_steps(self) -> None:
+    def _between_steps(self, *, evaluates: bool = False) -> None:
         if self._is_kept:
             return
-        self._run_checkpoints.between_steps()
+        self._run_checkpoints.between_steps(evaluates=evaluates)
         self._next_look = self._progress.steps + 1  # what was agreed may have moved
 
     @overload
@@ -812,7 +820,16 @@ class Trainer:
         self._last_step = math.inf if max_steps is None else max_steps
         self._streams.is_over = self._progress.finished or self.steps >= self._last_step
 
+    def _note_weights(self) -> None:
+        self._model_step.note_weights()
+        for each in self._kept.values():
+            Trainer._note_weights(each)
+
+    def _has_other_weights(self) -> bool:
+        return self._model_step.has_other_weights or any(map(Trainer._has_other_weights, self._kept.values()))
+
     def _before_save(self, kept_as: str = "") -> None:
+        self._model_step.share_new_layers()
         self._check_finite()
         for mean in self._running_means:
             mean.share()

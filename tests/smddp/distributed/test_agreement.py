@@ -122,7 +122,9 @@ smddp.leave()
 
 
 def test_what_one_rank_knows_all_ranks_decide(run_ranks: Callable[..., list[Any]]) -> None:
-    first = "Decision(stop=False, stop_age=-1.0, save=False, failed=False, metrics_differ=False, stall=0.25)"
+    first = (
+        "Decision(stop=False, stop_age=-1.0, save=False, failed=False, held=False, metrics_differ=False, stall=0.25)"
+    )
     expected = f"{first}\nTrue True False True\n"
     for ended in run_ranks(TWO_RANKS):
         assert ended.printed == expected, ended.logged
