@@ -2,11 +2,15 @@
 
 ``scancel``, stock torchrun and ``kill -- -PGID`` signal every process of a rank. A rank that is told to stop trains on
 until all ranks agree on a step, and needs its workers for that; torch's own handler would end them at once.
+
+torch's handler also tells the rank's SIGTERM, by which multiprocessing ends persistent workers when the rank exits,
+from anybody else's. A handler in Python is not told the sender: here the rank ends its workers by another signal.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import os
 import signal
@@ -15,7 +19,13 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
+from smddp.process import fork_server
 from smddp.process.preemption import STOP_SIGNALS
+
+logger = logging.getLogger(__name__)
+
+_END_SIGNAL = signal.SIGURG
+"""Ends a worker. All other processes ignore it by default."""
 
 _GRACE_SECONDS = 0.5
 
@@ -29,6 +39,7 @@ class OutliveStop:
 
     def __init__(self, then: Callable[[int], object] | None = None) -> None:
         self.then = then
+        fork_server.outlive_stop()
         _end_workers_at_exit()
 
     def __call__(self, worker_id: int) -> None:
@@ -39,28 +50,50 @@ class OutliveStop:
             if os.getppid() != parent:
                 os._exit(0)
 
+        signal.signal(_END_SIGNAL, _end)
         for number in STOP_SIGNALS:
             signal.signal(number, ignore_while_parent_lives)
+        if worker_id == 0 and not fork_server.outlives_stop():
+            logger.warning(
+                "multiprocessing's fork server was started before smddp could prepare it: a SIGTERM to the process "
+                "group ends it, and all DataLoader workers with it, before a checkpoint is taken; start no process by "
+                "it before the first loader is made"
+            )
         if self.then is not None:
             self.then(worker_id)
 
 
+def _end(_signal_number: int, _frame: FrameType | None) -> None:
+    os._exit(0)  # as torch's handler does
+
+
 @cache
 def _end_workers_at_exit() -> None:
-    """Kill daemonic processes that outlive SIGTERM, once, when this process exits.
+    """End daemonic processes that outlive SIGTERM, once, when this process exits.
 
     multiprocessing sends them SIGTERM at exit and waits without a bound. This hook is registered later than
     multiprocessing's, and so runs before it.
     """
-    atexit.register(_end_daemons)
+    atexit.register(_end_daemons, os.getpid())
 
 
-def _end_daemons() -> None:
+def _end_daemons(owner: int) -> None:
+    """End the daemonic processes of the process ``owner``; do nothing in a fork of it."""
+    if os.getpid() != owner:
+        return
+    # torch's handler raises for each worker that a signal ended, in whatever the main thread does by then.
+    handler = signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     daemons = [child for child in multiprocessing.active_children() if child.daemon]
     for child in daemons:
+        assert child.pid is not None
+        os.kill(child.pid, _END_SIGNAL)
         child.terminate()
     deadline = time.monotonic() + _GRACE_SECONDS
     for child in daemons:
         child.join(max(deadline - time.monotonic(), 0.0))
         if child.is_alive():
             child.kill()
+            child.join()
+    if handler is not None:
+        signal.signal(signal.SIGCHLD, handler)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from smddp.checkpoint import list_checkpoints
+from smddp.process.preemption import STOP_SIGNALS
 
 PROGRAM = """
 import multiprocessing
@@ -41,7 +42,8 @@ def main(job):
             if trainer.steps == 5:
                 print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 
-smddp.run(main)
+if __name__ == "__main__":
+    smddp.run(main)
 """
 
 AT_EXIT = """
@@ -54,6 +56,29 @@ batches = iter(DataLoader(range(100), num_workers=1, worker_init_fn=OutliveStop(
 print(next(batches), flush=True)
 kept = [batches]  # a circle: nothing but the end of the process collects it
 kept.append(kept)
+"""
+
+PERSISTENT = """
+import atexit
+import multiprocessing
+import time
+import torch
+from torch.utils.data import DataLoader
+from smddp.data.worker_signals import OutliveStop
+
+def last():
+    time.sleep(0.5)
+    print("workers left:", len(multiprocessing.active_children()), flush=True)
+
+if __name__ == "__main__":
+    PREPARATION
+    atexit.register(last)
+    loaders = [
+        DataLoader(range(8), num_workers=1, persistent_workers=True, multiprocessing_context="METHOD",
+                   worker_init_fn=OutliveStop())
+        for _ in range(2)
+    ]
+    print(len(list(loaders[0])), next(iter(loaders[1])), flush=True)
 """
 
 
@@ -99,3 +124,59 @@ def test_workers_of_a_loader_that_is_never_closed_do_not_hold_up_the_exit(tmp_pa
     script = tmp_path / "script.py"
     script.write_text(AT_EXIT)
     subprocess.run([sys.executable, str(script)], check=True, timeout=20)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
+)
+def test_persistent_workers_end_in_silence_and_leave_the_other_callbacks_alone(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PERSISTENT.replace("METHOD", method).replace("PREPARATION", "pass"))
+    ended = subprocess.run([sys.executable, str(script)], check=True, timeout=90, capture_output=True, text=True)
+    assert ended.stdout == "8 tensor([0])\nworkers left: 0\n"
+    assert ended.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_a_stop_would_end_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    started = "import multiprocessing.forkserver as server; server.ensure_running()"
+    script.write_text(PERSISTENT.replace("METHOD", "forkserver").replace("PREPARATION", started))
+    ended = subprocess.run([sys.executable, str(script)], check=True, timeout=90, capture_output=True, text=True)
+    assert ended.stderr.count("fork server was started before smddp could prepare it") == 2  # once a loader
+
+
+@pytest.mark.slow
+def test_the_fork_server_and_its_workers_outlive_a_stop(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    loader = "trainer.loader(Slow(), batch_size=4, num_workers=2, multiprocessing_context='forkserver')"
+    script.write_text(PROGRAM.replace("LOADER", loader))
+    environ = {**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")}
+    rank = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True
+    )
+    assert rank.stdout is not None
+    workers = [int(pid) for pid in rank.stdout.readline().split()]
+    os.killpg(rank.pid, signal.SIGTERM)
+    assert rank.wait(60) == 75
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")[0].step >= 5
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_what_the_fork_server_starts_is_ended_by_a_signal(number: int) -> None:
+    program = f"""
+import multiprocessing, os, time
+from smddp.process import fork_server
+fork_server.outlive_stop()
+child = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+child.start()
+os.kill(child.pid, {number})
+child.join()
+print(child.exitcode)
+"""
+    assert int(subprocess.check_output([sys.executable, "-c", program], timeout=60)) == -number
