@@ -28,6 +28,7 @@ from estimators.plan import FitArguments, Plan, Prices, chooses_image_by_version
 from estimators.problem import Problem, nearest
 from estimators.sent_code import sent_code
 from estimators.training_job import TrainingJob
+from smddp.process.script_import import refuse_in_import
 
 if TYPE_CHECKING:
     from estimators.job_handle.listener import OnEvent
@@ -174,9 +175,11 @@ class Estimator:
 
         Raises:
             EstimatorError: The job can't work as it is described, or may cost too much. Nothing was uploaded.
+            UnguardedScriptError: multiprocessing has started this process, and it still imports the submit script.
             TrainingJobFailed: The job failed; its reason says why.
             TrainingJobStopped: The job was stopped, by somebody or by a limit.
         """
+        refuse_in_import("Estimator.fit")
         if NOTHING_SENT in os.environ:
             raise EstimatorError(
                 f"fit() sends nothing while {NOTHING_SENT} is set, as it is by smddp plan, export and sbatch: they see "

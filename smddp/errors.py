@@ -30,6 +30,10 @@ class DistributedError(SmddpError, RuntimeError):
     """The processes of a job could not be joined, or do not fit their devices."""
 
 
+class UnguardedScriptError(SmddpError, RuntimeError):
+    """A process that multiprocessing started imports the script, and no guard keeps it from beginning the job again."""
+
+
 class CheckpointError(SmddpError, RuntimeError):
     """A checkpoint could not be written, verified or applied."""
 

@@ -9,10 +9,13 @@ marker is run everywhere, and once.
 
 from __future__ import annotations
 
+import ast
+import doctest
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_STARTS_JOB = re.compile(r"smddp\.run\(|run_call\(|hydra\.main")
 _FILE = re.compile(r"# ([\w/-]+\.py)\n")
 
 
@@ -125,6 +129,57 @@ def test_every_block_runs(
             told = f"{result.stdout}\n{result.stderr}"
             assert result.returncode == 0, f"{where} ended with {result.returncode}:\n{told}"
         run.done += 1
+
+
+def _scripts() -> Iterator[Any]:
+    for page in PAGES:
+        for block in blocks(page.read_text()):
+            if block.language == "python":
+                yield pytest.param(block.text, id=f"{page.relative_to(ROOT)}:{block.line}")
+    for room in ("entrypoints", "smddp", "estimators"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            text = path.read_text()
+            if room == "entrypoints":
+                yield pytest.param(text, id=str(path.relative_to(ROOT)))
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    for number, example in enumerate(_examples(ast.get_docstring(node) or "")):
+                        name = getattr(node, "name", "module")
+                        yield pytest.param(example, id=f"{path.relative_to(ROOT)}:{name}:{number}")
+
+
+def _examples(docstring: str) -> Iterator[str]:
+    """Yield the code of a docstring: each indented block after ``::``, and all lines after ``>>>``."""
+    for found in re.finditer(r"::\n\n((?:[ ]+.*\n|\n)+)", docstring + "\n"):
+        yield textwrap.dedent(found[1])
+    if lines := doctest.DocTestParser().get_examples(docstring):
+        yield "".join(line.source for line in lines)
+
+
+def _unguarded(script: str) -> list[str]:
+    """Return the calls that begin a job when a process imports the script."""
+    try:
+        body = ast.parse(script).body
+    except SyntaxError:  # no script: a command, or a piece of code
+        return []
+    starters = {"smddp.run", "run_call"}
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and any("hydra.main" in ast.unparse(each) for each in node.decorator_list):
+            starters.add(node.name)
+    run_on_import = [
+        node
+        for node in body
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test))
+    ]
+    calls = [call for node in run_on_import for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return [ast.unparse(call) for call in calls if ast.unparse(call.func) in starters]
+
+
+@pytest.mark.parametrize("script", [each for each in _scripts() if _STARTS_JOB.search(each.values[0])])
+def test_every_script_guards_the_call_that_begins_its_job(script: str) -> None:
+    """Workers that are not forked import the script: it would begin the job again in each."""
+    assert not _unguarded(script)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -22,6 +22,7 @@ from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
 from estimators.local.signed_request import ask
+from smddp.process.script_import import refuse_in_import
 
 if TYPE_CHECKING:
     import boto3
@@ -97,7 +98,9 @@ class LocalSageMaker:
         Raises:
             LocalPlatformError: It is running already, or could not start; no Docker engine answers, if it needs one;
                 others could replace what lies in its directory.
+            UnguardedScriptError: multiprocessing has started this process, and it still imports the script.
         """
+        refuse_in_import("LocalSageMaker")
         if self._server is not None:
             raise LocalPlatformError("The local platform is running already.")
         kept, earlier = None, None

@@ -31,6 +31,7 @@ from smddp.distributed.ranks import Ranks
 from smddp.distributed.spawned import detect_cluster
 from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
+from smddp.process.script_import import refuse_in_import
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
         timeout: Seconds to wait for the other ranks, now and in each collective; None is SMDDP_TIMEOUT, or 1800.
 
     Raises:
+        UnguardedScriptError: If multiprocessing has started this process, and it still imports the script.
         DistributedError: If this process has joined already, the timeout is no time, backend and device do not fit,
             the cluster and the script's own process group contradict each other, ranks are missing, or each of a
             launcher's ranks spawned ranks again.
@@ -109,6 +111,7 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
             smddp.leave()
     """
     global _current
+    refuse_in_import("smddp.join")
     if _current is not None:
         raise DistributedError(
             "this process has joined a process group already; call smddp.leave() before joining again"

@@ -30,11 +30,12 @@ from smddp.distributed import (
     join,
     leave,
 )
-from smddp.errors import CheckpointError, SmddpError
+from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
+from smddp.process.script_import import refuse_in_import
 from smddp.training.main_arguments import ConfigReader, main_arguments, read_dataclass
 from smddp.training.open_runs import open_runs
 from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS
@@ -112,6 +113,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             cluster = adopted.cluster if adopted is not None else detect_cluster()
             _set_up_logging(cluster)
             job = Job.detect(cluster=cluster)
+            refuse_in_import("smddp.run")
             arguments, job = main_arguments(main, job, read_config)
             job.make_directories()
             earlier = failure_report.find(job.output_dir)
@@ -128,7 +130,8 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
         answer_stop_question(question)
         watching.callback(answer_stop_question, None)
         work = partial(main, **arguments)
-        code = _train(partial(_check_and, work, membership) if preflight_collectives else work, job, membership)
+        work = partial(_check_and, work, membership) if preflight_collectives else work
+        code = _train(work, job, membership, earlier)
     if code == 0 and question.answer and cluster.is_main:
         logger.warning("the script ended with 0 after it was told to stop: it counts as done; else raise smddp.Stopped")
     if code in (0, RESUMABLE):
@@ -136,7 +139,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
     return code
 
 
-def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
+def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: tuple[int, int] | None) -> int:
     first_failure = FirstFailure(membership, partial(_give_up, job.output_dir))
     saves = ExitStack()
     process = os.getpid()
@@ -159,6 +162,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
             report = failure_report.describe(error, membership.cluster)
             lost_contact = is_communication_error(error)
             if not lost_contact:
+                report = _with_reason_of_workers(report, job.output_dir, earlier)
                 _record(job.output_dir, report)  # at once: what follows may be cut short
                 saves.__exit__(type(error), error, error.__traceback__)  # the others still wait: they save, too
             _record(job.output_dir, first_failure.settle(report, lost_contact=lost_contact))
@@ -172,6 +176,23 @@ def _train(main: Callable[[], None], job: Job, membership: Membership) -> int:
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
     return code
+
+
+def _with_reason_of_workers(report: str, output_dir: Path, earlier: tuple[int, int] | None) -> str:
+    """Return the report below that of workers which began the job again, and which this rank has lost by that.
+
+    Args:
+        report: This rank's.
+        output_dir: Where a worker has left its own: it has this rank's environment.
+        earlier: The mark of the report that was there when the rank began.
+    """
+    if failure_report.find(output_dir) in (None, earlier):
+        return report
+    told = failure_report.read(output_dir / "failure")
+    if UnguardedScriptError.__name__ not in told.partition(":")[0]:
+        return report
+    logger.critical("its workers could not start: %s", told)
+    return failure_report.within_limit(f"{told}\n{report}")
 
 
 def _check_and(work: Callable[[], None], membership: Membership) -> None:
