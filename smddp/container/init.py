@@ -24,8 +24,9 @@ from smddp.process.exit_codes import (
     make_directory,
     read_exit_codes,
 )
+from smddp.process.leftovers import Leftovers
 from smddp.process.preemption import FORWARDED_SIGNALS
-from smddp.process.process_tree import Descendants, Marks, adopt_orphans, catches, reap_children
+from smddp.process.process_tree import Descendants, Marks, catches, reap_children
 
 PASSED_ON = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What the program hears as if it were the first process; the others a first process is not sent by accident."""
@@ -73,7 +74,7 @@ class Init:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # From here on signals wait until they are asked for: none is lost while the program starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED_SIGNALS, *PASSED_ON, signal.SIGCHLD])
-        adopt_orphans()
+        self._leftovers = Leftovers()
         environ = {**os.environ, EXIT_CODES_VARIABLE: exit_codes} if exit_codes is not None else os.environ
         self._program = os.posix_spawnp(command[0], list(command), environ, setsigmask=[], setsigdef=DEFAULT_SIGNALS)
 
@@ -90,6 +91,7 @@ class Init:
                     self._end_program_after_ranks(descendants)
                 over = over and self._told.isdisjoint(descendants.parents)
             if over:
+                self._leftovers.end(_say)
                 return as_shell(self._ended[self._program])
 
     def all_saved(self) -> bool:

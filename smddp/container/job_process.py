@@ -1,7 +1,7 @@
 """One child process of the container: started, signalled, watched and reaped.
 
-As the first process of a container this one also inherits, and reaps, whatever the job leaves behind. Output passes
-through unchanged; the end of the standard error is kept, for the failure's reason.
+It also inherits, reaps and ends whatever the job leaves behind. Output passes through unchanged; the end of the
+standard error is kept, for the failure's reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from smddp.process.leftovers import Leftovers
 from smddp.process.preemption import FORWARDED_SIGNALS
-from smddp.process.process_tree import Descendants, adopt_orphans, reap_children, send_to_those_that_catch
+from smddp.process.process_tree import Descendants, reap_children, send_to_those_that_catch
 from smddp.process.program import Program
 
 logger = logging.getLogger(__name__)
@@ -90,8 +91,7 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
     def pass_on(pid: int, signum: int) -> None:
         send_to_those_that_catch({pid, *(Descendants(pid).parents if group else ())}, signum)
 
-    if group:
-        adopt_orphans()
+    leftovers = Leftovers()
     program = Program(
         command, environ=environ, directory=directory, new_session=group, stop=stop, pass_on=pass_on, heed=keep
     )
@@ -102,6 +102,7 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
     process.returncode = status  # so that Popen need not look for it
     if group and program.stops:
         _await_group(process.pid)
+    leftovers.end(logger.warning)
     code = program.exit_code()
     stopped_by = program.stops[0] if program.stops else None
     return Result(code=code, tail=bytes(tail).decode(errors="replace"), stop=stopped_by)

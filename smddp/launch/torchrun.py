@@ -28,6 +28,7 @@ from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.interruptible import SIGNAL_SECONDS
+from smddp.process.leftovers import Leftovers
 from smddp.process.program import forward_signals
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
     Raises:
         DistributedError: The nodes did not find each other, or lost the first one.
     """
-    ranks = ChildProcesses()
+    ranks = ChildProcesses(Leftovers())
     outcome: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
     leaving = ExitStack()  # what the other nodes are told when a stop ends this one while no rank runs
 
@@ -92,6 +93,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
             before = RESUMABLE if signum == signal.SIGTERM else 128 + signum
             if exit_code(ranks.exits) in (0, RESUMABLE):  # else a rank has failed, and the others' ranks wait for it
                 leaving.close()
+            ranks.end_leftovers()
             os._exit(exit_code(ranks.exits) if ranks.exits else before)
 
     forward_signals(stop, ranks.pass_on)
@@ -101,16 +103,16 @@ def launch(node: Node, command: Sequence[str]) -> int:
     while ended is None:
         with suppress(queue.Empty):
             ended = outcome.get(timeout=SIGNAL_SECONDS)
+    failed = any(exited.code != 0 for exited in ranks.exits)
+    ranks.kill()  # none runs, unless the agent itself has failed
+    ranks.end_leftovers()
     if isinstance(ended, BaseException):
-        error = ended
-        failed = any(exited.code != 0 for exited in ranks.exits)
-        ranks.kill()
         if not failed:
             where = f"{node.master_addr}:{node.master_port}"
             cut_off = f"Node {node.rank} of {node.nodes} is cut off from the others at {where}"
             what = cut_off if node.nodes > 1 else "The ranks can't be run"
-            raise DistributedError(f"{what}: {type(error).__name__}: {error}") from error
-        logger.error("The ranks can't be restarted: %s.", error)
+            raise DistributedError(f"{what}: {type(ended).__name__}: {ended}") from ended
+        logger.error("The ranks can't be restarted: %s.", ended)
     for exited in ranks.exits:
         if exited.code != 0:
             level = logging.INFO if exited.code == RESUMABLE else logging.ERROR

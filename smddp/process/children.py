@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from smddp.job.failure_report import killed_by
 from smddp.process.exit_codes import RESUMABLE, as_shell
+from smddp.process.leftovers import Leftovers, reap_orphans
 from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, STDOUT, copy_lines
 from smddp.process.process_tree import START_SECONDS, catches
 
@@ -54,9 +55,15 @@ def exit_code(exits: Sequence[ProcessExit]) -> int:
 
 
 class ChildProcesses:
-    """A set of child processes that is watched as a whole."""
+    """A set of child processes that is watched as a whole.
 
-    def __init__(self) -> None:
+    Args:
+        leftovers: Whose orphans ``poll`` reaps, and ``end_leftovers`` ends; None leaves them to others, as a process
+            must that has children of its own.
+    """
+
+    def __init__(self, leftovers: Leftovers | None = None) -> None:
+        self._leftovers = leftovers
         self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -133,6 +140,8 @@ class ChildProcesses:
             Whether all have ended.
         """
         with self._lock:
+            if self._leftovers is not None:
+                reap_orphans({process.pid for process in self._running.values()})
             seen = len(self._exits)
             self._ended.wait_for(lambda: len(self._exits) > seen or not self._running, timeout)
             failed = next((exited for exited in self._exits if exited.code != 0), None)
@@ -161,6 +170,11 @@ class ChildProcesses:
         with self._lock:
             self._signal(signal.SIGKILL)
             self._ended.wait_for(lambda: not self._running)
+
+    def end_leftovers(self) -> None:
+        """End what these processes left behind, after all of them have ended."""
+        if self._leftovers is not None:
+            self._leftovers.end(logger.warning)
 
     def forget(self) -> None:
         """Begin anew after all have ended; a stop that was asked for still holds."""

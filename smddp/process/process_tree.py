@@ -175,6 +175,11 @@ def _variables(process: int, names: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(sorted(entry for entry in _read(process, "environ").split(b"\0") if entry.startswith(prefixes)))
 
 
+def command_line(process: int) -> str:
+    """Return the first two words of a process's command line, such as an interpreter and its script."""
+    return _read(process, "cmdline").replace(b"\0", b" ", 1).split(b"\0")[0].decode(errors="replace").strip()
+
+
 def _names(process: int) -> set[str]:
     """Return the program's name, and the script's if that is an interpreter's first word."""
     words = [_read(process, "comm").strip(), *_read(process, "cmdline").split(b"\0")[:2]]

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from smddp.process.process_tree import started
 from tests.ports import free_port
 
 STOPPABLE = """
@@ -247,6 +248,26 @@ def test_hyperparameters_json_is_what_the_script_can_read(opt_ml):
     opt_ml.code("train.py", "import os; print(os.environ['SM_HPS'])")
     opt_ml.hyperparameters(sagemaker_program="train.py", layers=[1, 2], deep={"a": None})
     assert json.loads(opt_ml.train().stdout) == {"layers": [1, 2], "deep": {"a": None}}
+
+
+def left_behind(opt_ml, **platform):
+    """What a job's script leaves: it forks, and only the child goes on."""
+    left = "import os, time\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+    opt_ml.code("train.py", left).hyperparameters(sagemaker_program="train.py", **platform)
+    done = opt_ml.train()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Left behind by the programs that ran here: ") == 1, done.stderr
+    return [process for process in map(int, done.stdout.split()) if started(process) is not None]
+
+
+def test_what_a_script_leaves_behind_ends_with_the_job(opt_ml):
+    assert left_behind(opt_ml) == []
+
+
+@pytest.mark.mpi
+def test_what_mpirun_s_ranks_leave_behind_ends_with_the_job(opt_ml):
+    mpi = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
+    assert left_behind(opt_ml, **mpi) == []
 
 
 @pytest.mark.namespaces

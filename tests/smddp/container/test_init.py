@@ -294,6 +294,15 @@ def test_orphans_are_reaped_and_the_program_s_end_is_the_end(container):
     assert first.stdout.read() == "[]\n", first.stderr.read()
 
 
+def test_what_the_program_leaves_behind_is_asked_to_end_and_told(container):
+    left = "import os, signal, sys, time\nif os.fork(): os._exit(7)\n"
+    left += "signal.signal(signal.SIGTERM, lambda *_: (print('asked'), sys.exit()))\nwhile True: time.sleep(0.01)"
+    first = container.start(sys.executable, "-c", left)
+    assert first.wait(timeout=20) == 7
+    assert first.stdout.read() == "asked\n"
+    assert "smddp.container.init: Left behind by the programs that ran here: " in first.stderr.read()
+
+
 def test_a_program_that_is_not_there_is_named(container):
     first = container.start("no-such-program")
     assert first.wait(timeout=20) == 127

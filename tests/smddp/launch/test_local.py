@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 
 import pytest
 
 from smddp.errors import DistributedError
 from smddp.launch.local import run_local
+from smddp.process.process_tree import started
 from tests.ports import free_port
 
 RUN = "import sys; from smddp.launch.local import run_local; sys.exit(run_local(sys.argv[1], sys.argv[2:], {}))"
@@ -48,6 +50,17 @@ def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
     while len(list(tmp_path.glob("stopped-*"))) < 2:
         assert time.monotonic() < deadline, "the ranks go on without their launcher"
         time.sleep(0.05)
+
+
+def test_what_a_rank_leaves_behind_ends_with_the_run_and_is_told(start, script, tmp_path):
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN if rank else lambda *_: sys.exit(0))\n"
+    path = script("if os.fork(): os._exit(0)\nos.setsid()\n" + text + "print(os.getpid(), flush=True); time.sleep(600)")
+    out, log = run(start, path, "nodes=2").communicate(timeout=90)
+    left = [int(line) for line in out.split()]
+    assert [started(process) for process in left] == [None, None], log
+    told = [line for line in log.splitlines() if "Left behind" in line]
+    assert len(told) == 2
+    assert all(f"{process} ({sys.executable} {path})" in "".join(told) for process in left), told
 
 
 @pytest.mark.usefixtures("fork_python")
