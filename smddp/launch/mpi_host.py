@@ -21,9 +21,9 @@ from smddp.errors import DistributedError
 from smddp.launch.failure_file import FailureFile, tell_failure
 from smddp.launch.mpi_hosts import LINE, WAIT_SECONDS, refuse_loopback
 from smddp.process.exit_codes import RESUMABLE
+from smddp.process.leftovers import Leftovers
 from smddp.process.process_tree import (
     RankStops,
-    adopt_orphans,
     find_ranks,
     reap_children,
     send_to_those_that_catch,
@@ -52,7 +52,7 @@ def serve(first: str) -> int:
     refuse_loopback(first)
     if not Path(SSHD).exists():
         raise DistributedError(f"mpi on several hosts needs {SSHD}: install openssh-server in the image.")
-    adopt_orphans()  # orted, which starts the ranks, leaves the ssh session that brought it
+    leftovers = Leftovers()  # and adopt orted, which starts the ranks and leaves the ssh session that brought it
     Path(LINE).unlink(missing_ok=True)
     os.mkfifo(LINE, mode=0o600)
     line = os.open(LINE, os.O_RDONLY | os.O_NONBLOCK)
@@ -63,7 +63,7 @@ def serve(first: str) -> int:
     forward_signals(stops.append, lambda signum: send_to_those_that_catch(find_ranks(os.getpid()), signum))
     failure_file = FailureFile()
     try:
-        code, reason = _await_end(line, sshd.pid, first, stops)
+        code, reason = _await_end(line, sshd.pid, first, stops, leftovers)
         _await_ranks()
         if reason:
             failure_file.record(reason)
@@ -76,7 +76,7 @@ def serve(first: str) -> int:
     return code
 
 
-def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> tuple[int, str]:
+def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers: Leftovers) -> tuple[int, str]:
     """Read the line until the other end lets go of it; tell the ranks of each stop, once they can hear it.
 
     Returns:
@@ -95,6 +95,7 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int]) -> tuple[
         if told_to_stop and not said:
             raise SystemExit(128 + stops[-1])  # nothing here is worth waiting for
         ranks.tell(stops)
+        leftovers.end_those_of_ranks(logger.warning)
         if not said and time.monotonic() > deadline:
             raise DistributedError(f"{first}, which runs mpirun, did not come within {WAIT_SECONDS:.0f} s.")
         if sshd in reap_children():

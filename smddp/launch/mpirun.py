@@ -23,8 +23,11 @@ from pathlib import Path
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import FailureFile, describe_rank_exit, tell_failure
 from smddp.launch.mpi_hosts import SSH, SshConnection, connect
+from smddp.process.leftovers import Leftovers
 from smddp.process.process_tree import RankStops, find_ranks, send_to_those_that_catch
 from smddp.process.program import Program
+
+logger = logging.getLogger(__name__)
 
 _KILLED = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 """What mpirun says of a rank that was killed, and of no other."""
@@ -97,8 +100,9 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
     def pass_on(mpirun: int, signum: int) -> None:
         send_to_those_that_catch(find_ranks(mpirun), signum)
 
+    leftovers = Leftovers()
     mpirun = Program(command, stop=stop, pass_on=pass_on, heed=heed)
-    lost = _await(mpirun, connections)
+    lost = _await(mpirun, connections, leftovers)
     code = mpirun.exit_code()
     reason = killed[0] if killed and code != 0 and not lost and not mpirun.stops else ""
     for connection in connections:
@@ -110,7 +114,7 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
     return code
 
 
-def _await(program: Program, connections: Sequence[SshConnection]) -> list[str]:
+def _await(program: Program, connections: Sequence[SshConnection], leftovers: Leftovers) -> list[str]:
     """Wait for mpirun, which ends by itself soon after a host was lost, or is ended; tell its ranks of each stop.
 
     Returns:
@@ -122,6 +126,8 @@ def _await(program: Program, connections: Sequence[SshConnection]) -> list[str]:
         with suppress(subprocess.TimeoutExpired):
             mpirun.wait(_LOOK_SECONDS)
         ranks.tell(program.stops)
+        leftovers.reap({mpirun.pid})
+        leftovers.end_those_of_ranks(logger.warning)
         lost = [connection.host for connection in connections if not connection.is_open]
     if lost:
         for signum in (0, signal.SIGTERM, signal.SIGKILL):

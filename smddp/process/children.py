@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from smddp.job.failure_report import killed_by
 from smddp.process.exit_codes import RESUMABLE, as_shell
-from smddp.process.leftovers import Leftovers, reap_orphans
+from smddp.process.leftovers import Leftovers
 from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, STDOUT, copy_lines
 from smddp.process.process_tree import START_SECONDS, catches
 
@@ -141,7 +141,7 @@ class ChildProcesses:
         """
         with self._lock:
             if self._leftovers is not None:
-                reap_orphans({process.pid for process in self._running.values()})
+                self._leftovers.reap({process.pid for process in self._running.values()})
             seen = len(self._exits)
             self._ended.wait_for(lambda: len(self._exits) > seen or not self._running, timeout)
             failed = next((exited for exited in self._exits if exited.code != 0), None)

@@ -26,6 +26,7 @@ _KILL_SECONDS = 5.0
 """How long a killed process is waited for: one that hangs in the kernel never ends."""
 
 _LOOK_SECONDS = 0.05
+_RANKS_LOOK_SECONDS = 1.0
 _MOST_NAMED = 5
 
 
@@ -38,6 +39,19 @@ class Leftovers:
     def __init__(self) -> None:
         adopt_orphans()
         self._others = frozenset(Descendants(os.getpid()).parents)
+        self._next_look = 0.0
+
+    def reap(self, own: Collection[int]) -> None:
+        """Reap adopted children that have ended.
+
+        Args:
+            own: The children of this process that others wait for. A child is in it before this is called.
+        """
+        with suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in own or ended.si_pid in self._others:  # its own thread reaps it: look again later
+                    return
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     def end(self, tell: Callable[[str], object]) -> None:
         """End every process that is left, once the programs themselves have ended: SIGTERM, and after a grace SIGKILL.
@@ -45,43 +59,46 @@ class Leftovers:
         Args:
             tell: Called with one line that names the processes, if there are any.
         """
-        if self._await_none(PATIENCE_SECONDS):
+        self._end(self._find_all, tell)
+
+    def end_those_of_ranks(self, tell: Callable[[str], object]) -> None:
+        """End what ranks left behind if all of them have ended and their launcher has not; call it again and again.
+
+        mpirun waits until nobody holds its ranks' output any more, and so for what they left behind.
+        """
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _RANKS_LOOK_SECONDS
+            self._end(self._find_those_of_ranks, tell)
+
+    def _end(self, find: Callable[[], set[int]], tell: Callable[[str], object]) -> None:
+        if _await_none(find, PATIENCE_SECONDS):
             return
-        left = sorted(self._find())
+        left = sorted(find())
         tell(f"{_describe(left)}. Ending what is left: SIGTERM now, SIGKILL in {LEFTOVER_GRACE:g} s.")
         _signal(left, signal.SIGTERM)
-        if self._await_none(LEFTOVER_GRACE):
+        if _await_none(find, LEFTOVER_GRACE):
             return
         deadline = time.monotonic() + _KILL_SECONDS
-        while (left := sorted(self._find())) and time.monotonic() < deadline:  # what is killed may just have forked
+        while (left := sorted(find())) and time.monotonic() < deadline:  # what is killed may just have forked
             _signal(left, signal.SIGKILL)
             time.sleep(_LOOK_SECONDS)
 
-    def _await_none(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        # One look may miss the child of a process that ends meanwhile: the next one finds it below this process.
-        while self._find() or self._find():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_LOOK_SECONDS)
-        return True
-
-    def _find(self) -> set[int]:
+    def _find_all(self) -> set[int]:
         parents = Descendants(os.getpid()).parents
         return {process for process in parents if process not in self._others and parents[process] not in self._others}
 
+    def _find_those_of_ranks(self) -> set[int]:
+        return Descendants(os.getpid()).left_by_ranks() - self._others
 
-def reap_orphans(own: Collection[int]) -> None:
-    """Reap adopted children that have ended.
 
-    Args:
-        own: The children of this process that others wait for. A child is in it before this is called.
-    """
-    with suppress(ChildProcessError):
-        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_pid in own:  # its own thread reaps it: look again at the next call
-                return
-            os.waitpid(ended.si_pid, os.WNOHANG)
+def _await_none(find: Callable[[], set[int]], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    # One look may miss the child of a process that ends meanwhile: the next one finds it below this process.
+    while find() or find():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
 
 
 def _describe(processes: list[int]) -> str:

@@ -69,6 +69,18 @@ class Descendants:
         outer = {ancestor for rank in ranks.values() for ancestor in self._ancestors(rank)}
         return {process: marks[process] for process in ranks.values() if process not in outer}
 
+    def left_by_ranks(self) -> set[int]:
+        """Return what ranks left to the root, and all below it; nothing while a launcher below has a rank."""
+        own = _marks(self._root)
+        marked = {process for process in self.parents if _marks(process) - own}
+        orphans = {process for process in marked if self.parents[process] == self._root}
+        left = {
+            process
+            for process in self.parents
+            if process in orphans or not orphans.isdisjoint(self._ancestors(process))
+        }
+        return left if marked <= left else set()
+
     def script(self, program: int) -> set[int]:
         """Return what runs the job where no launcher is, for a ``program`` that may be a toolkit.
 

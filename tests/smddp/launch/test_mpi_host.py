@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from smddp.process.process_tree import catches
+from smddp.process.process_tree import catches, started
 
 SERVE = """
 import sys
@@ -76,6 +77,20 @@ def test_sigusr1_reaches_the_ranks_and_is_no_stop_here(host, tmp_path):
     await_that(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() == "up\n")
     host.send_signal(signal.SIGUSR2)
     await_that(lambda: (tmp_path / "rank").read_text() == "told\n")
+    os.write(end, b"0\n")
+    os.close(end)
+    assert host.wait(timeout=30) == 0
+
+
+def test_what_a_rank_leaves_behind_ends_though_orted_waits_for_its_output(start, tmp_path):
+    left = "import os, sys\nif os.fork(): sys.exit()\nos.setsid()\nopen('left', 'w').write(str(os.getpid()))\n"
+    (tmp_path / "left.py").write_text(left + "import time; time.sleep(600)")
+    (tmp_path / "sshd").write_text(f"#!/bin/sh\nOMPI_COMM_WORLD_RANK=0 {sys.executable} left.py\nexec sleep 600")
+    (tmp_path / "sshd").chmod(0o700)
+    host = serve(start, tmp_path)
+    end = begin(tmp_path / "line")
+    await_that(lambda: (tmp_path / "left").exists() and (tmp_path / "left").read_text())
+    await_that(lambda: started(int((tmp_path / "left").read_text())) is None)
     os.write(end, b"0\n")
     os.close(end)
     assert host.wait(timeout=30) == 0
