@@ -36,6 +36,7 @@ from smddp.process.script_import import refuse_in_import
 logger = logging.getLogger(__name__)
 
 _FAREWELL_SECONDS = 30.0
+_USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -194,7 +195,12 @@ def _take_device(cluster: Cluster, store: Store | None) -> torch.device:
 def _init_group(backend: str, store: Store, cluster: Cluster, timeout: timedelta, device: torch.device) -> None:
     # NCCL told its device connects now, where a mistake is named, and does not guess it in a barrier. One rank has
     # nobody to connect to; and a group that is bound to one device refuses the gradients of a rank's others.
-    is_bound = "nccl" in backend and cluster.world_size > 1 and gpus_per_rank(os.environ) == 1
+    has_several = gpus_per_rank(os.environ) > 1
+    is_bound = "nccl" in backend and cluster.world_size > 1 and not has_several
+    if "nccl" in backend and has_several and hasattr(dist, "ProcessGroupNCCL2") and _USE_NCCL2 not in os.environ:
+        # torch reads it when the first group is made. Its nccl2 binds every group to one device, told or not.
+        os.environ[_USE_NCCL2] = "0"
+        logger.info("set %s=0: nccl2 reduces on one GPU of a rank, and each rank has several", _USE_NCCL2)
     try:
         dist.init_process_group(
             backend,

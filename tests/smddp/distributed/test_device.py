@@ -1,3 +1,4 @@
+import os
 import re
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -131,9 +132,38 @@ def test_a_group_of_ranks_of_several_gpus_is_bound_to_none(
     given: dict[str, Any] = {}
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda _backend, **options: given.update(options))
     monkeypatch.setenv("SMDDP_GPUS_PER_RANK", "2")
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
     cluster, device = make_cluster(0, 2), torch.device("cuda", 0)
     membership._init_group("cpu:gloo,cuda:nccl", HashStore(), cluster, timedelta(seconds=1), device)
     assert given["device_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "has_nccl2", "given", "used"),
+    [("2", True, None, "0"), ("2", True, "1", "1"), ("2", False, None, None), ("1", True, None, None)],
+)
+def test_nccl2_which_binds_each_group_to_a_device_is_not_for_ranks_of_several_gpus(
+    per_rank: str,
+    has_nccl2: bool,
+    given: str | None,
+    used: str | None,
+    make_cluster: MakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[str | None] = []
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda *_, **__: found.append(os.environ.get("TORCH_DIST_USE_NCCL2"))
+    )
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL2", object(), raising=False)
+    if not has_nccl2:
+        monkeypatch.delattr(torch.distributed, "ProcessGroupNCCL2")
+    monkeypatch.setenv("SMDDP_GPUS_PER_RANK", per_rank)
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", given or "")  # and put back what the code sets
+    if given is None:
+        monkeypatch.delenv("TORCH_DIST_USE_NCCL2")
+    cluster, device = make_cluster(0, 2), torch.device("cuda", 0)
+    membership._init_group("cpu:gloo,cuda:nccl", HashStore(), cluster, timedelta(seconds=1), device)
+    assert found == [used]
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
