@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked at by mypy
     """Saves and ends when the job is told to stop; for scripts that run under ``smddp.run``.
 
-    The ranks agree on a batch; after it Lightning saves, and the job ends with exit code 75. Give the file to the next
-    attempt: ``trainer.fit(model, ckpt_path=stop.resume_from)``.
+    The ranks agree on an optimizer step; after it Lightning saves, and the job ends with exit code 75. Give the file to
+    the next attempt: ``trainer.fit(model, ckpt_path=stop.resume_from)``. A module that optimizes manually is stopped
+    after any batch: gradients that it accumulates over several batches are lost.
 
     Args:
         job: What ``smddp.run`` gave to main.
@@ -28,6 +29,7 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
     def __init__(self, job: Job, name: str = "stopped.ckpt") -> None:
         self._job = job
         self._file = job.checkpoint_dir / name
+        self._step = 0
 
     @property
     def resume_from(self) -> Path | None:
@@ -36,7 +38,8 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take SIGTERM back from Lightning, whose handler broadcasts within it: ranks at other batches would hang."""
-        del trainer, pl_module
+        del pl_module
+        self._step = trainer.global_step
         stop_signal.watch_again()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -45,12 +48,15 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
         if self.resume_from is not None:
             trainer.save_checkpoint(self._file)
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Ask all ranks, and stop if they agree.
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Ask all ranks after an optimizer step, and stop if they agree.
 
         Raises:
             Stopped: The checkpoint is there.
         """
-        if self._job.stopping:
+        # Lightning saves no gradients: within an accumulation window those of its micro-batches would be lost.
+        accumulates = pl_module.automatic_optimization and trainer.global_step == self._step
+        self._step = trainer.global_step
+        if not accumulates and self._job.stopping:
             trainer.save_checkpoint(self._file)  # all ranks call it; the file is there when it returns
             raise Stopped

@@ -7,14 +7,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("lightning", reason="no Lightning: pip install smddp[loops]")
 
+import lightning
+
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
-from smddp.lightning import SmddpEnvironment
+from smddp.lightning import SmddpEnvironment, StopCallback
+from smddp.process.preemption import Stopped, stop_signal
 
 pytestmark = pytest.mark.loops
 
@@ -90,6 +95,38 @@ def test_a_stop_saves_on_all_ranks_and_the_next_attempt_goes_on(tmp_path):
 
     out, error = start(tmp_path, steps=stopped_at + 5, ranks=1).communicate(timeout=120)
     assert (re.findall(r"step \d+", out), f"done {stopped_at + 5}" in out) == ([], True), error
+
+
+class Mean(lightning.LightningModule):
+    """Moves its one weight to the mean of the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        return (self.weight - batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_stop_within_an_accumulation_window_comes_at_its_end(tmp_path):
+    """The job is told to stop from the second batch on: of four of a window, or of the last two of the epoch."""
+    data = torch.utils.data.TensorDataset(torch.arange(6.0))
+    stop = StopCallback(SimpleNamespace(checkpoint_dir=tmp_path, stopping=True))
+    options = {"max_epochs": 1, "accelerator": "cpu", "accumulate_grad_batches": 4, "logger": False}
+    options |= {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    ends = []
+    for batches in (4, 2):
+        trainer = lightning.Trainer(callbacks=[stop], limit_train_batches=batches, **options)
+        module = Mean()
+        with stop_signal, pytest.raises(Stopped):
+            trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=1))
+        saved = torch.load(tmp_path / "stopped.ckpt", weights_only=False)
+        progress = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        ends.append((saved["global_step"], progress["ready"], saved["state_dict"]["weight"].item()))
+    assert ends == [(1, 4, pytest.approx(0.1 * 2 * (0 + 1 + 2 + 3) / 4)), (1, 2, pytest.approx(0.1 * 2 * (0 + 1) / 4))]
 
 
 def test_lightning_is_told_of_the_ranks_that_the_cluster_has():
