@@ -105,9 +105,11 @@ class TrainingJob:
             EstimatorError: The job has none (yet).
         """
         description = self.describe()
-        uri = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
-        if not uri:
-            raise EstimatorError(f"{self.name} has no model: it is {description['TrainingJobStatus']}.")
+        uri, status = description.get("ModelArtifacts", {}).get("S3ModelArtifacts"), description["TrainingJobStatus"]
+        # The place stands in each description; a model is put there by a job that ends well, or is stopped in training.
+        leaves = status == "Completed" or (status == "Stopped" and "TrainingStartTime" in description)
+        if not uri or not leaves:
+            raise EstimatorError(f"{self.name} has no model: it is {status}.")
         return uri
 
     @property

@@ -204,10 +204,16 @@ def test_the_handle_tells_what_the_job_has(platform: Platform) -> None:
     assert job.final_metrics() == {"loss": 0.5}
 
 
-def test_a_job_without_a_model_says_so(platform: Platform) -> None:
-    platform.descriptions = [described("Training")]
-    with pytest.raises(EstimatorError, match="no model: it is InProgress"):
+@pytest.mark.parametrize("status", ["InProgress", "Stopping", "Failed", "Stopped"])
+def test_a_job_without_a_model_says_so_though_its_place_is_known(platform: Platform, status: str) -> None:
+    place = {"S3ModelArtifacts": "s3://jobs/model.tar.gz"}
+    platform.descriptions = [described("Starting", status=status, ModelArtifacts=place)]
+    with pytest.raises(EstimatorError, match=f"no model: it is {status}"):
         _ = TrainingJob(NAME, platform).model_data
+
+
+def test_a_job_without_checkpoints_and_metrics_has_none(platform: Platform) -> None:
+    platform.descriptions = [described("Training")]
     assert TrainingJob(NAME, platform).checkpoint_s3_uri is None
     assert TrainingJob(NAME, platform).final_metrics() == {}
 

@@ -72,9 +72,8 @@ def _wrong(platform: LocalSageMaker, job: dict[str, Any], *, accepted: bool) -> 
         Bucket=platform.default_bucket, Prefix=f"out/{job['TrainingJobName']}/"
     )
     there = {item["Key"] for item in listed.get("Contents", ())}
-    said = urlsplit(job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")).path.removeprefix(
-        f"/{platform.default_bucket}/"
-    )
-    if (said.lstrip("/") in there) is not bool(said) or (not said and there) or (status == "Completed" and not said):
+    said = urlsplit(job["ModelArtifacts"]["S3ModelArtifacts"]).path.removeprefix(f"/{platform.default_bucket}/")
+    left = said.lstrip("/") in there
+    if (there and not left) or (status == "Completed" and not left):
         wrong.append(f"it is {status}, names the model {said!r}, and left {sorted(there)}")
     return wrong

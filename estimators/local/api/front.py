@@ -7,6 +7,7 @@ statuses that they take for a reason to try again.
 from __future__ import annotations
 
 import io
+import json
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from estimators.local.api.operation import ApiOperation, read_document, requeste
 from estimators.local.api.refusal import SERVICE, refuse
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import PUT_METRICS
+from estimators.service_model import service_model
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -103,6 +105,52 @@ class AwsErrors:
             return refuse(ApiError("ValidationException", message[:1000]), environ, start_response)
         start_response(*answered[0])
         return answer
+
+
+class RequiredMembers:
+    """A WSGI application that gives SageMaker's answers of `inner` the structures that botocore's model requires."""
+
+    def __init__(self, inner: WSGIApplication) -> None:
+        self._inner = inner
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request that `OfferedOperations` let through."""
+        operation: ApiOperation = environ[OPERATION]
+        shape = operation.is_sagemakers and service_model().operation_model(operation.name).output_shape
+        if not shape:
+            return self._inner(environ, start_response)
+        head: list[Any] = []
+
+        def keep(*status_and_headers: Any) -> Any:
+            head[:] = status_and_headers
+            return io.BytesIO().write
+
+        content = read_answer(self._inner(environ, keep))
+        status, headers, *rest = head
+        if status.startswith("200"):
+            content = json.dumps(_complete(shape, json.loads(content))).encode()
+            others = [(name, value) for name, value in headers if name.lower() != "content-length"]
+            headers = [*others, ("Content-Length", str(len(content)))]
+        start_response(status, headers, *rest)
+        return [content]
+
+
+def _complete(shape: Any, value: Any) -> Any:
+    """Return a value with required structures that may be empty, and without empty ones that may not be."""
+    if shape.type_name == "list" and isinstance(value, list):
+        return [_complete(shape.member, item) for item in value]
+    if shape.type_name != "structure" or not isinstance(value, dict):
+        return value
+    known, required = shape.members, shape.required_members
+    empty = {name: {} for name in required if known[name].type_name == "structure" and not known[name].required_members}
+    return {
+        **empty,
+        **{
+            name: _complete(known[name], item) if name in known else item
+            for name, item in value.items()
+            if item != {} or name in required or not getattr(known.get(name), "required_members", ())
+        },
+    }
 
 
 def read_answer(answer: Iterable[bytes]) -> bytes:

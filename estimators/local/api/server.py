@@ -26,7 +26,7 @@ from werkzeug.serving import ThreadedWSGIServer
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.faulty_requests import FaultyRequests
-from estimators.local.api.front import AwsErrors, OfferedOperations
+from estimators.local.api.front import AwsErrors, OfferedOperations, RequiredMembers
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.log_filter import LogFilter
 from estimators.local.api.log_recall import LogRecall
@@ -106,7 +106,9 @@ class HttpServer:
         """
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
-        jobs = TrainingJobApi(engine, otherwise=LogRecall(engine, LogFilter(AwsErrors(moto))), chaos=chaos)
+        jobs = TrainingJobApi(
+            engine, otherwise=LogRecall(engine, LogFilter(RequiredMembers(AwsErrors(moto)))), chaos=chaos
+        )
         application = OfferedOperations(FaultyRequests(jobs, chaos))
         guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
         self._server = _Server(host, port, guard, _RequestHandler, fd=listener.fileno())

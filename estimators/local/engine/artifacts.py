@@ -36,19 +36,24 @@ class _File:
     is_link: bool
 
 
+def model_uri(output: S3Uri | FileUri, *, compressed: bool) -> str:
+    """Return where a job's model goes: an archive, or a prefix of single objects."""
+    return str(output.below("model.tar.gz")) if compressed else f"{output.below('model')}/"
+
+
 def upload_model(
     s3: S3Client, trees: Iterable[HostTree], output: S3Uri | FileUri, scratch: Path, *, compressed: bool
 ) -> str:
     """Upload /opt/ml/model of all hosts, even if empty; return the URI for ModelArtifacts."""
     what = "Model upload failed"
     files = _merge(trees, PurePath("model"), what, output)
-    if not compressed:
+    if compressed:
+        uri = output.below("model.tar.gz")
+        with explaining(what, uri):
+            _upload_archive(s3, files, uri, scratch / "model.tar.gz")
+    else:
         _upload_files(s3, files, output.below("model"), what)
-        return f"{output.below('model')}/"
-    uri = output.below("model.tar.gz")
-    with explaining(what, uri):
-        _upload_archive(s3, files, uri, scratch / "model.tar.gz")
-    return str(uri)
+    return model_uri(output, compressed=compressed)
 
 
 def upload_output(

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from estimators.local.engine.artifacts import model_uri
 from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.job_store import NO_SAVER, RecordSaver
@@ -45,7 +46,10 @@ class JobRecord(HostedJob[TrainingRequest]):
         """Return the description as DescribeTrainingJob shows it."""
         with self._changed:
             progress, updates = self._progress, copy.deepcopy(self._updates)
+        # As on AWS the place that is configured, whether or not there is a model in it (yet).
+        model = model_uri(self.request.output, compressed=self.request.compressed)
         return {
+            "ModelArtifacts": {"S3ModelArtifacts": model},
             **describe_request(self.request.members, updates),
             "TrainingJobArn": self.arn,
             **describe_progress(progress),
