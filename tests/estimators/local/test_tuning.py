@@ -67,6 +67,22 @@ def test_the_sdks_tuner_searches_by_jobs_that_run(platform, make_tuner):
     assert [job["HyperParameterTuningJobName"] for job in listed] == [name]
 
 
+@pytest.mark.slow
+def test_the_sdk_attaches_to_a_tuner_and_begins_another_with_what_it_found(platform, make_tuner):
+    from sagemaker.tuner import HyperparameterTuner, create_identical_dataset_and_algorithm_tuner
+
+    first = make_tuner(platform, OBJECTIVE, strategy="Random", max_jobs=2, max_parallel_jobs=2)
+    first.fit()
+    name = first.latest_tuning_job.name
+    attached = HyperparameterTuner.attach(name, sagemaker_session=platform.session)
+    assert attached.best_training_job() == first.best_training_job()
+    assert "_tuning_objective_metric" not in attached.estimator.hyperparameters()
+    second = create_identical_dataset_and_algorithm_tuner(name, sagemaker_session=platform.session)
+    second.max_jobs, second.metric_definitions = 1, attached.metric_definitions  # which the SDK does not hand on
+    second.fit()
+    assert len(second.analytics().dataframe()) == 1
+
+
 @pytest.mark.seaweedfs
 @pytest.mark.slow
 def test_a_search_starts_no_other_job_when_its_platform_ends(make_tuner, tmp_path, caplog):

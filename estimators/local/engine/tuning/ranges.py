@@ -94,7 +94,13 @@ def _numbers(given: Any, *, whole: bool) -> Iterator[NumberRange]:
         except ValueError:
             kind = "whole numbers" if whole else "numbers"
             raise invalid(f"ParameterRanges: {name} goes from {texts[0]!r} to {texts[1]!r}; give {kind}.") from None
-        if not (math.isfinite(least) and math.isfinite(most) and least < most):
+        if not (_is_bounded(most - least) and _is_bounded(least) and _is_bounded(most)):
+            kind = "whole numbers of 64 bits" if whole else "finite numbers"
+            raise invalid(
+                f"ParameterRanges: {name} goes from {texts[0]} to {texts[1]}; MinValue, MaxValue and their difference "
+                f"must be {kind}."
+            )
+        if least >= most:
             raise invalid(f"ParameterRanges: {name} goes from {texts[0]} to {texts[1]}; MinValue must be the smaller.")
         scaling = each.get("ScalingType", "Auto")
         if scaling == "Auto":
@@ -109,6 +115,10 @@ def _numbers(given: Any, *, whole: bool) -> Iterator[NumberRange]:
                 "for continuous ranges within 0 <= x < 1."
             )
         yield NumberRange(name=name, least=least, most=most, scaling=scaling, whole=whole)
+
+
+def _is_bounded(value: float) -> bool:
+    return abs(value) < 1 << 63 if isinstance(value, int) else math.isfinite(value)
 
 
 def _choices(given: Any) -> Iterator[Choice]:

@@ -136,7 +136,7 @@ class TuningRequest:
         return {
             **{member: value for member, value in definition.items() if member not in _NOT_OF_TRAINING},
             "TrainingJobName": name,
-            "ResourceConfig": _resources(definition),
+            "ResourceConfig": training_resources(definition),
             **_checkpoints(definition, name),
             "HyperParameters": {**static, OBJECTIVE_HYPERPARAMETER: self.metric, **tuned},
             **({"Tags": tags} if tags else {}),
@@ -184,7 +184,7 @@ def _checkpoints(definition: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"CheckpointConfig": {**config, "S3Uri": f"{config['S3Uri'].rstrip('/')}/{name}"}}
 
 
-def _resources(definition: Mapping[str, Any]) -> dict[str, Any]:
+def training_resources(definition: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ResourceConfig of a training job."""
     if "ResourceConfig" in definition:
         return dict(definition["ResourceConfig"])

@@ -17,7 +17,7 @@ from typing import Any
 from estimators.local.engine.hosted_job import KILLED
 from estimators.local.engine.job import JobRecord
 from estimators.local.engine.job_store import NO_SAVER, RecordSaver
-from estimators.local.engine.tuning.request import TuningRequest
+from estimators.local.engine.tuning.request import OBJECTIVE_HYPERPARAMETER, TuningRequest, training_resources
 
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
 COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"
@@ -225,7 +225,7 @@ class TuningRecord:
         best = self._best(summaries)
         seconds = sum(each.job.describe().get("TrainingTimeInSeconds", 0) for each in self.trials)
         return {
-            **{name: value for name, value in copy.deepcopy(dict(self.request.members)).items() if name != "Tags"},
+            **self._describe_request(),
             "HyperParameterTuningJobArn": self.arn,
             "CreationTime": self.created,
             **progress,
@@ -240,6 +240,19 @@ class TuningRecord:
             **({"BestTrainingJob": best} if best else {}),
             "ConsumedResources": {"RuntimeInSeconds": seconds},
         }
+
+    def _describe_request(self) -> dict[str, Any]:
+        """Return what was asked for, with what AWS adds to it: the SDK's tuner reads that unasked."""
+        asked = copy.deepcopy({name: value for name, value in self.request.members.items() if name != "Tags"})
+        config, definition = asked["HyperParameterTuningJobConfig"], asked["TrainingJobDefinition"]
+        config["TrainingJobEarlyStoppingType"] = config.get("TrainingJobEarlyStoppingType", "Off")
+        definition["StaticHyperParameters"] = {
+            **definition.get("StaticHyperParameters", {}),
+            OBJECTIVE_HYPERPARAMETER: self.request.metric,
+        }
+        # The SDK's tuner sends HyperParameterTuningResourceConfig, and reads ResourceConfig when it attaches.
+        definition["ResourceConfig"] = training_resources(definition)
+        return asked
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return the training jobs as ListTrainingJobsForHyperParameterTuningJob shows them."""

@@ -78,6 +78,19 @@ def test_a_search_tries_as_many_as_it_may_and_tells_the_best(client: Client, job
     assert [job["TrainingJobName"][:10] for job in client.jobs()] == [f"search-00{number}" for number in range(1, 6)]
 
 
+def test_a_description_has_what_aws_adds_to_the_request(client: Client, make_request: Request) -> None:
+    resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
+    request = make_request()
+    del request["TrainingJobDefinition"]["ResourceConfig"]
+    request["TrainingJobDefinition"]["HyperParameterTuningResourceConfig"] = resources
+    found = client.run(request)
+    assert found["TrainingJobDefinition"]["ResourceConfig"] == resources
+    static = found["TrainingJobDefinition"]["StaticHyperParameters"]
+    assert static == {"epochs": "3", "_tuning_objective_metric": "loss"}
+    assert found["HyperParameterTuningJobConfig"]["TrainingJobEarlyStoppingType"] == "Off"
+    assert request["TrainingJobDefinition"]["StaticHyperParameters"] == {"epochs": "3"}
+
+
 def test_the_same_seed_tries_the_same(client: Client, make_request: Request) -> None:
     for name in ("one", "two"):
         client.run(make_request(HyperParameterTuningJobName=name, config=limited(3, 1)))

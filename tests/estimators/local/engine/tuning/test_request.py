@@ -14,6 +14,7 @@ from estimators.local.engine.tuning.request import TuningRequest
 CONTINUOUS = "ContinuousParameterRanges"
 CRITERIA = "TuningJobCompletionCriteria"
 LIMITS = {"MaxNumberOfTrainingJobs": 4, "MaxParallelTrainingJobs": 2}
+INTEGER = "IntegerParameterRanges"
 
 
 def ranges(**members: Any) -> dict[str, Any]:
@@ -63,7 +64,13 @@ def test_auto_is_logarithmic_where_the_range_is_wide(
     [
         ({"config": {"ParameterRanges": {}}}, "no range"),
         ({"config": ranges(MinValue="a")}, "give numbers"),
-        ({"config": ranges(MinValue="nan")}, "must be the smaller"),
+        ({"config": ranges(MinValue="nan")}, "must be finite numbers"),
+        ({"config": ranges(MinValue="-inf", MaxValue="inf")}, "from -inf to inf; .* must be finite numbers"),
+        ({"config": ranges(MinValue="-1e308", MaxValue="1e308")}, "and their difference must be finite numbers"),
+        (
+            {"config": {"ParameterRanges": {INTEGER: [{"Name": "x", "MinValue": "0", "MaxValue": "9" * 250}]}}},
+            "must be whole numbers of 64 bits",
+        ),
         ({"config": ranges(MinValue="0.9")}, "must be the smaller"),
         ({"config": ranges(MinValue="0", ScalingType="Logarithmic")}, "must be > 0"),
         ({"config": ranges(MaxValue="1", ScalingType="ReverseLogarithmic")}, "within 0 <= x < 1"),
