@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -266,7 +266,10 @@ class TrainingJob:
 
     def lines(self) -> Iterator[LogLine]:
         """Yield the log as `logs` gives it, each line with its time."""
-        return (event for event in self._follower().events() if isinstance(event, LogLine))
+        with self._leaving_told():
+            for event in self._follower().events():
+                if isinstance(event, LogLine):
+                    yield event
 
     def events(self) -> Iterator[JobEvent]:
         """Yield all that happens to the job, from its beginning, until it has ended and all is read.
@@ -282,7 +285,8 @@ class TrainingJob:
                         case MetricValue(metric="loss", value=loss) if loss > 10:
                             job.stop()
         """
-        return self._follower(with_values=True).events()
+        with self._leaving_told():
+            yield from self._follower(with_values=True).events()
 
     def wait(self, logs: bool = True, *, on_event: OnEvent | None = None) -> None:
         """Wait for the job's end. Ctrl-C leaves the job running, as long as its platform does.
@@ -301,29 +305,42 @@ class TrainingJob:
         from estimators.job_handle.shown import is_live, shown
 
         live = self._hyperparameters if logs and is_live() else None
+        with self._leaving_told(), ExitStack() as stack:
+            told: list[Callable[[JobEvent], object]] = []
+            if on_event is not None:
+                told.append(Listener(on_event, self.name).tell)
+            if logs:
+                told.append(stack.enter_context(shown(self.name, live)))
+            wants_values = live is not None or callable(on_event)
+            for event in self._follower(with_lines=logs or wants_values, with_values=wants_values).events():
+                for tell in told:
+                    tell(event)
+            description = api_retries.ask(self.describe)
+        self.require_completed(description)
+
+    @contextmanager
+    def _leaving_told(self) -> Iterator[None]:
+        """Log that the job goes on, and how to wait again, when a waiting ends before the job does."""
         try:
-            with ExitStack() as stack:
-                told: list[Callable[[JobEvent], object]] = []
-                if on_event is not None:
-                    told.append(Listener(on_event, self.name).tell)
-                if logs:
-                    told.append(stack.enter_context(shown(self.name, live)))
-                wants_values = live is not None or callable(on_event)
-                for event in self._follower(with_lines=logs or wants_values, with_values=wants_values).events():
-                    for tell in told:
-                        tell(event)
+            yield
         except KeyboardInterrupt:
-            logger.warning(
-                "%s goes on %s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker "
-                "stop-training-job --training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
-                self.name,
-                "until its local platform ends"
-                if getattr(self._boto_session, "ends_with_program", False)
-                else "without you",
-                *(self.name,) * 3,
-            )
+            self._tell_leaving("")
             raise
-        self.require_completed(api_retries.ask(self.describe))
+        except Exception as error:
+            if api_retries.is_about_asking(error):
+                self._tell_leaving(f", but AWS does not tell how it is: {error}. Renew the credentials, or the rights")
+            raise
+
+    def _tell_leaving(self, why: str) -> None:
+        ends = getattr(self._boto_session, "ends_with_program", False)
+        logger.warning(
+            "%s goes on %s%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker stop-training-job "
+            "--training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
+            self.name,
+            "until its local platform ends" if ends else "without you",
+            why,
+            *(self.name,) * 3,
+        )
 
     async def wait_async(self, *, on_event: OnEvent | None = None) -> None:
         """Wait for the job's end without holding up other tasks of the event loop; nothing is shown.
@@ -341,14 +358,18 @@ class TrainingJob:
 
         listener = None if on_event is None else Listener(on_event, self.name)
         wants_all = callable(on_event)
-        async for event in self._follower(with_lines=wants_all, with_values=wants_all).events_async():
-            if listener is not None:
-                await asyncio.to_thread(listener.tell, event)
-        self.require_completed(await api_retries.ask_async(self.describe))
+        with self._leaving_told():
+            async for event in self._follower(with_lines=wants_all, with_values=wants_all).events_async():
+                if listener is not None:
+                    await asyncio.to_thread(listener.tell, event)
+            description = await api_retries.ask_async(self.describe)
+        self.require_completed(description)
 
-    def events_async(self) -> AsyncIterator[JobEvent]:
+    async def events_async(self) -> AsyncIterator[JobEvent]:
         """Yield what `events` yields without holding up other tasks: ``async for event in job.events_async()``."""
-        return self._follower(with_values=True).events_async()
+        with self._leaving_told():
+            async for event in self._follower(with_values=True).events_async():
+                yield event
 
     def _follower(self, *, with_lines: bool = True, with_values: bool = False) -> Follower:
         from estimators.job_handle.follower import Follower

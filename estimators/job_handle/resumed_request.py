@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.service_model import service_model
 from smddp.job.hyperparameters.bundled import POINTER
@@ -97,7 +98,7 @@ def send(sagemaker: Any, request: Mapping[str, Any]) -> None:
     from botocore.exceptions import ClientError, ParamValidationError
 
     try:
-        sagemaker.create_training_job(**request)
+        api_retries.create_training_job(sagemaker, request)
     except (ClientError, ParamValidationError) as error:
         raise EstimatorError(f"{request['TrainingJobName']} was not started: {error}") from error
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 
 import boto3
 
+from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.sdk import request_values, training_images
 from estimators.sdk.code_place import UploadCode
@@ -156,12 +157,28 @@ def send(
     code: UploadCode,
 ) -> str:
     """Upload a job's code, send its request, and return its name."""
-    pytorch = _made(_Staged, request_values.without_repository(arguments), session)
+    patient = copy.copy(session)
+    if not is_local(session):
+        patient.sagemaker_client = _PatientClient(session.sagemaker_client)
+    pytorch = _made(_Staged, request_values.without_repository(arguments), patient)
     if uploaded := code():
         pytorch.staged = UploadedCode(*uploaded)
     pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
     name: str = pytorch.latest_training_job.name
     return name
+
+
+class _PatientClient:
+    """boto3's client, but for CreateTrainingJob, which is made again while AWS throttles it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def create_training_job(self, **request: Any) -> None:
+        api_retries.create_training_job(self._client, request)
 
 
 def is_local(session: Session | None) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import NoCredentialsError
+from botocore.exceptions import ClientError, NoCredentialsError
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
@@ -208,6 +208,26 @@ def test_fit_lists_all_errors_at_once_and_sends_nothing(build: Any, requests: li
     for problem in refused.value.problems:
         assert str(problem) in str(refused.value)
     assert not requests
+
+
+def test_a_job_that_aws_throttles_is_sent_again(
+    build: Any, requests: list[dict[str, Any]], sagemaker_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, refusals = sagemaker_session.sagemaker_client.create_training_job, [throttled()]
+
+    def refuse_first(**request: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return create(**request)
+
+    monkeypatch.setattr(sagemaker_session.sagemaker_client, "create_training_job", refuse_first)
+    build().fit(wait=False)
+    assert not refusals
+    assert len(requests) == 1
+
+
+def throttled() -> ClientError:
+    return ClientError({"Error": {"Code": "ThrottlingException", "Message": "Rate exceeded"}}, "CreateTrainingJob")
 
 
 @pytest.mark.slow

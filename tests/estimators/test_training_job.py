@@ -20,7 +20,7 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 from moto import mock_aws
 
 from estimators import api_retries
@@ -470,6 +470,43 @@ def test_what_will_pass_does_not_end_the_waiting(platform: Platform, error: Exce
 def test_what_will_not_pass_ends_the_waiting(platform: Platform, error: Exception) -> None:
     with failing(platform, "describe_training_job", repeat(error)), pytest.raises(type(error)):
         TrainingJob(NAME, platform).wait(logs=False)
+
+
+def wait(platform: Platform) -> None:
+    TrainingJob(NAME, platform).wait(logs=False)
+
+
+def wait_async(platform: Platform) -> None:
+    asyncio.run(TrainingJob(NAME, platform).wait_async())
+
+
+def follow(platform: Platform) -> None:
+    list(TrainingJob(NAME, platform).events())
+
+
+@pytest.mark.parametrize("waiting", [wait, wait_async, follow])
+@pytest.mark.parametrize("error", [refused("ExpiredTokenException"), NoCredentialsError()])
+def test_who_can_not_ask_any_more_is_told_that_the_job_goes_on_and_how_to_wait_again(
+    platform: Platform, caplog: pytest.LogCaptureFixture, waiting: Callable[[Platform], None], error: Exception
+) -> None:
+    answers = chain([described("Training")], repeat(error))
+    with failing(platform, "describe_training_job", answers), pytest.raises(type(error)):
+        waiting(platform)
+    (said,) = [record.message for record in caplog.records if "goes on" in record.message]
+    assert f"{NAME} goes on without you" in said
+    assert str(error) in said
+    assert f"TrainingJob.attach('{NAME}').wait()" in said
+
+
+@pytest.mark.parametrize(
+    "error", [refused("ValidationException"), EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")]
+)
+def test_nothing_is_said_of_a_job_that_is_not_there_any_more(
+    platform: Platform, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    with failing(platform, "describe_training_job", repeat(error)), pytest.raises(type(error)):
+        wait(platform)
+    assert "goes on" not in caplog.text
 
 
 @contextmanager

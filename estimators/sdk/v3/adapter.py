@@ -11,6 +11,7 @@ from sagemaker.core.local.local_session import LocalSession
 from sagemaker.core.s3 import S3Uploader, s3_path_join
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 
+from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.sdk.code_place import UploadCode
 from estimators.sdk.v3.parameters import Parameters
@@ -51,7 +52,7 @@ def send(
         experiment_config=experiment_config,
         upload=lambda path, rule: _upload_rule(path, rule, session),
     )
-    session.sagemaker_client.create_training_job(**members)
+    api_retries.create_training_job(session.sagemaker_client, members)
     return job.name
 
 

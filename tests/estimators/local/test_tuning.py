@@ -79,7 +79,7 @@ def test_the_sdk_attaches_to_a_tuner_and_begins_another_with_what_it_found(platf
     assert "_tuning_objective_metric" not in attached.estimator.hyperparameters()
     second = create_identical_dataset_and_algorithm_tuner(name, sagemaker_session=platform.session)
     second.max_jobs, second.metric_definitions = 1, attached.metric_definitions  # which the SDK does not hand on
-    second.fit()
+    second.fit(job_name=f"{name}-2")
     assert len(second.analytics().dataframe()) == 1
 
 
