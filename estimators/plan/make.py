@@ -55,9 +55,12 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     given = {**arguments, "inputs": call.inputs, "job_name": call.job_name, "experiment_config": call.experiment_config}
     not_known_yet = pipeline_variables.any_unknown(given)
     in_pipeline = list(pipeline_variables.check(given))
+    decided_later = arguments.get("instance_type")
     arguments, call = pipeline_variables.with_defaults(arguments), _with_defaults(call)
     carried = carry(arguments)
     problems = [*in_pipeline, *_problems(carried.arguments, call, session), *large_hyperparameters.check(carried)]
+    if decided_later is not arguments.get("instance_type") and not any(each.severity == "error" for each in problems):
+        problems += _refused_variable(arguments, decided_later, session)
     topology, request = Topology.of(arguments), None
     if not not_known_yet and not any(problem.severity == "error" for problem in problems):
         request, refused = _finished(carried.arguments, call, session)
@@ -212,6 +215,24 @@ def _finished(
         problems = [error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")]
     problems = problems or list(finished_request.check_rules(request, arguments))
     return (None if problems else request), problems
+
+
+def _refused_variable(arguments: Mapping[str, Any], instance_type: Any, session: Session | None) -> Iterator[Problem]:
+    """Yield that the SDK refuses the distribution because it can't see which type the pipeline will decide on."""
+    from estimators.sdk import sessions, training_images
+
+    if not chooses_image_by_version(arguments):
+        return
+    chosen, _ = training_images.choose_versions(Framework.of(arguments, sessions.region(session) or ""))
+    try:
+        training_images.validated_distribution(replace(chosen, instance_type=instance_type))
+    except ValueError as fault:
+        said = " ".join(str(fault).split()).rstrip(".")
+        yield error(
+            "distribution",
+            f"the SDK refuses it for an instance_type that the pipeline decides: {said}",
+            "Give an image_uri, for which the SDK checks none of this, or the instance_type itself.",
+        )
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from estimators.problem import Problem, warning
+from estimators.problem import Problem, error, warning
 from estimators.sdk.library import is_pipeline_variable
 
 
@@ -51,6 +51,16 @@ def check(values: Mapping[str, Any]) -> Iterator[Problem]:
                 parameter,
                 f"is decided by the pipeline's {_name(variable)} when it runs: {checked} checked",
                 "AWS checks it then.",
+            )
+    hyperparameters = values.get("hyperparameters")
+    for name, value in hyperparameters.items() if isinstance(hyperparameters, Mapping) else ():
+        inner = None if is_pipeline_variable(value) else next(_variables(value), None)
+        if inner is not None:
+            yield error(
+                "hyperparameters",
+                f"{name!r} has the pipeline's {_name(inner)} inside it, and the SDK makes one text of it before the "
+                "pipeline runs",
+                "Give the variable as a hyperparameter of its own, and put the two together in the script.",
             )
 
 

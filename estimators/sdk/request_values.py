@@ -50,4 +50,11 @@ def hyperparameter_text(value: Any) -> str | None:
         TypeError: JSON can't hold it.
         ValueError: It contains itself.
     """
-    return None if isinstance(value, Unknown) else json.dumps(value)
+    return None if isinstance(value, Unknown) else json.dumps(value, default=_text_of_unknown)
+
+
+def _text_of_unknown(value: Any) -> str:
+    """Return what stands for a pipeline's variable inside a value, which is refused for it elsewhere."""
+    if isinstance(value, Unknown):
+        return str(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

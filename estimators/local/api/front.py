@@ -142,7 +142,9 @@ def _complete(shape: Any, value: Any) -> Any:
     if shape.type_name != "structure" or not isinstance(value, dict):
         return value
     known, required = shape.members, shape.required_members
-    empty = {name: {} for name in required if known[name].type_name == "structure" and not known[name].required_members}
+    empty: dict[str, Any] = {
+        name: {} for name in required if known[name].type_name == "structure" and not known[name].required_members
+    }
     return {
         **empty,
         **{

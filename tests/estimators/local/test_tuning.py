@@ -72,7 +72,7 @@ def test_the_sdk_attaches_to_a_tuner_and_begins_another_with_what_it_found(platf
     from sagemaker.tuner import HyperparameterTuner, create_identical_dataset_and_algorithm_tuner
 
     first = make_tuner(platform, OBJECTIVE, strategy="Random", max_jobs=2, max_parallel_jobs=2)
-    first.fit()
+    first.fit(job_name="to-attach-to")
     name = first.latest_tuning_job.name
     attached = HyperparameterTuner.attach(name, sagemaker_session=platform.session)
     assert attached.best_training_job() == first.best_training_job()

@@ -143,6 +143,30 @@ def test_a_default_is_checked_as_a_value_is(script: str, session: Any) -> None:
         job.fit()
 
 
+@pytest.mark.parametrize("inner", [lambda each: {"lr": each}, lambda each: [1, [each]]], ids=["dict", "list"])
+@pytest.mark.parametrize("default", ["0.1", None])
+def test_a_variable_inside_a_hyperparameter_is_refused(
+    inner: Callable[[Any], Any], default: str | None, script: str, session: Any
+) -> None:
+    parameters = {"hyperparameters": {"optimizer": inner(string("Rate", default)), "lr": string("Rate", default)}}
+    (found,) = errors_of(script, session, instance_type="ml.g5.xlarge", **parameters)
+    assert "hyperparameters: 'optimizer' has the pipeline's Rate inside it" in found
+
+
+def test_a_type_that_the_pipeline_decides_is_refused_where_the_sdk_must_see_it(script: str, session: Any) -> None:
+    by_pipeline = string("Type", "ml.g5.xlarge")
+    (found,) = errors_of(script, session, instance_type=by_pipeline, distribution="torchrun")
+    assert "distribution: the SDK refuses it for an instance_type that the pipeline decides" in found
+    assert "Give an image_uri" in found
+    assert not errors_of(script, session, instance_type=by_pipeline, distribution="torchrun", image_uri=IMAGE)
+    assert not errors_of(script, session, instance_type=by_pipeline, distribution="mpi")
+
+
+def errors_of(script: str, session: Any, **parameters: Any) -> list[str]:
+    plan = Estimator(script, role=ROLE, sagemaker_session=session, **parameters).plan()
+    return [str(problem) for problem in plan.errors]
+
+
 def test_what_has_no_default_is_known_to_nobody(script: str, session: Any) -> None:
     given = {"role": ROLE, "instance_type": string("Type"), "image_uri": IMAGE, "max_run": integer("Seconds")}
     job = Estimator(script, **given, instance_count=integer("Hosts"), sagemaker_session=session)
