@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from estimators.errors import EstimatorError
+from estimators.image import instance_groups
 from estimators.problem import Problem, error, nearest, warning
 
 
@@ -24,6 +25,8 @@ class DistributionKind:
     """What then runs on each host."""
     options: frozenset[str] = frozenset({"enabled"})
     """What the SDK reads in the key's own dict; it ignores anything else in silence."""
+    libraries: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """What it reads in the dicts in there."""
     beside: frozenset[str] = field(default_factory=frozenset)
     """Keys that it may stand beside; beside any other, one of the two is dropped in silence."""
 
@@ -48,6 +51,7 @@ KINDS: Mapping[str, DistributionKind] = {
             key="smdistributed",
             launcher="mpirun, for SMDDP",
             options=frozenset({"dataparallel", "modelparallel"}),
+            libraries={"dataparallel": _MPI_OPTIONS, "modelparallel": frozenset({"enabled", "parameters"})},
             beside=frozenset({"torch_distributed", "mpi"}),
         ),
         DistributionKind(key="parameter_server", launcher=ALONE),
@@ -64,6 +68,9 @@ NAMES: Mapping[str, Mapping[str, Any]] = {
     "parameter_server": {"parameter_server": {"enabled": True}},
 }
 """What ``Estimator(distribution="…")`` stands for."""
+
+PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+"""The hyperparameter that AWS's training toolkit reads the number of processes from, for torchrun too."""
 
 _INSTANCE_GROUPS = "instance_groups"
 """Beside a kind in the dict: the groups of hosts that it starts ranks on."""
@@ -98,6 +105,12 @@ def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
     return _is_on(given.get("pytorchddp")) or _is_on(_mapping(given.get("smdistributed")).get("dataparallel"))
 
 
+def trained_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return those of the job's instance groups whose hosts get ranks: all, if the distribution names none."""
+    given = _mapping(arguments.get("distribution"))
+    return instance_groups(given) or instance_groups(arguments)
+
+
 def launcher(distribution: Mapping[str, Any] | None) -> str:
     """Return what starts the script on each host, in words."""
     kinds = enabled_kinds(distribution)
@@ -106,7 +119,8 @@ def launcher(distribution: Mapping[str, Any] | None) -> str:
 
 def processes_per_host(distribution: Mapping[str, Any] | None) -> int | None:
     """Return how many ranks a host gets, if the distribution says so; by default it is one a GPU, or one."""
-    count = _mapping(_mapping(distribution).get("mpi")).get("processes_per_host")
+    mpi = _mapping(_mapping(distribution).get("mpi"))
+    count = mpi.get("processes_per_host") if _is_on(mpi) else None
     return count if isinstance(count, int) else None
 
 
@@ -116,6 +130,10 @@ def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
         found = f"is {distribution!r:.100}, of type {type(distribution).__name__}"
         yield error("distribution", found, f"Give a name ({', '.join(sorted(NAMES))}), or the SDK's dict.")
     given = {key: value for key, value in _mapping(distribution).items() if key != _INSTANCE_GROUPS}
+    groups = _mapping(distribution).get(_INSTANCE_GROUPS) or []
+    if not isinstance(groups, (list, tuple)) or len(instance_groups(_mapping(distribution))) != len(groups):
+        remedy = "Give a list of the job's own sagemaker.instance_group.InstanceGroup objects."
+        yield error("distribution", f"instance_groups is {groups!r:.100}", remedy)
     for key, options in given.items():
         yield from _check_key(key, options)
     enabled = enabled_kinds(distribution)
@@ -144,9 +162,12 @@ def _check_key(key: str, options: Any) -> Iterator[Problem]:
     if not isinstance(options, Mapping):
         yield error(where, f"{key} is {options!r}, not a dict", f"Give {{{key!r}: {{'enabled': True}}}}.")
         return
-    if unknown := sorted(set(options) - KINDS[key].options):
-        known = ", ".join(sorted(KINDS[key].options))
-        yield error(where, f"the SDK ignores {', '.join(unknown)} of {key} in silence", f"It reads {known}.")
+    read = {key: (options, KINDS[key].options)}
+    read |= {f"{key}.{name}": (_mapping(options.get(name)), known) for name, known in KINDS[key].libraries.items()}
+    for name, (stated, known) in read.items():
+        if unknown := sorted(set(stated) - known):
+            found = f"the SDK ignores {', '.join(unknown)} of {name} in silence"
+            yield error(where, found, f"It reads {', '.join(sorted(known))}.")
     if key != "smdistributed" and "enabled" not in options:
         yield error(where, f"{key} has no 'enabled', so it is off", f"Give {{{key!r}: {{'enabled': True, …}}}}.")
     switches = {key: options, **{f"{key}.{name}": library for name, library in options.items()}}
@@ -158,6 +179,9 @@ def _check_key(key: str, options: Any) -> Iterator[Problem]:
         if type(count) is not int or count < 1:
             remedy = "Give a whole number, at least 1, or leave it out: then it is one a GPU, or one."
             yield error(where, f"processes_per_host of mpi is {count!r}", remedy)
+        elif "processes_per_host" in options and options.get("enabled") is False:
+            remedy = f"For torchrun, give it as the hyperparameter {PROCESSES_PER_HOST}."
+            yield error(where, "processes_per_host of mpi does nothing, for mpi is off", remedy)
 
 
 def _clash(one: DistributionKind, other: DistributionKind, given: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from estimators.checks import aws_limits
-from estimators.distribution import uses_data_parallel_library
+from estimators.distribution import trained_groups, uses_data_parallel_library
 from estimators.image import instance_groups
 from estimators.problem import Problem, error, warning
 from estimators.request_rules import LONGEST_RUNTIME
@@ -90,6 +90,18 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
         yield error("instance_count", f"it is {count}", "Give at least 1.")
 
 
+def check_groups_without_ranks(arguments: Arguments) -> Iterator[Problem]:
+    """Yield the instance groups whose hosts run the script, but are no part of its distribution."""
+    trained = {group.instance_group_name for group in trained_groups(arguments)}
+    others = [str(name) for group in instance_groups(arguments) if (name := group.instance_group_name) not in trained]
+    if others:
+        yield warning(
+            "distribution",
+            f"the hosts of {', '.join(others)} get no ranks: each runs the script once, by itself",
+            "Let the script ask SM_CURRENT_INSTANCE_GROUP what to do there, before it trains.",
+        )
+
+
 def check_time(arguments: Arguments) -> Iterator[Problem]:
     """Yield how long the job may run, and wait for spot instances."""
     max_run, max_wait = arguments.get("max_run"), arguments.get("max_wait")
@@ -146,7 +158,7 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
             "With any other the ranks say that it is missing, and reduce over NCCL (GPUs) or gloo (CPUs).",
         )
         return
-    groups = arguments["distribution"].get("instance_groups") or instance_groups(arguments)
+    groups = trained_groups(arguments)
     types = {arguments.get("instance_type"), *(getattr(group, "instance_type", None) for group in groups)}
     for instance_type in sorted(name for name in types if isinstance(name, str) and name not in supported):
         yield error(

@@ -150,6 +150,7 @@ def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session
     if not by_sdk:
         yield from parameters.check_time(arguments)
     yield from distribution.check(arguments.get("distribution"))
+    yield from parameters.check_groups_without_ranks(arguments)
     yield from parameters.check_data_parallel_library(arguments, training_images.data_parallel_instance_types())
     py_version = arguments.get("py_version")
     if region := sessions.region(session):

@@ -10,9 +10,6 @@ from typing import Any
 from estimators import distribution
 from estimators.image import instance_groups
 
-_PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
-"""The hyperparameter that AWS's training toolkit reads the number of processes from, for torchrun too."""
-
 _COUNT = re.compile(r"[1-9][0-9]{0,3}")
 
 
@@ -23,7 +20,11 @@ class Topology:
     hosts: tuple[tuple[int | None, str], ...]
     """How many of which instance type: one pair, or one for each instance group; None if a training recipe says it."""
     launcher: str
-    """What runs the script on each host."""
+    """What runs the script on each host, or on those of the `trained` groups; on others the script runs alone."""
+    trained: tuple[str, ...] = ()
+    """The instance groups whose hosts get ranks; empty if all hosts do."""
+    hosts_with_ranks: int | None
+    """How many hosts get ranks; None if a training recipe says it."""
     processes_per_host: int | None
     """Ranks on each host; None if the container decides (one a GPU, or one)."""
 
@@ -35,10 +36,15 @@ class Topology:
         if "instance_type" in arguments:
             hosts.append((arguments.get("instance_count"), arguments["instance_type"]))
         given = arguments.get("distribution")
-        stated = str(arguments.get("hyperparameters", {}).get(_PROCESSES_PER_HOST, ""))
+        trained = distribution.trained_groups(arguments)
+        counts = [group.instance_count for group in trained] or [count for count, _ in hosts]
+        whole = [count for count in counts if isinstance(count, int)]
+        stated = str(arguments.get("hyperparameters", {}).get(distribution.PROCESSES_PER_HOST, ""))
         return cls(
             hosts=tuple(hosts),
             launcher=distribution.launcher(given),
+            trained=tuple(str(group.instance_group_name) for group in trained) if len(trained) < len(groups) else (),
+            hosts_with_ranks=sum(whole) if len(whole) == len(counts) else None,
             processes_per_host=distribution.processes_per_host(given)
             or (int(stated) if _COUNT.fullmatch(stated) else None),
         )
@@ -46,17 +52,17 @@ class Topology:
     @property
     def processes(self) -> int | None:
         """Ranks over all hosts; None if it is not known."""
-        counts = [count for count, _ in self.hosts]
-        if self.processes_per_host is None or not all(isinstance(count, int) for count in counts):
+        if self.processes_per_host is None or self.hosts_with_ranks is None:
             return None
-        return self.processes_per_host * sum(count for count in counts if count is not None)
+        return self.processes_per_host * self.hosts_with_ranks
 
     def __str__(self) -> str:
         hosts = " + ".join(
             f"{'as many as the recipe says' if count is None else count} × {instance_type}"
             for count, instance_type in self.hosts
         )
+        launcher = f"{self.launcher} on {', '.join(self.trained)}" if self.trained else self.launcher
         if self.processes_per_host is None:
-            return f"{hosts}, {self.launcher}"
+            return f"{hosts}, {launcher}"
         total = "" if self.processes in (None, self.processes_per_host) else f", {self.processes} in all"
-        return f"{hosts}, {self.launcher}, {self.processes_per_host} processes on each{total}"
+        return f"{hosts}, {launcher}, {self.processes_per_host} processes on each{total}"

@@ -10,6 +10,7 @@ from typing import Any
 from estimators.errors import EstimatorError
 from estimators.sdk.library import format_tags, git_utils
 from estimators.sdk.pipeline_variables import Unknown
+from smddp.container.contract import DISTRIBUTION_GROUPS
 
 _IN_GIT = frozenset({"git_config", "source_dir", "dependencies"})
 
@@ -41,6 +42,18 @@ def without_repository(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def request_tags(tags: Any) -> Any:
     """Return tags in the form of the request: a list of ``{"Key": …, "Value": …}``."""
     return format_tags(tags)
+
+
+def trained_groups(distribution: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the hyperparameter that tells the container which instance groups get ranks; none without groups.
+
+    SDK V2 sends it for mpirun and SMDDP, and drops the groups of torchrun: each group would train by itself.
+
+    Args:
+        distribution: As the SDK has checked it, with the groups' names.
+    """
+    groups = (distribution or {}).get("instance_groups")
+    return {DISTRIBUTION_GROUPS: groups} if groups else {}
 
 
 def hyperparameter_text(value: Any) -> str | None:

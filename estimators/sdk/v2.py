@@ -49,6 +49,11 @@ class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
             instance_type=self._get_instance_type(),
         )
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the job's hyperparameters, with the instance groups that its distribution names."""
+        groups = self._json_encode_hyperparameters(request_values.trained_groups(self.distribution))
+        return {**super().hyperparameters(), **groups}
+
 
 # A tuner writes the names of its estimator's class and module into the request, for whoever attaches to its jobs: the
 # SDK's own are there on any machine.

@@ -18,6 +18,9 @@ from smddp.job.hyperparameters.bundled import POINTER
 
 PLATFORM_PREFIX = "sagemaker_"
 
+DISTRIBUTION_GROUPS = "sagemaker_distribution_instance_groups"
+"""The hyperparameter that lists the instance groups whose hosts get ranks; hosts of any other run the script alone."""
+
 OWN_HYPERPARAMETERS = frozenset(
     {
         "sagemaker_program",
@@ -106,7 +109,7 @@ class Contract:
         """The instance groups that the distribution runs on: none if no distribution is asked for."""
         framework = self.framework
         asked = any(framework.get(name) for name in DISTRIBUTIONS)
-        return list(framework.get("sagemaker_distribution_instance_groups", [self.current_group] if asked else []))
+        return list(framework.get(DISTRIBUTION_GROUPS, [self.current_group] if asked else []))
 
     @property
     def distribution_hosts(self) -> list[str]:
@@ -145,13 +148,15 @@ def read_contract(environ: Mapping[str, str]) -> Contract:
     given = {name: _decode(value) for name, value in _read(config / "hyperparameters.json").items()}
     _check_hyperparameters(given)
     platform = {n: v for n, v in given.items() if n.startswith(PLATFORM_PREFIX) or n in OWN_HYPERPARAMETERS}
-    return Contract(
+    contract = Contract(
         base=base,
         hyperparameters={name: value for name, value in given.items() if name not in platform},
         platform=platform,
         resources=resources,
         channels=_read(config / "inputdataconfig.json"),
     )
+    _check_groups(contract)
+    return contract
 
 
 def with_bundled_hyperparameters(contract: Contract) -> Contract:
@@ -196,6 +201,22 @@ def _check_hyperparameters(given: Mapping[str, Any]) -> None:
             )
         if "\0" in str(value):
             raise JobError(f"The hyperparameter {name} holds the character U+0000, which no variable can. Remove it.")
+
+
+def _check_groups(contract: Contract) -> None:
+    """Check that the groups with ranks are some of the job's: the toolkit would start other trainings in silence."""
+    known = list(contract.groups) or [contract.current_group]
+    remedy = f"Name the groups that train in the hyperparameter {DISTRIBUTION_GROUPS}, as a JSON list."
+    if DISTRIBUTION_GROUPS not in contract.platform:
+        if len(known) > 1 and contract.distribution_groups:
+            raise JobError(
+                f"The job asks for ranks and has the instance groups {', '.join(known)}, each of which would train by "
+                f"itself, into one place. {remedy}"
+            )
+        return
+    named = contract.platform[DISTRIBUTION_GROUPS]
+    if not isinstance(named, list) or not named or not all(name in known for name in named):
+        raise JobError(f"{DISTRIBUTION_GROUPS}={named!r}: the job's instance groups are {', '.join(known)}. {remedy}")
 
 
 def _decode(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sagemaker.instance_group import InstanceGroup
 
 from estimators import distribution
 from estimators.distribution import KINDS, NAMES
@@ -46,6 +47,16 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ({"mpi": {"enabled": True, "processes_per_host": True}}, "processes_per_host of mpi is True"),
         ({"mpi": {"enabled": True}, "torch_distributed": {"enabled": True}}, "mpi beside torch_distributed"),
         (
+            {"torch_distributed": {"enabled": True}, "mpi": {"enabled": False, "processes_per_host": 4}},
+            "processes_per_host of mpi does nothing",
+        ),
+        (
+            {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_option": "-x A"}}},
+            "ignores custom_mpi_option of smdistributed.dataparallel",
+        ),
+        ({"torch_distributed": {"enabled": True}, "instance_groups": ["gpus"]}, "instance_groups is ['gpus']"),
+        ({"torch_distributed": {"enabled": True}, "instance_groups": "gpus"}, "instance_groups is 'gpus'"),
+        (
             {"mpi": {"enabled": True}, "smdistributed": {"dataparallel": {"enabled": True}}},
             "mpi beside smdistributed",
         ),
@@ -70,7 +81,7 @@ def test_what_the_sdk_would_drop_or_not_understand_is_an_error(given: dict[str, 
         {"torch_distributed": {"enabled": True}, "smdistributed": {"dataparallel": {"enabled": True}}},
         {"mpi": {"enabled": True}, "smdistributed": {"modelparallel": {"enabled": True, "parameters": {}}}},
         {"mpi": {"enabled": True}, "torch_distributed": {"enabled": False}},
-        {"mpi": {"enabled": True}, "instance_groups": ["gpus"]},
+        {"mpi": {"enabled": True}, "instance_groups": [InstanceGroup("gpus", "ml.g5.xlarge", 2)]},
     ],
 )
 def test_what_works_is_not_complained_of(given: dict[str, Any] | None) -> None:

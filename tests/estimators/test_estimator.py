@@ -65,6 +65,24 @@ def test_instance_groups_are_part_of_the_topology(build: Any) -> None:
     assert parameters_of(build(instance_groups=groups).plan().errors) == ["instance_groups"]
 
 
+@pytest.mark.parametrize("launcher", ["torch_distributed", "mpi"])
+def test_only_the_hosts_of_the_groups_that_the_distribution_names_get_ranks(build: Any, launcher: str) -> None:
+    from sagemaker.instance_group import InstanceGroup
+
+    gpus, cpus = InstanceGroup("gpus", "ml.g5.xlarge", 2), InstanceGroup("cpus", "ml.m5.xlarge", 1)
+    plan = build(
+        instance_type=None,
+        instance_groups=[gpus, cpus],
+        distribution={launcher: {"enabled": True}, "instance_groups": [gpus]},
+        hyperparameters={"sagemaker_mpi_num_of_processes_per_host": 4},
+    ).plan()
+    assert plan.errors == ()
+    assert plan.topology.processes == 8
+    assert " on gpus, 4 processes on each, 8 in all" in str(plan.topology)
+    (warned,) = plan.warnings
+    assert warned.found == "the hosts of cpus get no ranks: each runs the script once, by itself"
+
+
 def test_smddp_is_refused_on_groups_of_instances_without_it(build: Any) -> None:
     from sagemaker.instance_group import InstanceGroup
 

@@ -172,6 +172,18 @@ def test_every_documented_difference_is_one(script: str, sagemaker_session: Any,
     assert ours["ProfilerConfig"] == {"DisableProfiler": True}
 
 
+def test_the_groups_of_torchrun_are_told_to_the_container(
+    script: str, sagemaker_session: Any, requests: list[Arguments]
+) -> None:
+    cpus, gpus = groups()
+    case = {"instance_groups": [gpus, cpus], "instance_type": None, "instance_count": None}
+    case["distribution"] = {"torch_distributed": {"enabled": True}, "instance_groups": [gpus]}
+    vanilla, ours = sent_by_both(case, script, sagemaker_session, requests)
+    name = "sagemaker_distribution_instance_groups"
+    assert name not in vanilla["HyperParameters"]  # the SDK still drops it, and this test would see it
+    assert ours["HyperParameters"][name] == f'["{gpus.instance_group_name}"]'
+
+
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.slow
 def test_debugger_and_profiler_are_as_the_sdks_configuration_says(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from estimators.sdk.library import fw_utils
+from estimators.sdk.request_values import trained_groups
 from estimators.sdk.v3.parameters import Parameters
 
 _WITHOUT_PARALLEL_LIBRARIES = "2.0.1-gpu-py310-cu121"
@@ -43,13 +44,16 @@ def _launcher(parameters: Parameters) -> dict[str, Any]:
     if not _mapping(distribution, "torch_distributed").get("enabled", False):
         return _mpi_and_libraries(parameters, distribution)
     libraries = _mpi_and_libraries(parameters, distribution) if "smdistributed" in distribution else {}
-    return {**libraries, "sagemaker_torch_distributed_enabled": True, **_instance_type(parameters.instance_type)}
+    return {
+        **libraries,
+        **trained_groups(distribution),
+        "sagemaker_torch_distributed_enabled": True,
+        **_instance_type(parameters.instance_type),
+    }
 
 
 def _mpi_and_libraries(parameters: Parameters, distribution: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if "instance_groups" in distribution:
-        values["sagemaker_distribution_instance_groups"] = distribution["instance_groups"]
+    values = trained_groups(distribution)
     if "parameter_server" in distribution:
         enabled = _mapping(distribution, "parameter_server").get("enabled", False)
         values["sagemaker_parameter_server_enabled"] = enabled
@@ -61,9 +65,8 @@ def _mpi_and_libraries(parameters: Parameters, distribution: Mapping[str, Any]) 
         values["sagemaker_mpi_custom_mpi_options"] = mpi.get("custom_mpi_options", "")
     if "smdistributed" in distribution:
         values |= _libraries(parameters, distribution)
-    groups: Sequence[str] = values.get("sagemaker_distribution_instance_groups", ())
     starts = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
-    if groups and not any(values.get(name) for name in starts):
+    if trained_groups(distribution) and not any(values.get(name) for name in starts):
         raise ValueError("Don't set training instance groups while no distribution strategies enabled!")
     return values
 

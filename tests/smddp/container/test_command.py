@@ -166,16 +166,31 @@ def test_ranks_need_a_python_file(opt_ml):
         choose(opt_ml.code("setup.py", ""), **{TORCH: True})
 
 
-def test_a_group_outside_the_distribution_runs_plain(opt_ml):
+def two_groups(opt_ml, current, group):
     groups = [
         {"instance_group_name": "cpu", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
         {"instance_group_name": "gpu", "instance_type": "ml.g5.xlarge", "hosts": ["algo-2", "algo-3"]},
     ]
-    hosts = ["algo-1", "algo-2", "algo-3"]
+    return opt_ml.hosts(["algo-1", "algo-2", "algo-3"], current, current_group_name=group, instance_groups=groups)
+
+
+def test_groups_of_which_none_is_chosen_do_not_train_each_by_itself(opt_ml):
+    with pytest.raises(JobError, match="the instance groups cpu, gpu, each of which would train by"):
+        choose(two_groups(opt_ml, "algo-1", "cpu"), **{TORCH: True})
+    assert choose(two_groups(opt_ml, "algo-1", "cpu")).words == ("train.py",)
+
+
+@pytest.mark.parametrize("named", [["gpus"], "gpu", 3, None, [["gpu"]], []])
+def test_groups_that_the_job_does_not_have_are_refused(opt_ml, named):
+    with pytest.raises(JobError, match="instance groups are cpu, gpu"):
+        choose(two_groups(opt_ml, "algo-1", "cpu"), **{TORCH: True, "sagemaker_distribution_instance_groups": named})
+
+
+def test_a_group_outside_the_distribution_runs_plain(opt_ml):
     asked = {TORCH: True, "sagemaker_distribution_instance_groups": ["gpu"]}
-    plain = choose(opt_ml.hosts(hosts, "algo-1", current_group_name="cpu", instance_groups=groups), **asked)
+    plain = choose(two_groups(opt_ml, "algo-1", "cpu"), **asked)
     assert plain.words == ("train.py",)
-    ranks = choose(opt_ml.hosts(hosts, "algo-3", current_group_name="gpu", instance_groups=groups), **asked)
+    ranks = choose(two_groups(opt_ml, "algo-3", "gpu"), **asked)
     assert ranks.words[2:10] == (
         "--nnodes",
         "2",
