@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from estimators.checks import aws_limits
-from estimators.distribution import trained_groups, uses_data_parallel_library
+from estimators.distribution import PROCESSES_PER_HOST, trained_groups, uses_data_parallel_library
 from estimators.image import instance_groups
 from estimators.problem import Problem, error, warning
 from estimators.request_rules import LONGEST_RUNTIME
+from smddp.container.command import check_processes_per_host, check_settings
+from smddp.container.contract import fault_of_hyperparameter
+from smddp.errors import JobError
 
 Arguments = Mapping[str, Any]
 
@@ -182,7 +185,27 @@ def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | N
             yield error("hyperparameters", f"{name!r} can't be sent: {fault}", remedy)
         else:
             texts[str(name)] = text_of(value) or ""
+            if "\0" not in str(name) and (told := fault_of_hyperparameter(str(name), value)):
+                found, _, remedy = told.rstrip(".").rpartition(". ")
+                yield error("hyperparameters", found, f"{remedy}.")
     yield from aws_limits.check("hyperparameters", texts)
+
+
+def check_launch_settings(arguments: Arguments) -> Iterator[Problem]:
+    """Yield what the container would refuse of the settings by which its ranks start."""
+    environment = arguments.get("environment")
+    processes = arguments.get("hyperparameters", {}).get(PROCESSES_PER_HOST, 1)
+    yield from _refused("hyperparameters", lambda: check_processes_per_host(processes))
+    if isinstance(environment, Mapping) and all(isinstance(value, str) for value in environment.values()):
+        yield from _refused("environment", lambda: check_settings(environment))
+
+
+def _refused(parameter: str, check: Callable[[], None]) -> Iterator[Problem]:
+    """Yield what a check of the container's raises."""
+    try:
+        check()
+    except JobError as fault:
+        yield error(parameter, str(fault).rstrip("."), "Correct it, or leave it out.")
 
 
 def _fault_in(value: Any, text_of: Callable[[Any], str | None]) -> str | None:

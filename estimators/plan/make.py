@@ -177,6 +177,7 @@ def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_code_location(arguments)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
+    yield from parameters.check_launch_settings(arguments)
     yield from parameters.check_hyperparameters(arguments, request_values.hyperparameter_text)
     requested = {
         **arguments,

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from estimators.errors import EstimatorError
 from estimators.problem import Problem, error, nearest, warning
 from estimators.source_code.ignore_rules import IGNORE_FILE
-from estimators.source_code.package import PACKAGE, needs_package, package_requirements
+from estimators.source_code.package import PACKAGE, imports_at_top, needs_package, package_requirements
 from estimators.source_code.source import SourceCode
 from estimators.source_code.tree import Tree
+from smddp.container.entry_point import ONLY_PYTHON_EVERYWHERE, fault_below, fault_of_name, is_package
 from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 
+_OTHER_ARCHIVES = tuple(
+    suffix for name, suffixes, _ in shutil.get_unpack_formats() if name != "gztar" for suffix in suffixes
+)
 _SHOWN = 10
 """So many of the paths of a problem are named."""
 
@@ -37,12 +43,14 @@ def check(
             f"no commit is given, so the job gets what branch {source.git.get('branch') or 'HEAD'} is when it is sent",
             "Give 'commit', and the same code can be sent again.",
         )
+    yield from _check_form(source, launcher)
     if not source.is_local:
         return
     if source.source_dir is not None and not Path(source.source_dir).is_dir():
         yield error("source_dir", f"there is no directory {source.source_dir}", "Give an existing one, or s3://….")
         return
     yield from _check_script(source, py_version)
+    yield from _check_modules_beside(source)
     if launcher is not None and (line := find_spawn_call(source.script)) is not None:
         yield warning(
             "distribution",
@@ -64,6 +72,62 @@ def check(
             f"the script imports {PACKAGE}, whose requirements can't be installed without a network",
             f"Give the py_version of the image, and they travel as wheels; or use an image that has {needed}.",
         )
+
+
+def _check_form(source: SourceCode, launcher: str | None) -> Iterator[Problem]:
+    """Yield what a container refuses before it starts the script."""
+    archive = str(source.source_dir or "")
+    if archive.lower().startswith("s3://") and archive.lower().endswith(_OTHER_ARCHIVES):
+        yield error("source_dir", f"{archive} is no .tar.gz, and containers unpack no other archive", "Pack it as one.")
+    if not isinstance(source.entry_point, str) or _is_above(source):
+        return
+    if fault := fault_of_name(source.program):
+        plain = os.path.normpath(source.program)
+        remedy = f"Give {plain!r}." if fault_of_name(plain) is None else "Rename it."
+        yield error("entry_point", f"every container refuses it: {fault.rstrip('.')}", remedy)
+    package = is_package(source.program, _names_at_top(source))
+    if launcher and (fault := fault_below(launcher, source.program, package=package)):
+        if launcher in ONLY_PYTHON_EVERYWHERE:
+            yield error("distribution", fault.rstrip("."), "Give a Python file, without a setup.py beside it.")
+        else:
+            remedy = "AWS's toolkit starts it in each rank. For both, give a Python file, without a setup.py beside it."
+            yield warning("distribution", f"smddp's container refuses it: {fault.rstrip('.')}", remedy)
+
+
+def _names_at_top(source: SourceCode) -> set[str]:
+    """Return the names of the files at the top of the bundle; none of code that is not on this machine."""
+    if not source.is_local:
+        return set()
+    given = [(source.source_dir, ""), *((path, source.name_in_bundle(path)) for path in source.dependencies)]
+    names = {name for path, name in given if path and Path(path).is_file()}
+    with suppress(EstimatorError):  # what is wrong with a directory is said of the directory
+        for path, name in given:
+            if path and not name and Path(path).is_dir():
+                names |= set(Tree.of(Path(path)).files)
+    return names
+
+
+def _check_modules_beside(source: SourceCode) -> Iterator[Problem]:
+    """Yield the modules beside a script that is uploaded alone, if it imports them."""
+    if source.source_dir is not None or not source.script.is_file():
+        return
+    bundled = {Path(source.name_in_bundle(path)).stem for path in source.dependencies}
+    imported = imports_at_top(source.script) - bundled - {PACKAGE}
+    here = source.script.parent
+    if beside := sorted(name for name in imported if (here / f"{name}.py").is_file() or _is_module(here / name)):
+        yield warning(
+            "entry_point",
+            f"{source.script} is uploaded alone, and imports {', '.join(beside)}, which lie beside it",
+            f"Give source_dir={str(here)!r} and entry_point={source.script.name!r}, or name them in dependencies.",
+        )
+
+
+def _is_module(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.glob("*.py"))
+
+
+def _is_above(source: SourceCode) -> bool:
+    return source.source_dir is not None and Path(os.path.normpath(str(source.entry_point))).parts[:1] == ("..",)
 
 
 def _check_left_out(source: SourceCode) -> Iterator[Problem]:
@@ -104,7 +168,7 @@ def _listed(tree: Tree, paths: Sequence[str]) -> str:
 
 def _check_script(source: SourceCode, py_version: str | None) -> Iterator[Problem]:
     script = source.script
-    if source.source_dir is not None and Path(os.path.normpath(str(source.entry_point))).parts[:1] == ("..",):
+    if _is_above(source):
         yield error(
             "entry_point",
             f"{source.entry_point} is outside of source_dir {source.source_dir}",

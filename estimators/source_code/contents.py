@@ -59,10 +59,8 @@ class Contents:
         files: dict[str, Path | bytes] = {}
         if source.source_dir is not None:
             files |= _below(trees[Path(source.source_dir)])
-            entry_point = str(source.entry_point)
         else:
-            files[source.script.name] = source.script
-            entry_point = source.script.name
+            files[source.program] = source.script
         for dependency in source.dependencies:
             name, path = source.name_in_bundle(dependency), Path(dependency)
             files |= _below(trees[path], name) if path in trees else {name: path}
@@ -85,7 +83,7 @@ class Contents:
             logger.info("left out of the bundle: %s", _listed(told))
         return cls(
             files=files,
-            entry_point=entry_point,
+            entry_point=source.program,
             secrets=tuple(f"{tree.root / path}" for tree in trees.values() for path in tree.secrets),
             is_source=is_source,
         )

@@ -103,6 +103,14 @@ def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
     )
 
 
+def imports_at_top(script: Path) -> frozenset[str]:
+    """Return the first names of the modules that a script imports as it starts, whatever happens."""
+    names: set[str] = set()
+    for node in parsed(script).body:
+        names |= _imported(node)
+    return frozenset(name.partition(".")[0] for name in names)
+
+
 def _imports_package(path: Path, package: str) -> bool:
     try:
         text = path.read_bytes()
@@ -115,10 +123,11 @@ def _imports_package(path: Path, package: str) -> bool:
 
 
 def _is_import_of_package(node: ast.AST, package: str) -> bool:
+    return any(name.partition(".")[0] == package for name in _imported(node))
+
+
+def _imported(node: ast.AST) -> set[str]:
+    """Return the modules that a statement imports by their whole names."""
     if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom) and node.level == 0:
-        names = [node.module or ""]
-    else:
-        return False
-    return any(name.partition(".")[0] == package for name in names)
+        return {alias.name for alias in node.names}
+    return {node.module or ""} if isinstance(node, ast.ImportFrom) and node.level == 0 else set()

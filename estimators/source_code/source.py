@@ -47,6 +47,12 @@ class SourceCode:
         assert self.entry_point is not None
         return Path(self.source_dir or "", self.entry_point)
 
+    @property
+    def program(self) -> str:
+        """The entry point's path in the bundle: that in `source_dir`, or, without one, its name."""
+        assert self.entry_point is not None
+        return self.entry_point if self.source_dir else Path(self.entry_point).name
+
     @staticmethod
     def name_in_bundle(dependency: str) -> str:
         """Return the name that the SDK's archive gives to a dependency; none to a directory with a slash at its end."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smddp.container.contract import Contract
+from smddp.container.entry_point import fault_below, is_package
 from smddp.container.environment import MASTER_PORT, user_arguments
 from smddp.errors import JobError
 
@@ -61,7 +62,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     Raises:
         JobError: The distribution asked for can't be had here.
     """
-    package = (contract.code_dir / "setup.py").is_file() and entry_point.endswith(".py")
+    package = is_package(entry_point, [path.name for path in contract.code_dir.glob("*") if path.is_file()])
     arguments = user_arguments(contract.hyperparameters)
     launcher = _launcher(contract.framework) if contract.current_group in contract.distribution_groups else None
     restarts, port = _max_restarts(environ), _master_port(environ)
@@ -73,15 +74,34 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
         if entry_point.endswith(".py"):
             return Command(words=(entry_point, *arguments))
         return Command(words=("/bin/sh", "-c", 'exec "./$0" "$@"', entry_point, *arguments), through_shell=True)
-    if package or not entry_point.endswith(".py"):
-        kind = "part of a Python package (there is a setup.py)" if package else "no Python file"
-        raise JobError(f"{launcher} starts one Python file in every rank, but {entry_point} is {kind}.")
+    if fault := fault_below(launcher, entry_point, package=package):
+        raise JobError(fault)
     processes = 1 if launcher == "parameter_server" else _processes_per_host(contract.framework, gpus)
     if launcher == "mpi" and contract.current_host != contract.master_host:
         return Command(words=("-m", "smddp.launch.mpi_host", "--first", contract.master_host))
     words = _mpirun(contract, processes) if launcher == "mpi" else _torchrun(contract, processes, port, restarts)
     many = processes * len(contract.distribution_hosts) > 1
     return Command(words=("-m", *words, entry_point, *arguments), many=many)
+
+
+def check_settings(environ: Mapping[str, str]) -> None:
+    """Check the variables by which a job changes how its ranks start.
+
+    Raises:
+        JobError: One has a value that the container refuses.
+    """
+    _max_restarts(environ)
+    _master_port(environ)
+
+
+def check_processes_per_host(given: object) -> None:
+    """Check the hyperparameter ``sagemaker_mpi_num_of_processes_per_host``.
+
+    Raises:
+        JobError: It is no number of processes.
+    """
+    if not re.fullmatch(r"[1-9]\d*", str(given)):
+        raise JobError(f"sagemaker_mpi_num_of_processes_per_host={given!r} must be a whole number, 1 or more.")
 
 
 def _launcher(framework: Mapping[str, Any]) -> str | None:
@@ -111,8 +131,7 @@ def _launcher(framework: Mapping[str, Any]) -> str | None:
 
 def _processes_per_host(framework: Mapping[str, Any], gpus: int) -> int:
     given = framework.get("sagemaker_mpi_num_of_processes_per_host") or gpus or 1
-    if not re.fullmatch(r"[1-9]\d*", str(given)):
-        raise JobError(f"sagemaker_mpi_num_of_processes_per_host={given!r} must be a whole number, 1 or more.")
+    check_processes_per_host(given)
     most = _most_processes()
     if len(str(given)) > 9 or int(given) > most:
         raise JobError(

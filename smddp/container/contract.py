@@ -192,15 +192,21 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def _check_hyperparameters(given: Mapping[str, Any]) -> None:
-    """Check the names: each becomes the variable SM_HP_<NAME> and the option --<name>."""
     for name, value in given.items():
-        if "=" in name or "\0" in name:
-            raise JobError(
-                f"The hyperparameter {name!r} can't be an environment variable and an option of the script: its name "
-                "must have neither '=' nor U+0000. Rename it."
-            )
-        if "\0" in str(value):
-            raise JobError(f"The hyperparameter {name} holds the character U+0000, which no variable can. Remove it.")
+        if fault := fault_of_hyperparameter(name, value):
+            raise JobError(f"The hyperparameter {fault}")
+
+
+def fault_of_hyperparameter(name: str, value: object) -> str | None:
+    """Return why it can't be the variable SM_HP_<NAME> and the option --<name>, and what to do; None if it can."""
+    if "=" in name or "\0" in name:
+        return (
+            f"{name!r} can't be an environment variable and an option of the script: its name must have neither '=' "
+            "nor U+0000. Rename it."
+        )
+    if "\0" in str(value):
+        return f"{name} holds the character U+0000, which no variable can. Remove it."
+    return None
 
 
 def _check_groups(contract: Contract) -> None:

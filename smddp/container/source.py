@@ -5,7 +5,6 @@ Unpacking it is for ``smddp.container.bundle``, and running it for ``smddp.conta
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -13,9 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from smddp.container.bundle import unpack
+from smddp.container.entry_point import fault_of_name
 from smddp.errors import SourceError
-
-_ENTRY_POINT = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*")
 
 
 def fetch_source(uri: str, code_dir: Path, *, region: str | None, environ: Mapping[str, str]) -> None:
@@ -61,12 +59,8 @@ def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
         raise SourceError(
             "The job names no entry point: set the hyperparameter sagemaker_program (the SDK's entry_point)."
         )
-    segments = entry_point.split("/")
-    if not _ENTRY_POINT.fullmatch(entry_point) or "." in segments or ".." in segments:
-        raise SourceError(
-            f"The entry point {entry_point!r} must be a path inside the source directory, such as train.py or "
-            "bin/train.sh: letters, digits and . _ + - / only, not absolute, no leading dash, no . or .. in it."
-        )
+    if fault := fault_of_name(entry_point):
+        raise SourceError(fault)
     path = code_dir / entry_point
     if not path.is_file():
         raise SourceError(f"There is no entry point {entry_point} in the source bundle, which holds {_list(code_dir)}.")

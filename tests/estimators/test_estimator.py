@@ -83,6 +83,24 @@ def test_only_the_hosts_of_the_groups_that_the_distribution_names_get_ranks(buil
     assert warned.found == "the hosts of cpus get no ranks: each runs the script once, by itself"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"hyperparameters": {"a=b": 1}}, "hyperparameters: 'a=b' can't be an environment variable"),
+        ({"hyperparameters": {"a": "x\0y"}}, "hyperparameters: a holds the character U+0000, which no variable can."),
+        (
+            {"hyperparameters": {"sagemaker_mpi_num_of_processes_per_host": "two"}},
+            "hyperparameters: sagemaker_mpi_num_of_processes_per_host='two' must be a whole number, 1 or more.",
+        ),
+        ({"environment": {"SMDDP_MAX_RESTARTS": "x"}}, "environment: SMDDP_MAX_RESTARTS='x' must be a whole number"),
+        ({"environment": {"SMDDP_MASTER_PORT": "99999"}}, "environment: SMDDP_MASTER_PORT='99999' must be a TCP port"),
+    ],
+)
+def test_what_the_container_would_refuse_is_said_before(build: Any, parameters: Any, said: str) -> None:
+    (problem,) = build(**parameters, distribution="torchrun").plan().errors
+    assert str(problem).startswith(said)
+
+
 def test_smddp_is_refused_on_groups_of_instances_without_it(build: Any) -> None:
     from sagemaker.instance_group import InstanceGroup
 

@@ -23,8 +23,8 @@ def build(tmp_path: Path, sagemaker_session: Any) -> Any:
     def estimator(script: str = "import smddp\n\nsmddp.run(main)\n", **parameters: Any) -> Estimator:
         (tmp_path / "train.py").write_text(script)
         return Estimator(
-            tmp_path / "train.py",
             **{
+                "entry_point": tmp_path / "train.py",
                 "role": "arn:aws:iam::123456789012:role/SageMaker",
                 "instance_type": "ml.g5.xlarge",
                 "sagemaker_session": sagemaker_session,
@@ -69,7 +69,7 @@ def test_what_the_request_cannot_hold_travels(build: Any, given: dict[str, Any],
         ({"script": "import argparse\n", "image_uri": IMAGE}, False, True),
         ({"image_uri": IMAGE}, False, False),
         ({"git_config": {"repo": "https://example.com/a.git", "commit": "f1d2d2f9"}}, True, False),
-        ({"source_dir": "s3://jobs/sourcedir.tar.gz"}, True, False),
+        ({"source_dir": "s3://jobs/sourcedir.tar.gz", "entry_point": "train.py"}, True, False),
     ],
     ids=str,
 )

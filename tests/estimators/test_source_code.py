@@ -182,6 +182,61 @@ def test_a_shell_script_is_not_compiled(tmp_path: Path) -> None:
     assert not problems(local("train.sh", tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("./sub/train.py", "Give 'sub/train.py'."), ("my train.py", "Rename it."), ("tränen.py", "Rename it.")],
+)
+def test_a_name_that_every_container_refuses_is_refused(code: Path, name: str, remedy: str) -> None:
+    (code / "sub").mkdir()
+    (code / name).write_text("")
+    (problem,) = problems(local(name, code))
+    assert problem.startswith("error: entry_point: every container refuses it: The entry point")
+    assert problem.endswith(remedy)
+    elsewhere = SourceCode.of({"entry_point": name, "source_dir": "s3://b/code.tar.gz"})
+    assert problems(elsewhere) == [problem]
+
+
+def test_the_directory_of_a_script_alone_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "train.py").write_text("")
+    assert not problems(local(str(tmp_path / "my code" / "train.py")))
+
+
+def test_what_torchrun_can_not_start_in_its_ranks_is_refused(code: Path) -> None:
+    (code / "train.sh").write_text("")
+    shell = local("train.sh", code)
+    assert problems(shell) == []
+    (problem,) = problems(shell, launcher="torchrun")
+    assert "torchrun starts one Python file in every rank, but train.sh is no Python file" in problem
+    (code / "setup.py").write_text("")
+    package = local("train.py", code)
+    assert problems(package) == []
+    (problem,) = problems(package, launcher="torchrun")
+    assert problem.startswith(
+        "error: distribution: torchrun starts one Python file in every rank, but train.py is part"
+    )
+    (problem,) = problems(shell, launcher="mpirun")
+    assert problem.startswith("warning: distribution: smddp's container refuses it: mpirun starts one Python file")
+
+
+@pytest.mark.parametrize("name", ["code.zip", "code.tar", "code.tar.xz"])
+def test_an_archive_that_no_container_unpacks_is_refused(name: str) -> None:
+    (problem,) = problems(SourceCode.of({"entry_point": "train.py", "source_dir": f"s3://b/{name}"}))
+    assert f"s3://b/{name} is no .tar.gz" in problem
+
+
+def test_modules_beside_a_script_that_is_uploaded_alone_are_warned_of(code: Path) -> None:
+    (code / "data.py").write_text("")
+    (code / "main.py").write_text(
+        "import os, data.sets\nfrom layers import x\ntry:\n    import train\nexcept Exception: 0"
+    )
+    (problem,) = problems(local(str(code / "main.py")))
+    assert "is uploaded alone, and imports data, layers, which lie beside it" in problem
+    assert f"Give source_dir='{code}' and entry_point='main.py'" in problem
+    assert not problems(local(str(code / "main.py"), None, code / "data.py", code / "layers"))
+    assert not problems(local("main.py", code))
+
+
 def test_requirements_without_a_network_are_warned_of(code: Path) -> None:
     (problem,) = problems(local("train.py", code), isolated=True)
     assert problem.startswith("warning: enable_network_isolation")

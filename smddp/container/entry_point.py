@@ -1,0 +1,50 @@
+"""What an entry point may be, under each launcher: the container holds a job to it, and a plan before it is sent.
+
+AWS's toolkit has the same rule for the name (sagemaker-training 5.1.4, ``process.validate_entry_point``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*")
+_SETUP = "setup.py"
+
+ONLY_PYTHON_EVERYWHERE = frozenset({"torchrun"})
+"""Launchers of whose ranks `fault_below` holds for AWS's toolkit, too."""
+
+
+def fault_of_name(entry_point: str) -> str | None:
+    """Return what is wrong with the path of an entry point in the source bundle, and what is allowed; None if right."""
+    segments = entry_point.split("/")
+    if _NAME.fullmatch(entry_point) and "." not in segments and ".." not in segments:
+        return None
+    return (
+        f"The entry point {entry_point!r} must be a path inside the source directory, such as train.py or "
+        "bin/train.sh: letters, digits and . _ + - / only, not absolute, no leading dash, no . or .. in it."
+    )
+
+
+def is_package(entry_point: str, files: Container[str]) -> bool:
+    """Return whether the code is a Python package, which is installed, and runs as a module.
+
+    Args:
+        entry_point: The entry point.
+        files: The names of what lies at the top of the bundle.
+    """
+    return _SETUP in files and entry_point.endswith(".py")
+
+
+def fault_below(launcher: str, entry_point: str, *, package: bool) -> str | None:
+    """Return why a launcher can't start an entry point in its ranks; None if it can.
+
+    Args:
+        launcher: What starts the ranks, such as torchrun.
+        entry_point: The entry point.
+        package: Whether the code is a Python package.
+    """
+    if not package and entry_point.endswith(".py"):
+        return None
+    kind = f"part of a Python package (there is a {_SETUP})" if package else "no Python file"
+    return f"{launcher} starts one Python file in every rank, but {entry_point} is {kind}."
