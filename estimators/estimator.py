@@ -203,7 +203,10 @@ class Estimator:
         if in_pipeline:
             return self._step(inputs, job_name=job_name, experiment_config=experiment_config)
         if not parameters.is_local_mode(self.arguments):
-            replace(plan, problems=tuple(self._missing_places(inputs))).require()
+            places = replace(plan, problems=tuple(self._looked_at_places(inputs)))
+            places.require()
+            for problem in places.warnings:
+                logger.warning("%s", problem)
         shows_log = logs not in (False, "None")
         if rehearse is not None:
             logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=shows_log))
@@ -233,8 +236,8 @@ class Estimator:
             job.wait(logs=shows_log, on_event=on_event)
         return job
 
-    def _missing_places(self, inputs: Any) -> list[Problem]:
-        """Return what the job reads, and the buckets that it writes to, where they are not there."""
+    def _looked_at_places(self, inputs: Any) -> list[Problem]:
+        """Return what is wrong with what the job reads, and the buckets that it writes to, as they are on S3."""
         from estimators.checks import s3_places
         from estimators.sdk import sessions
 

@@ -129,6 +129,18 @@ def check_checkpoints(
                 f"it ({uri}) lies in {other} ({place}): checkpoints would be read as data",
                 "Give checkpoints a prefix of their own.",
             )
+        elif _brings(place, uri) and other != "output_path":
+            yield warning(
+                where,
+                f"it ({uri}) begins with {other} ({place}), which brings every key that does: checkpoints would be "
+                "read as data",
+                f"Give {place}/ for the directory alone, or checkpoints a prefix of their own.",
+            )
+
+
+def _brings(prefix: str, uri: str) -> bool:
+    """Return whether S3 matches a URI by the text of a prefix, of which a bucket's name is no part."""
+    return "/" in prefix.removeprefix("s3://") and uri.startswith(prefix)
 
 
 def _is_within(uri: str, prefix: str) -> bool:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError, ParamValidationError
 
 from estimators.checks.channels import requested, uri_of
-from estimators.problem import Problem, error
+from estimators.problem import Problem, error, warning
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 logger = logging.getLogger(__name__)
+
+_SHOWN = 5
+"""So many of the keys that a prefix brings besides are named."""
 
 _READ = ("source_dir", "model_uri")
 _WRITTEN = ("checkpoint_s3_uri", "output_path", "code_location")
@@ -48,40 +51,61 @@ def check(arguments: Mapping[str, Any], channels: Mapping[str, Any], s3: S3Clien
     read = {f"inputs[{name!r}]": (uri_of(place), name in manifests) for name, place in channels.items()}
     read |= {name: (arguments.get(name), name == "source_dir") for name in _READ}
     for parameter, (uri, is_object) in read.items():
-        if found := _look(uri, s3, is_object=is_object, is_written=False):
-            yield error(parameter, *found)
+        yield from _look(parameter, uri, s3, is_object=is_object, is_written=False)
     for parameter in _WRITTEN:
-        if found := _look(arguments.get(parameter), s3, is_object=False, is_written=True):
-            yield error(parameter, *found)
+        yield from _look(parameter, arguments.get(parameter), s3, is_object=False, is_written=True)
 
 
-def _look(uri: object, s3: S3Client, *, is_object: bool, is_written: bool) -> tuple[str, str] | None:
-    """Return what is missing of a place, and the remedy; None where nothing is, or where it can't be told."""
+def _look(parameter: str, uri: object, s3: S3Client, *, is_object: bool, is_written: bool) -> Iterator[Problem]:
+    """Yield what is missing of a place, or what else it brings; nothing where that can't be told."""
     if not isinstance(uri, str) or not uri.startswith("s3://"):
-        return None
+        return
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket or ":" in bucket:  # an access point's ARN
-        return None
+        return
     if is_written and _DEFAULT_BUCKET.fullmatch(bucket):
-        return None
+        return
     try:
         if is_written:
             s3.head_bucket(Bucket=bucket)
-            return None
-        first = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", ())
+            return
+        keys = _names_in(s3, bucket, key) if _is_text(key) and not is_object else _first_of(s3, bucket, key)
     except (ParamValidationError, UnicodeEncodeError):
-        return f"{uri!a} is no place in S3: no bucket or no key has such a name", "Correct the URI."
+        found = f"{uri!a} is no place in S3: no bucket or no key has such a name"
+        yield error(parameter, found, "Correct the URI.")
+        return
     except ClientError as fault:
         if fault.response.get("Error", {}).get("Code") in ("NoSuchBucket", "404"):
             remedy = "Create it, or correct the URI." if is_written else "Correct the URI."
-            return f"there is no bucket {bucket}", remedy
-        logger.info("%s can't be looked at: %s", uri, fault)
-        return None
+            yield error(parameter, f"there is no bucket {bucket}", remedy)
+        else:
+            logger.info("%s can't be looked at: %s", uri, fault)
+        return
     # Keys come in their order, and none with a prefix comes before the prefix itself.
-    if not first:
-        found = f"{uri}: there are no objects"
-    elif is_object and first[0]["Key"] != key:
-        found = f"{uri}: there is no such object"
-    else:
-        return None
-    return found, "Upload it, or correct the URI."
+    if not keys:
+        yield error(parameter, f"{uri}: there are no objects", "Upload it, or correct the URI.")
+    elif is_object and keys[0] != key:
+        yield error(parameter, f"{uri}: there is no such object", "Upload it, or correct the URI.")
+    elif {key, f"{key}/"} & set(keys) and (others := [name for name in keys if name not in (key, f"{key}/")]):
+        remedy = f"Give {uri}/ for the directory alone."
+        if f"{key}/" not in keys:
+            remedy = "Give the object a prefix of its own, or name it in a ManifestFile."
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        listed = ", ".join(f"s3://{bucket}/{name}" for name in others[:_SHOWN])
+        yield warning(parameter, f"{uri} brings every key that begins with it, also {listed}{more}", remedy)
+
+
+def _is_text(key: str) -> bool:
+    """Return whether a prefix may bring the keys of other directories than the one that it names."""
+    return bool(key) and not key.endswith("/")
+
+
+def _first_of(s3: S3Client, bucket: str, key: str) -> list[str]:
+    return [each["Key"] for each in s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", ())]
+
+
+def _names_in(s3: S3Client, bucket: str, prefix: str) -> list[str]:
+    """Return the first thousand objects, and directories with a slash, whose names begin with a prefix."""
+    page = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, Delimiter="/")
+    objects = [each["Key"] for each in page.get("Contents", ())]
+    return objects + [each["Prefix"] for each in page.get("CommonPrefixes", ())]

@@ -103,3 +103,51 @@ def test_what_s3_tells_nobody_is_no_mistake(
     finally:
         events.unregister(name, deny)
     assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "others", "remedy"),
+    [
+        ("s3://prefixes/data/train", "data/train.csv, data/train-holdout/", "Give s3://prefixes/data/train/ for"),
+        ("s3://prefixes/one.csv", "one.csv.old", "Give the object a prefix of its own"),
+        ("s3://prefixes/data/train/", None, None),
+        ("s3://prefixes/data/tra", None, None),  # no directory: what begins so is what is meant
+        ("s3://prefixes/data", None, None),
+    ],
+)
+def test_a_prefix_that_brings_other_directories_is_warned_of(
+    uri: str,
+    others: str | None,
+    remedy: str | None,
+    script: str,
+    sagemaker_session: Any,
+    requests: list[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    s3 = sagemaker_session.boto_session.client("s3")
+    s3.create_bucket(Bucket="prefixes")
+    for key in ("data/train/a", "data/train-holdout/a", "data/train.csv", "one.csv", "one.csv.old"):
+        s3.put_object(Bucket="prefixes", Key=key)
+    fit(sagemaker_session, script, {"train": uri})
+    assert len(requests) == 1
+    told = [record.message for record in caplog.records if "brings every key" in record.message]
+    if others is None:
+        assert told == []
+    else:
+        (message,) = told
+        assert message.startswith(f"inputs['train']: {uri} brings every key that begins with it, also ")
+        assert all(f"s3://prefixes/{name}" in message for name in others.split(", "))
+        assert str(remedy) in message
+
+
+@pytest.mark.parametrize(
+    ("inputs", "warned"), [("s3://data/run7", True), ("s3://data/run7/", False), ("s3://dat", False)]
+)
+def test_checkpoints_that_begin_with_a_channel_are_read_as_data(
+    inputs: str, warned: bool, script: str, sagemaker_session: Any
+) -> None:
+    common = {"role": ROLE, "instance_type": "ml.m5.xlarge", "sagemaker_session": sagemaker_session}
+    plan = Estimator(script, checkpoint_s3_uri="s3://data/run7-ck", **common).plan(inputs)
+    assert [problem.parameter for problem in plan.warnings] == ["checkpoint_s3_uri"] * warned
+    if warned:
+        assert "begins with inputs['training'] (s3://data/run7), which brings every key that does" in str(plan)
