@@ -11,8 +11,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from smddp.checkpoint.restore.optimizers import NamedOptimizer, OnChange
+from smddp.checkpoint.restore.optimizers import NamedOptimizer
 from smddp.checkpoint.restore.restoring import Stateful, check_parts
+from smddp.checkpoint.restore.schedules import OptimizerSchedules
+from smddp.checkpoint.restore.script_options import OnChange
 from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer, is_sharded
 
 _Trainer = TypeVar("_Trainer")
@@ -42,7 +44,7 @@ def state_parts(
         scaler: The loss scaler, if there is one.
         extra: The user's parts by name.
         own: Further parts of the trainer's own, by name.
-        on_change: Whose options an optimizer has after a resume.
+        on_change: Whose options optimizers and schedules have after a resume.
         speaks: Whether this rank tells of it in the log.
 
     Raises:
@@ -51,12 +53,16 @@ def state_parts(
     """
     named = [_named(each, model, on_change=on_change, speaks=speaks) for each in optimizers]
     trained: dict[str, Stateful] = {"model": model, **_numbered("optimizer", named)}
-    trained |= _numbered("scheduler", [Schedule(each) for each in schedulers] if on_change == "take" else schedulers)
+    of_optimizers = [OptimizerSchedules(each, on_change=on_change, speaks=speaks) for each in named]
+    trained |= _numbered("scheduler", [_scheduled(each, of_optimizers) for each in schedulers])
     if scaler is not None:
         trained["scaler"] = scaler
     if taken := sorted(name for name in extra if name in _OWN or name in trained or name in own):
         raise ValueError(f"state has {', '.join(taken)}: the trainer's own parts have these names; choose others")
-    parts = {name: DictState(part) if isinstance(part, dict) else part for name, part in extra.items()}
+    parts = {
+        name: DictState(part) if isinstance(part, dict) else _scheduled(part, of_optimizers)
+        for name, part in extra.items()
+    }
     check_parts(parts, {})
     return {**trained, **own, **parts}
 
@@ -86,27 +92,6 @@ def with_parts_of_kept(
         else:
             state[name] = part
     return state, per_rank
-
-
-class Schedule:
-    """A schedule that goes on from where it was, at the learning rates that its optimizer has now.
-
-    The optimizer must have its state by then: parts get theirs in the order in which they are given.
-    """
-
-    def __init__(self, scheduler: LRScheduler) -> None:
-        self._scheduler = scheduler
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the schedule's state."""
-        return self._scheduler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the progress, and leave the learning rates that it begins with."""
-        rates = [group["initial_lr"] for group in self._scheduler.optimizer.param_groups]
-        self._scheduler.load_state_dict(dict(state))
-        for each in [self._scheduler, *getattr(self._scheduler, "_schedulers", [])]:
-            each.base_lrs = list(rates)
 
 
 class DictState:
@@ -163,6 +148,17 @@ def _named(optimizer: Optimizer, model: nn.Module, *, on_change: OnChange, speak
     if is_sharded(optimizer):
         return ShardedOptimizer(optimizer, model, on_change=on_change, speaks=speaks)
     return NamedOptimizer(optimizer, model, on_change=on_change, speaks=speaks)
+
+
+def _scheduled(part: Any, of_optimizers: Sequence[OptimizerSchedules]) -> Any:
+    """Return a schedule of one of the optimizers with its options; any other part as it is."""
+    if isinstance(part, LRScheduler):
+        # By its groups: an optimizer may wrap the one that the schedule knows.
+        scheduled = {id(group) for group in part.optimizer.param_groups}
+        for each in of_optimizers:
+            if scheduled & {id(group) for group in each.optimizer.optimizer.param_groups}:
+                return each.part(part)
+    return part
 
 
 def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Stateful]:

@@ -13,8 +13,8 @@ def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, fin
 
     With w = ``warmup_steps``, step s (from 0) of the warm-up has (s + 1) / (w + 1) of the optimizer's learning rate,
     step w all of it, and from there it falls along half a cosine to ``final_ratio`` of it at ``total_steps``, where it
-    stays. The rate depends on the step alone, so that a resume is exact; with ``on_change="take"`` it goes on at this
-    script's learning rate, and with other numbers here always by these.
+    stays. The rate depends on the step alone, so that a resume is exact. Where a resumed script
+    has other numbers here, or another learning rate, ``CheckpointPolicy.on_change`` says which ones hold.
 
     Args:
         optimizer: Each of its groups has its own learning rate to begin with.
@@ -47,10 +47,26 @@ def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, fin
     if type(final_ratio) not in (int, float) or not 0 <= final_ratio <= 1:
         raise ValueError(f"final_ratio={final_ratio!r}: give a part of the learning rate, from 0 to 1")
 
-    def ratio(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / (warmup_steps + 1)
-        progress = min((step - warmup_steps) / (total_steps - warmup_steps), 1.0)
-        return final_ratio + (1 - final_ratio) * (1 + math.cos(math.pi * progress)) / 2
+    return LambdaLR(optimizer, WarmupCosine(warmup_steps, total_steps, final_ratio))
 
-    return LambdaLR(optimizer, ratio)
+
+class WarmupCosine:
+    """The ratio of `warmup_cosine` at a step: an object, as a checkpoint has the attributes of one, and no function's.
+
+    Args:
+        warmup_steps: From 0.
+        total_steps: More than those.
+        final_ratio: From 0 to 1.
+    """
+
+    def __init__(self, warmup_steps: int, total_steps: int, final_ratio: float) -> None:
+        self.warmup_steps = warmup_steps
+        self.total_steps = total_steps
+        self.final_ratio = final_ratio
+
+    def __call__(self, step: int) -> float:
+        """Return the part of the learning rate that a step has."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        progress = min((step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)
+        return self.final_ratio + (1 - self.final_ratio) * (1 + math.cos(math.pi * progress)) / 2

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smddp.checkpoint.restore.optimizers import NAMES, NamedOptimizer, OnChange
+from smddp.checkpoint.restore.optimizers import NAMES, NamedOptimizer
+from smddp.checkpoint.restore.script_options import OnChange
 from smddp.distributed import Ranks
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ class ShardedOptimizer(NamedOptimizer):
     def __init__(
         self, optimizer: ZeroRedundancyOptimizer, module: nn.Module, *, on_change: OnChange, speaks: bool
     ) -> None:
-        super().__init__(optimizer, module, on_change=on_change, speaks=speaks)
-        self._sharded = optimizer
-        self._gathered: dict[int, dict[str, Any]] | None = None
         # Before its first step it only knows the options that it was given, not those that its kind has besides.
         _complete(optimizer.defaults, optimizer.optim.defaults)
         for group, local in zip(optimizer.param_groups, optimizer.optim.param_groups, strict=True):
             _complete(group, local)
+        super().__init__(optimizer, module, on_change=on_change, speaks=speaks)
+        self._sharded = optimizer
+        self._gathered: dict[int, dict[str, Any]] | None = None
 
     def gather_state_dict(self, *, keep: bool) -> None:
         """Bring the shares of all ranks together, for the next ``state_dict``; collective.

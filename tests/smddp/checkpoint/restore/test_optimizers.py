@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from smddp import Checkpointer, CheckpointPolicy, Trainer
+from smddp.checkpoint.restore.optimizers import NamedOptimizer
 from smddp.distributed import leave
 from smddp.errors import CheckpointError
 from smddp.job import Job
@@ -70,7 +71,7 @@ def test_another_learning_rate_is_told_with_what_holds(
     optimizer = torch.optim.SGD(again.parameters(), lr=0.001)
     resumed(job, optimizer, again, on_change=on_change)
     assert optimizer.param_groups[0]["lr"] == holds
-    assert f"goes on with {told}: lr was 0.1 when it was saved, and the script has 0.001" in caplog.text
+    assert f"goes on with {told}: lr was 0.1 in the checkpoint's script and is 0.001 in this one" in caplog.text
 
 
 def test_under_a_schedule_it_is_the_rate_that_the_schedule_began_with(
@@ -94,14 +95,125 @@ def test_under_a_schedule_it_is_the_rate_that_the_schedule_began_with(
     module, optimizer, scheduler = parts(0.2)
     leave()
     resumed(job, optimizer, module, scheduler=scheduler, on_change="take")
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * saved)
+    assert optimizer.param_groups[0]["lr"] == 2 * saved
     assert scheduler.last_epoch == 2
     scheduler.step()
     _module, _, whole = parts(0.2)
     for _ in range(3):
         whole.optimizer.step()
         whole.step()
-    assert scheduler.get_last_lr() == pytest.approx(whole.get_last_lr())
+    assert scheduler.get_last_lr() == whole.get_last_lr()
+
+
+def test_a_momentum_under_a_schedule_that_leaves_it_alone_is_an_option(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    def parts(momentum: float) -> tuple[nn.ModuleDict, torch.optim.Optimizer, CosineAnnealingLR]:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum)
+        return module, optimizer, CosineAnnealingLR(optimizer, T_max=10)
+
+    module, optimizer, scheduler = parts(0.9)
+    trained(job, optimizer, module, scheduler=scheduler)
+    module, optimizer, scheduler = parts(0.8)
+    leave()
+    resumed(job, optimizer, module, scheduler=scheduler, on_change="take")
+    assert optimizer.param_groups[0]["momentum"] == 0.8
+    assert "momentum was 0.9 in the checkpoint's script and is 0.8 in this one" in caplog.text
+
+
+def groups(module: nn.ModuleDict, *layouts: tuple[tuple[str, ...], float, float]) -> torch.optim.SGD:
+    """Groups of layers, each with its learning rate and weight decay."""
+    return torch.optim.SGD(
+        [
+            {"params": [module[name].weight for name in names], "lr": lr, "weight_decay": decay}
+            for names, lr, decay in layouts
+        ]
+    )
+
+
+@pytest.mark.parametrize("on_change", ["keep", "take", "refuse"])
+def test_groups_in_another_order_keep_their_own_options(
+    job: Job, caplog: pytest.LogCaptureFixture, on_change: str
+) -> None:
+    module, again = model(), model()
+    trained(job, groups(module, (("first",), 0.1, 0.5), (("second",), 0.2, 0.0)), module)
+    optimizer = groups(again, (("second",), 0.2, 0.0), (("first",), 0.1, 0.5))
+    resumed(job, optimizer, again, on_change=on_change)
+    found = [
+        (group["params"][0] is again["first"].weight, group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+    ]
+    assert found == [(False, 0.2, 0.0), (True, 0.1, 0.5)]
+    assert "goes on with" not in caplog.text
+
+
+def test_a_changed_group_is_told_by_a_parameter_of_it(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    module, again = model(), model()
+    trained(job, groups(module, (("first",), 0.1, 0.5), (("second",), 0.2, 0.0)), module)
+    optimizer = groups(again, (("second",), 0.3, 0.0), (("first",), 0.1, 0.5))
+    resumed(job, optimizer, again)
+    told = "lr of the group of second.weight was 0.2 in the checkpoint's script and is 0.3 in this one"
+    assert f"goes on with the checkpoint's options: {told}\n" in caplog.text
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
+
+
+@pytest.mark.parametrize("on_change", ["keep", "take", "refuse"])
+def test_a_group_made_of_unlike_groups_is_refused_or_has_the_scripts_options(
+    job: Job, caplog: pytest.LogCaptureFixture, on_change: str
+) -> None:
+    def layers() -> nn.ModuleDict:
+        return nn.ModuleDict({**model(), "third": nn.Linear(3, 3, bias=False)})
+
+    module, again = layers(), layers()
+    trained(job, groups(module, (("first",), 0.1, 0.5), (("second", "third"), 0.2, 0.0)), module)
+    optimizer = groups(again, (("first", "second"), 0.1, 0.5), (("third",), 0.2, 0.0))
+    told = (
+        "of the group of first.weight come from 2 groups of the checkpoint's script, which differ in lr, weight_decay"
+    )
+    if on_change == "take":
+        resumed(job, optimizer, again, on_change=on_change)
+        assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.1, 0.5), (0.2, 0.0)]
+        assert told in caplog.text
+    else:
+        with pytest.raises(CheckpointError, match=f"{told}.*Nothing was loaded"):
+            resumed(job, optimizer, again, on_change=on_change)
+
+
+def test_groups_that_were_alike_can_be_cut_otherwise(job: Job) -> None:
+    def layers() -> nn.ModuleDict:
+        return nn.ModuleDict({**model(), "third": nn.Linear(3, 3, bias=False)})
+
+    module, again = layers(), layers()
+    trained(job, groups(module, (("first",), 0.1, 0.5), (("second", "third"), 0.1, 0.5)), module)
+    optimizer = groups(again, (("first", "second"), 0.1, 0.5), (("third",), 0.1, 0.5))
+    resumed(job, optimizer, again, on_change="refuse")
+
+
+def test_layers_that_came_later_have_names(job: Job) -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module["first"].parameters(), lr=0.1, momentum=0.9)
+    part = NamedOptimizer(optimizer, module, on_change="keep", speaks=True)
+    module["third"] = nn.Linear(3, 3, bias=False)
+    optimizer.add_param_group({"params": module["third"].parameters(), "lr": 0.3})
+    sum(weight.sum() for weight in module.parameters()).backward()
+    optimizer.step()
+    state = part.state_dict()
+    assert [group["param_names"] for group in state["param_groups"]] == [["first.weight"], ["third.weight"]]
+
+    again = nn.ModuleDict({**model(), "third": nn.Linear(3, 3, bias=False)})
+    other = torch.optim.SGD(again["third"].parameters(), lr=0.3, momentum=0.9)
+    other.add_param_group({"params": again["first"].parameters(), "lr": 0.1})
+    resumed_part = NamedOptimizer(other, again, on_change="refuse", speaks=True)
+    resumed_part.check_state_dict(state)
+    resumed_part.load_state_dict(state)
+    assert other.state[again["third"].weight]["momentum_buffer"].mean() == 1.0
+
+    unnamed = {**state, "param_groups": [dict(group) for group in state["param_groups"]]}
+    unnamed["param_groups"][1]["param_names"] = ["#0"]  # as an older version had it
+    NamedOptimizer(optimizer, module, on_change="refuse", speaks=True).check_state_dict(unnamed)
+    with pytest.raises(ValueError, match=r"not in both: third\.weight, #0"):
+        NamedOptimizer(other, again, on_change="keep", speaks=True).check_state_dict(unnamed)
 
 
 def test_a_change_that_is_not_allowed_changes_nothing(job: Job) -> None:
