@@ -47,8 +47,9 @@ class CheckpointPolicy:
     or upload it then."""
 
     on_change: OnChange = "keep"
-    """Whose options an optimizer has after a resume (learning rate, momentum, weight decay), where this script's are
-    not those that were saved: ``"keep"`` the checkpoint's and warn, ``"take"`` this script's, or ``"refuse"``."""
+    """Whose options optimizers and schedules have after a resume (learning rate, weight decay, the length of a
+    schedule), where this script's are not those of the script that saved: ``"keep"`` the checkpoint's and warn,
+    ``"take"`` this script's, or ``"refuse"``."""
 
     mean_hours_between_failures: float = 1000.0
     """Of one node, for ``every="auto"``; a job on n nodes is taken to fail n times as often. 1000 h is what Meta saw:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from smddp import CheckpointPolicy, Trainer
+from smddp.checkpoint.restore.script_options import OnChange
 from smddp.distributed import leave
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
@@ -115,13 +116,14 @@ def test_a_word_that_is_neither_step_nor_epoch_is_refused(job: Job) -> None:
         Trainer(job, model, torch.optim.SGD(model.parameters()), schedule_each="batch")  # type: ignore[arg-type]
 
 
-def train_on_plateaus(job: Job, epochs: int) -> list[float]:
+def train_on_plateaus(job: Job, epochs: int, on_change: OnChange) -> list[float]:
     """A schedule by a metric stays with the script, which calls it after each evaluation."""
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
-    trainer = Trainer(job, model, optimizer, state={"plateau": plateau})
+    policy = CheckpointPolicy(on_change=on_change)
+    trainer = Trainer(job, model, optimizer, state={"plateau": plateau}, checkpoints=policy)
     rates = []
     for epoch in trainer.epochs(epochs):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -130,11 +132,15 @@ def train_on_plateaus(job: Job, epochs: int) -> list[float]:
     return rates
 
 
-def test_a_schedule_by_a_metric_resumes_between_two_evaluations_that_are_no_better(tmp_path: Path) -> None:
-    undisturbed = train_on_plateaus(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), 7)
+@pytest.mark.parametrize("on_change", ["keep", "take", "refuse"])
+def test_a_schedule_by_a_metric_resumes_between_two_evaluations_that_are_no_better(
+    tmp_path: Path, on_change: OnChange
+) -> None:
+    undisturbed = train_on_plateaus(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), 7, on_change)
     assert undisturbed == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
-    assert train_on_plateaus(job, 3) + train_on_plateaus(job, 6) + train_on_plateaus(job, 7) == undisturbed
+    resumed = [rate for epochs in (3, 6, 7) for rate in train_on_plateaus(job, epochs, on_change)]
+    assert resumed == undisturbed
 
 
 @pytest.mark.parametrize("each", ["step", "epoch"])

@@ -69,6 +69,26 @@ def test_a_state_of_another_kind_is_refused(
         part.check_state_dict(make(model.parameters()).state_dict())
 
 
+def test_a_sharded_optimizers_groups_are_found_by_names_that_came_later() -> None:
+    def part(first: str, second: str) -> tuple[ZeroRedundancyOptimizer, ShardedOptimizer]:
+        model, decays = nn.ModuleDict({first: nn.Linear(2, 1, bias=False)}), {"old": 0.5, "new": 0.0}
+        groups = [{"params": [model[first].weight], "weight_decay": decays[first]}]
+        optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=0.1)
+        found = ShardedOptimizer(optimizer, model, on_change="refuse", speaks=True)
+        model[second] = nn.Linear(2, 1, bias=False)
+        optimizer.add_param_group({"params": [model[second].weight], "weight_decay": decays[second]})
+        return optimizer, found
+
+    _, saved = part("old", "new")
+    saved.gather_state_dict(keep=True)
+    state = saved.state_dict()
+    assert [group["param_names"] for group in state["param_groups"]] == [["old.weight"], ["new.weight"]]
+    optimizer, other = part("new", "old")
+    other.check_state_dict(state)
+    other.load_state_dict(state)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.5]
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -386,6 +386,7 @@ def test_a_change_in_a_nested_schedule_names_it(caplog: pytest.LogCaptureFixture
     resumed = Script(warmed_up(20), "take").resume(saved_after(7, warmed_up(10)))
     assert resumed.train(15) == Script(warmed_up(20)).train(22)[7:]
     assert "milestones of SequentialLR was [5] in the checkpoint's script and is [10] in this one" in caplog.text
+    assert "the schedule goes on with this script's options: milestones of SequentialLR" in caplog.text
     assert "T_max of CosineAnnealingLR in SequentialLR was 10 in" in caplog.text
 
 
