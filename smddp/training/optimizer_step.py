@@ -179,7 +179,7 @@ class OptimizerStep:
         """Unscale and clip the gradients; return False if the guard drops them."""
         scaler, weights = self._scaler, self.parameters()
         if scaler is not None:
-            for optimizer in self._optimizers:
+            for optimizer in filter(_has_gradients, self._optimizers):
                 scaler.unscale_(optimizer)
         if self._guard is not None:
             norm = self._norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
@@ -202,11 +202,20 @@ class OptimizerStep:
     def _scaled_step(self, scaler: GradScaler) -> bool:
         """Step the optimizers under a loss scaler; return False if it was skipped, where the caller must know."""
         before = scaler.get_scale() if self._asks_scale else 0.0  # which waits for the GPU
-        self._stepped = False
+        scaled = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]
         for optimizer in self._optimizers:
+            if optimizer not in scaled:
+                optimizer.step()  # nothing to unscale, which the scaler refuses; it changes nothing, as without scaler
+        self._stepped = not scaled
+        for optimizer in scaled:
             scaler.step(optimizer)
-        scaler.update()
+        if scaled:
+            scaler.update()
         return scaler.get_scale() >= before if self._asks_scale else self._stepped
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(weight.grad is not None for group in optimizer.param_groups for weight in group["params"])

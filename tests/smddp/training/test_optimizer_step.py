@@ -95,3 +95,34 @@ def test_each_element_is_clipped_once_it_is_unscaled() -> None:
     scaler = GradScaler("cpu", init_scale=1024.0)
     OptimizerStep([optimizer], scaler=scaler, clip_value=0.01).backward_and_step(loss(100 * torch.randn(8, 3)))
     assert torch.allclose((model.weight - before).abs(), torch.full((1, 3), 0.01))
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1e9])
+def test_with_a_loss_scale_an_optimizer_without_gradients_steps_as_without_one(clip_norm: float | None) -> None:
+    def train(scaler: GradScaler | None) -> tuple[list[Tensor], list[int], list[bool]]:
+        torch.manual_seed(0)
+        layers = [nn.Linear(2, 1) for _ in range(2)]
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9) for layer in layers]
+        schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1) for optimizer in optimizers]
+        step = OptimizerStep(optimizers, schedulers=schedulers, scaler=scaler, clip_norm=clip_norm)
+        applied = []
+        for used in ([0, 1], [0], [1], []):
+            outputs = [layers[number](torch.ones(1, 2)) for number in used] or [torch.ones(1, requires_grad=True)]
+            step.backward_and_step(torch.stack([output.sum() for output in outputs]).sum())
+            applied.append(step.applied)
+        weights = [weight.detach() for layer in layers for weight in layer.parameters()]
+        return weights, [scheduler.last_epoch for scheduler in schedulers], applied
+
+    plain, scaled = train(None), train(GradScaler("cpu", init_scale=1024.0))
+    torch.testing.assert_close(scaled[0], plain[0])
+    assert scaled[1:] == plain[1:] == ([4, 4], [True] * 4)
+
+
+def test_an_overflow_beside_an_optimizer_without_gradients_is_a_skipped_step() -> None:
+    layers = [nn.Linear(2, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 1)
+    scaler = GradScaler("cpu", init_scale=2.0)
+    step = OptimizerStep(optimizers, schedulers=[scheduler], scaler=scaler)
+    step.backward_and_step(layers[0](torch.full((1, 2), torch.inf)).sum())
+    assert (step.applied, scheduler.last_epoch, scaler.get_scale()) == (False, 0, 1.0)
