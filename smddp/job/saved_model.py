@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from smddp.errors import CheckpointError
+from smddp.job.weight_names import plain_state
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +46,12 @@ def write_model(model: nn.Module, directory: Path) -> None:
 
 
 def write_weights(weights: Mapping[str, Any], directory: Path) -> None:
-    """Write both files from a model's state dict, on any device, as `write_model` does.
+    """Write both files from a model's state dict, on any device, as `write_model` does; names are plain.
 
     If there is something in it that a safetensors file cannot hold, only ``model.pt`` is written, and a warning says
     what it is.
     """
+    weights = plain_state(weights)
     write_torch(weights, directory / "model.pt")
     safe = directory / "model.safetensors"
     if unfit := [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]:

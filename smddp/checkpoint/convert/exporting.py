@@ -15,6 +15,7 @@ from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import flush, write_safetensors, write_torch, write_weights
+from smddp.job.weight_names import plain_state
 
 Format = Literal["model", "safetensors", "torch", "dcp"]
 FORMATS: tuple[Format, ...] = ("model", "safetensors", "torch", "dcp")
@@ -91,7 +92,7 @@ def export(
 
 def _as_weights(state: Any, part: str) -> Mapping[str, Any]:
     if isinstance(state, Mapping) and any(isinstance(value, torch.Tensor) for value in state.values()):
-        return state
+        return plain_state(state)
     raise CheckpointError(f"{part!r} is no model: it has no weights by name; use 'torch' or 'dcp'")
 
 

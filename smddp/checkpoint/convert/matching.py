@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from smddp.job.weight_names import plain_name
+
 _METADATA = "_metadata"  # where torch.nn.Module.state_dict() keeps the versions of its modules
-_COMPILED = "_orig_mod."  # what torch.compile puts into names
 _REPLICATED = "module."  # what DistributedDataParallel puts before them, and AveragedModel too
 _AVERAGED = "n_averaged"  # AveragedModel's count, beside them
 
@@ -83,7 +84,7 @@ def match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str)
 
 def _without_compiled(names: Iterable[str]) -> dict[str, str]:
     """Return each name by what it would be without torch.compile."""
-    return {str(name).replace(_COMPILED, ""): name for name in names}
+    return {plain_name(str(name)): name for name in names}
 
 
 def _stripped(names: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smddp.checkpoint.restore.script_options import SCRIPT_OPTIONS, OnChange, change, copied, same
+from smddp.job.weight_names import plain_name
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +182,7 @@ class NamedOptimizer:
         self.optimizer.load_state_dict(dict(state))
 
     def _group_names(self) -> list[list[str]]:
-        names = {id(weight): name for name, weight in self._module.named_parameters()}
+        names = {id(weight): plain_name(name) for name, weight in self._module.named_parameters()}
         return [
             [names.get(id(weight), f"#{number}") for number, weight in enumerate(group["params"])]
             for group in self.optimizer.param_groups
@@ -326,7 +327,9 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: 
 def _names(state: Mapping[str, Any]) -> list[list[str]] | None:
     """Return the names of each group's parameters, or None if they were not saved."""
     names = [group.get(NAMES) for group in state["param_groups"]]
-    return None if any(each is None for each in names) else names
+    if any(each is None for each in names):
+        return None
+    return [[plain_name(name) for name in each] for each in names]
 
 
 def _approximate(saved: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

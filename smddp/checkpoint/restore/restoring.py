@@ -18,6 +18,7 @@ from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.optimizers import check_optimizer, some
 from smddp.checkpoint.restore.reader import Loaded
 from smddp.errors import CheckpointError
+from smddp.job.weight_names import in_names_of, plain_state
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,10 @@ class Restoration:
         """
         # Modules last: they always take what was checked, so that a part that does not leaves them as they were.
         for name, part in sorted(self._state.items(), key=lambda item: isinstance(item[1], torch.nn.Module)):
-            self._give(name, part, self._loaded.unflatten(name))
+            state = self._loaded.unflatten(name)
+            if isinstance(part, torch.nn.Module):
+                state = in_names_of(part.state_dict(), state)
+            self._give(name, part, state)
         is_new = self._rank >= len(self._ranks)
         own = {} if is_new else self._ranks[self._rank]
         for name, part in self._per_rank.items():
@@ -179,7 +183,7 @@ class Restoration:
             ) from error
 
     def _check_module(self, name: str, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-        present = module.state_dict()
+        present, saved = plain_state(module.state_dict()), plain_state(saved)
         misshapen = [
             f"{key} ({_shape(saved[key])} instead of {_shape(present[key])})"
             for key in present

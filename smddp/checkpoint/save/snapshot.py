@@ -14,6 +14,7 @@ from smddp.checkpoint.restore.restoring import RANKS, RNG, Sharded, Stateful
 from smddp.checkpoint.save.sharing import share
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
+from smddp.job.weight_names import plain_name, plain_state
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -111,7 +112,7 @@ class Snapshotter:
                 part.gather_state_dict(keep=writes)
         if writes:
             for name, part in self._state.items():
-                skeletons[name], tensors[name] = flatten(part.state_dict(), path=name)
+                skeletons[name], tensors[name] = flatten(_state_of(part), path=name)
         return skeletons, tensors
 
     def _files(self, tensors: Mapping[str, Tensors], sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Tensors]:
@@ -128,7 +129,11 @@ class Snapshotter:
         pass, not after it, and the running statistics of BatchNorm differ until then. Those of rank 0 count.
         """
         modules = {name: part for name, part in self._state.items() if isinstance(part, torch.nn.Module)}
-        return {part: {name for name, _ in module.named_buffers()} for part, module in modules.items()}
+        return {part: {plain_name(name) for name, _ in module.named_buffers()} for part, module in modules.items()}
+
+
+def _state_of(part: Stateful) -> Any:
+    return plain_state(part.state_dict()) if isinstance(part, torch.nn.Module) else part.state_dict()
 
 
 def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:
