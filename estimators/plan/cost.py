@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal, InvalidOperation
 from typing import Any
@@ -17,16 +17,16 @@ _REMEDY = "Give prices that have it, or leave max_cost out."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the hosts of a job cost; storage, transfer and taxes come on top.
+    """What the hosts of a job cost, and the instances of its Debugger rules; storage, transfer and taxes come on top.
 
     What AWS charges is the time that a job trains, on each host, and what a warm pool is kept after it. See
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (BillableTimeInSeconds)
     """
 
     per_hour: Decimal | None = None
-    """Dollars an hour of all hosts, on demand; None if it is not known."""
+    """Dollars an hour of all of them, on demand; None if it is not known."""
     per_hour_of_spot: Decimal | None = None
-    """Dollars an hour of all hosts as spot instances, for a spot job of which the table says it."""
+    """Dollars an hour with all hosts as spot instances, for a spot job of which the table says it."""
     at_most: Decimal | None = None
     """Dollars for the whole of `max_run`, and of the time that a warm pool is kept, on demand; None if not known."""
     seconds: int = 0
@@ -42,25 +42,31 @@ class Cost:
         return cls(per_hour=Decimal(0), at_most=Decimal(0), source="it runs on this machine")
 
     @classmethod
-    def of(cls, topology: Topology, arguments: Mapping[str, Any], table: PriceTable) -> Cost:
+    def of(
+        cls, topology: Topology, arguments: Mapping[str, Any], table: PriceTable, *, rules: Sequence[str] | None
+    ) -> Cost:
         """Work out what a job costs.
 
         Args:
             topology: Its hosts.
             arguments: The parameters for ``PyTorch``.
             table: Prices.
+            rules: The instance types of its rules, each on demand for `max_run`; None if they are not known.
         """
-        if unknown := next(_unknown(topology, arguments, table), None):
+        if unknown := next(_unknown(topology, arguments, table, rules), None):
             return cls(source=table.source, unknown=unknown)
+        assert rules is not None
         hosts = [(count, table.prices[name]) for count, name in topology.hosts if count is not None]
-        seconds = (arguments.get("max_run") or 0) + (arguments.get("keep_alive_period_in_seconds") or 0)
-        per_hour = sum((count * price.on_demand for count, price in hosts), Decimal(0))
+        kept = arguments.get("keep_alive_period_in_seconds") or 0
+        seconds = (arguments.get("max_run") or 0) + kept
+        of_rules = sum((table.prices[name].on_demand for name in rules), Decimal(0))
+        per_hour = of_rules + sum((count * price.on_demand for count, price in hosts), Decimal(0))
         spot = [count * price.spot for count, price in hosts if price.spot is not None]
         told = arguments.get("use_spot_instances") is True and len(spot) == len(hosts)
         return cls(
             per_hour=per_hour,
-            per_hour_of_spot=sum(spot, Decimal(0)) if told else None,
-            at_most=per_hour * seconds / 3600,
+            per_hour_of_spot=sum(spot, of_rules) if told else None,
+            at_most=(per_hour * seconds - of_rules * kept) / 3600,
             seconds=seconds,
             source=table.source,
         )
@@ -127,13 +133,23 @@ def _limit(max_cost: object) -> Decimal | None:
     return limit if limit.is_finite() and limit >= 0 else None
 
 
-def _unknown(topology: Topology, arguments: Mapping[str, Any], table: PriceTable) -> Iterator[str]:
+def rule_instances(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the instance types of a request's Debugger and profiler rules: AWS's own rules have none, and are free."""
+    rules = [*request.get("DebugRuleConfigurations", ()), *request.get("ProfilerRuleConfigurations", ())]
+    return tuple(rule["InstanceType"] for rule in rules if "InstanceType" in rule)
+
+
+def _unknown(
+    topology: Topology, arguments: Mapping[str, Any], table: PriceTable, rules: Sequence[str] | None
+) -> Iterator[str]:
     """Yield why the cost of a job is not known."""
     if "training_plan" in arguments:
         yield "a training plan is paid for when it is bought, not by the hour"
     if not topology.hosts or any(type(count) is not int or count < 1 for count, _ in topology.hosts):
         yield "the number of hosts is not known"
-    for _, name in topology.hosts:
+    if rules is None:
+        yield "the instances of its rules are known only once it has no errors and no variables of a pipeline"
+    for name in (*(name for _, name in topology.hosts), *(rules or ())):
         if not isinstance(name, str) or name not in table.prices:
             yield table.missing.get(str(name), f"{table.source} has no price of {name}")
     for parameter in ("max_run", "keep_alive_period_in_seconds"):

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
 
+_COSTS_OF_THEIR_OWN = frozenset({"rules", "profiler_config"})
+"""Parameters that may ask for instances beside the hosts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitArguments:
     """What ``fit`` is given, beside the parameters of the job."""
@@ -65,7 +69,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     if not not_known_yet and not any(problem.severity == "error" for problem in problems):
         request, refused = _finished(carried.arguments, call, session)
         problems += refused
-    paid = _cost(topology, arguments, call, session)
+    paid = _cost(topology, request, arguments, call, session)
     if call.max_cost is not None:
         problems += cost.check(paid, call.max_cost)
     return Plan(
@@ -89,13 +93,23 @@ def _with_defaults(call: FitArguments) -> FitArguments:
     )
 
 
-def _cost(topology: Topology, arguments: Mapping[str, Any], call: FitArguments, session: Session | None) -> Cost | None:
+def _cost(
+    topology: Topology,
+    request: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+    call: FitArguments,
+    session: Session | None,
+) -> Cost | None:
     if parameters.is_local_mode(arguments):
         return None if call.prices is None and call.max_cost is None else Cost.of_this_machine()
     if call.prices is None:
         return None
-    types = [name for _, name in topology.hosts if isinstance(name, str)]
-    return Cost.of(topology, arguments, price_table(call.prices, types, session))
+    if request is not None:
+        rules: tuple[str, ...] | None = cost.rule_instances(request)
+    else:
+        rules = None if _COSTS_OF_THEIR_OWN & arguments.keys() else ()
+    types = [name for name in (*(name for _, name in topology.hosts), *(rules or ())) if isinstance(name, str)]
+    return Cost.of(topology, arguments, price_table(call.prices, types, session), rules=rules)
 
 
 def _resources(

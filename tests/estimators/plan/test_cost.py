@@ -36,6 +36,41 @@ def test_a_spot_job_costs_at_most_the_price_on_demand(build: Any) -> None:
     assert build(instance_type="ml.m5.xlarge", **spot).plan(prices=PRICES).cost.per_hour_of_spot is None
 
 
+def test_the_instances_of_rules_are_paid_for(build: Any) -> None:
+    from sagemaker.debugger import ProfilerRule, Rule, rule_configs
+
+    custom = {"image_uri": "rules", "instance_type": "ml.g5.xlarge", "volume_size_in_gb": 10}
+    rules = [
+        Rule.custom(name="mine", source="s3://data/train", rule_to_invoke="Mine", **custom),
+        ProfilerRule.custom(name="also", source="s3://data/train", rule_to_invoke="Also", **custom),
+        Rule.sagemaker(rule_configs.loss_not_decreasing()),  # AWS's own instance
+    ]
+    job = build(instance_type="ml.m5.xlarge", max_run=3600, keep_alive_period_in_seconds=1800, rules=rules)
+    plan = job.plan(prices=PRICES, max_cost=3)
+    assert plan.cost.per_hour == Decimal("0.23") + 2 * Decimal("1.408")
+    assert plan.cost.at_most == Decimal("0.23") * 3 / 2 + 2 * Decimal("1.408")
+    assert [problem.parameter for problem in plan.errors] == ["max_cost"]
+
+
+def test_a_rule_without_a_price_leaves_the_cost_unknown(build: Any) -> None:
+    from sagemaker.debugger import Rule
+
+    def rule(instance_type: str) -> Rule:
+        return Rule.custom(
+            name="mine",
+            image_uri="rules",
+            instance_type=instance_type,
+            volume_size_in_gb=10,
+            source="s3://data/train",
+            rule_to_invoke="Mine",
+        )
+
+    cost = build(rules=[rule("ml.p3.16xlarge")]).plan(prices=PRICES).cost
+    assert cost.unknown == "your prices has no price of ml.p3.16xlarge"
+    cost = build(rules=[rule("ml.m5.xlarge")], role=None).plan(prices=PRICES).cost
+    assert cost.unknown.startswith("the instances of its rules are known only once it has no errors")
+
+
 def test_a_warm_pool_is_paid_for(build: Any) -> None:
     cost = build(keep_alive_period_in_seconds=1800, max_run=1800).plan(prices=PRICES).cost
     assert (cost.at_most, cost.seconds) == (Decimal("1.408"), 3600)
