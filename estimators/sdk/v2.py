@@ -27,6 +27,9 @@ with without_maintenance_notice(), program_kept():
     from sagemaker.workflow.pipeline_context import LocalPipelineSession, PipelineSession
 
 
+_ENCRYPTION = "EnableInterContainerTrafficEncryption"
+
+
 class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no types
     """The base of all estimators, with the ``fit`` that lies below the SDK's telemetry."""
 
@@ -113,7 +116,7 @@ _Kind = TypeVar("_Kind", bound=PyTorch)
 def _made(kind: type[_Kind], arguments: Mapping[str, Any], session: Session) -> _Kind:
     try:
         with without_maintenance_notice():
-            made: _Kind = kind(**arguments, sagemaker_session=_unconfigured(session))
+            made: _Kind = kind(**arguments, sagemaker_session=_not_overruling(arguments, _unconfigured(session)))
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
     return made
@@ -130,7 +133,7 @@ def request(
 ) -> dict[str, Any]:
     """Return the CreateTrainingJob of a job; nothing is uploaded or sent."""
     requests: list[dict[str, Any]] = []
-    recording = copy.copy(_unconfigured(session))
+    recording = copy.copy(_not_overruling(arguments, _unconfigured(session)))
     recording.train = lambda **members: requests.append(recording.get_train_request(**members))
     pytorch = _made(_Staged, arguments, recording)
     pytorch.staged = UploadedCode(*code)
@@ -150,6 +153,21 @@ def _unconfigured(session: Session) -> Session:
     unconfigured = copy.copy(session)
     unconfigured.sagemaker_config = {}
     return unconfigured
+
+
+def _not_overruling(arguments: Mapping[str, Any], session: Session) -> Session:
+    """Return a session whose configuration leaves a False of the job's alone.
+
+    ``PyTorch`` hands an ``encrypt_inter_container_traffic`` of False on as nothing, and then the session asks the
+    configuration once more. Of all parameters that the configuration may have, it alone is forgotten.
+    """
+    training = (session.sagemaker_config or {}).get("SageMaker", {}).get("TrainingJob", {})
+    if arguments.get("encrypt_inter_container_traffic") is not False or _ENCRYPTION not in training:
+        return session
+    agreeing = copy.copy(session)
+    agreeing.sagemaker_config = copy.deepcopy(session.sagemaker_config)
+    agreeing.sagemaker_config["SageMaker"]["TrainingJob"][_ENCRYPTION] = False
+    return agreeing
 
 
 def send(

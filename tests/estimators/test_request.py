@@ -198,6 +198,22 @@ def test_debugger_and_profiler_are_as_the_sdks_configuration_says(
     assert ("DebugHookConfig" in ours, ours["ProfilerConfig"]["DisableProfiler"]) == (on, not on)
 
 
+@pytest.mark.parametrize("stated", [True, False, None])
+def test_the_sdks_configuration_overrules_no_encryption_that_is_stated(
+    stated: bool | None, script: str, sagemaker_session: Any, requests: list[Arguments]
+) -> None:
+    configured = copy.copy(sagemaker_session)
+    training = {"EnableInterContainerTrafficEncryption": stated is not True}
+    configured.sagemaker_config = {"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": training}}
+    common = {"role": ROLE, "instance_type": "ml.g5.xlarge", **VERSION, "sagemaker_session": configured}
+    estimator = Estimator(script, encrypt_inter_container_traffic=stated, **common)
+    plan = estimator.plan()
+    estimator.fit(wait=False)
+    assert requests[-1].get("EnableInterContainerTrafficEncryption", False) is (stated is not False)
+    assert plan.errors == ()
+    assert configured.sagemaker_config["SageMaker"]["TrainingJob"] == training
+
+
 def test_nothing_is_reported_to_the_makers_of_the_sdk(
     script: str, sagemaker_session: Any, requests: list[Arguments], telemetry: list[str]
 ) -> None:

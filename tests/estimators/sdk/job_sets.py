@@ -86,7 +86,6 @@ def _job(draw: Draw, number: int) -> Json:
         session |= {"bucket": "jobs", "prefix": "team/vision"}
     if is_configured:
         session["configured"] = draw.choice(_CONFIGURED)
-        arguments.pop("encrypt_inter_container_traffic", None)  # V2 forgets a False where the configuration says True
     stated = {name: value for name, value in arguments.items() if value is not None}
     return {"number": number, "session": session, "arguments": stated, "calls": calls}
 
