@@ -6,9 +6,10 @@ reads each line; its own ways of joining them let a line for a directory decide 
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 IGNORE_FILE = ".smddpignore"
 
+_CLASS = re.compile(r"\[[^\]]*\[:\w*:\]")
+"""A POSIX class, which git knows and pathspec takes for other characters."""
 _WILDCARDS = frozenset("*?[")
 
 
@@ -45,13 +48,21 @@ class IgnoreRules:
             return cls(lines=())
         except (OSError, UnicodeDecodeError) as fault:
             raise EstimatorError(f"{file} can't be read: {fault}") from fault
+        for text in texts:
+            if _CLASS.search(text) and not text.startswith("#"):
+                raise EstimatorError(
+                    f"{file}: {text!r} has a class of characters such as [:digit:], which is not read here. Write the "
+                    "characters themselves, as [0-9]"
+                )
         try:
             read = [(text, GitIgnoreSpec.from_lines([text]).patterns) for text in texts]
         except ValueError as fault:  # it quotes the line
             raise EstimatorError(f"{file}: {fault}. Write each line as in a .gitignore") from fault
         return cls(
             lines=[
-                (text.strip().removeprefix("!"), line[0]) for text, line in read if line and line[0].include is not None
+                (_stripped(text).removeprefix("!"), line[0])
+                for text, line in read
+                if line and line[0].include is not None
             ]
         )
 
@@ -64,6 +75,22 @@ class IgnoreRules:
         return any(
             not line.include and not _WILDCARDS & set(text) and _matches(text, line, path) for text, line in self.lines
         )
+
+
+def _stripped(text: str) -> str:
+    """Return a line without the blanks around it; one behind a backslash stays."""
+    bare = text.strip()
+    escapes = len(bare) - len(bare.rstrip("\\"))
+    return f"{bare} " if escapes % 2 and text.rstrip("\r\n").startswith(f"{bare} ") else bare
+
+
+@functools.lru_cache(maxsize=256)
+def _name_pattern(text: str) -> Pattern:
+    """Return what the last part of a line means for a name: its escapes and brackets are git's, not fnmatch's."""
+    from pathspec import GitIgnoreSpec
+
+    (pattern,) = GitIgnoreSpec.from_lines([f"/{text}"]).patterns
+    return pattern
 
 
 def _matches(text: str, line: Pattern, path: str) -> bool:
@@ -81,5 +108,5 @@ def _matches(text: str, line: Pattern, path: str) -> bool:
     if line.match_file(path) is None:
         return False
     if "**" in text:  # the name may be one of several that the rest of the line reaches
-        return fnmatchcase(name, text.rstrip("/").rpartition("/")[2])
+        return _name_pattern(text.rstrip("/").rpartition("/")[2]).match_file(name) is not None
     return not parent or line.match_file(f"{parent}/") is None

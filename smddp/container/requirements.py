@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -22,6 +23,13 @@ logger = logging.getLogger(__name__)
 
 _SOURCES = ("--index-url", "-i", "--extra-index-url", "--no-index", "--find-links", "-f", "--trusted-host", "--pre")
 """Options that say where to look, and ask for nothing."""
+_END = "[end of output]"
+_BLOCK = re.compile(
+    rf"^[ │]*╰─> \[\d+ lines of output\]\n(?P<output>.*?)^ *{re.escape(_END)}$", re.MULTILINE | re.DOTALL
+)
+"""How pip shows the output of a program that failed."""
+_CLOSING = ("note:", "hint:", "[notice]", "WARNING: There was an error checking")
+_CAUSE_LINES = 8
 
 
 def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool, environ: Mapping[str, str]) -> str:
@@ -37,7 +45,7 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
         The interpreter that the job's processes run with.
 
     Raises:
-        SourceError: The installation failed; its last lines are in the message.
+        SourceError: The installation failed; the lines that say why are in the message.
         StoppedBeforeStart: A stop came meanwhile.
     """
     requirements = code_dir / "requirements.txt"
@@ -59,9 +67,27 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
         raise StoppedBeforeStart(result.stop)
     raise_on_stop()
     if result.code != 0:
-        last = "\n".join(result.tail.strip().splitlines()[-8:])
-        raise SourceError(f"pip could not install {' '.join(wanted)} (exit code {result.code}):\n{last}")
+        raise SourceError(f"pip could not install {' '.join(wanted)} (exit code {result.code}):\n{cause(result.tail)}")
     return str(python)
+
+
+def cause(output: str) -> str:
+    """Return the lines of pip's output that say why it failed, at most 8 and what failed.
+
+    Of a program that pip ran, such as a build, these are the last ones of the program's own output, which pip shows in
+    a block; behind it pip has only closing words. Else they are pip's last lines without its hints.
+    """
+    blocks = list(_BLOCK.finditer(output))
+    if not blocks and _END in output:  # it is so long that its beginning was not kept
+        shown = textwrap.dedent(output.rpartition(_END)[0]).splitlines()
+        return "\n".join([line for line in shown if line.strip()][-_CAUSE_LINES:])
+    if not blocks:
+        said = [line for line in output.strip().splitlines() if not line.startswith(_CLOSING)]
+        return "\n".join(said[-_CAUSE_LINES:])
+    last = blocks[-1]
+    what = [line for line in output[: last.start()].splitlines() if "×" in line][-1:]
+    shown = [line for line in textwrap.dedent(last["output"]).splitlines() if line.strip()]
+    return "\n".join([*(line.strip(" ×│") for line in what), *shown[-_CAUSE_LINES:]])
 
 
 def already_installed(lines: Iterable[str]) -> bool:

@@ -370,6 +370,7 @@ def test_the_dependencies_have_rules_of_their_own(code: Path, tmp_path: Path) ->
         (b"data/\n!\n", "Invalid git pattern: '!'"),
         (b"\xff\xfe", "can't be read"),
         (b"*.py\n", "train.py is not uploaded"),
+        (b"[[:digit:]]*\n", "'[[:digit:]]*' has a class of characters such as [:digit:]"),
     ],
 )
 def test_a_smddpignore_that_cannot_be_meant_is_refused(code: Path, content: bytes, said: str) -> None:
@@ -453,9 +454,9 @@ def test_ignored_code_decides_nothing(code: Path) -> None:
     assert source_code.needs_package(local("train.py", code))
 
 
-NAMES = st.sampled_from(["a", "b", "c.py", "d.txt"])
+NAMES = st.sampled_from(["a", "b", "c.py", "d.txt", "a b", "!a", "a*"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
-PARTS = st.sampled_from(["a", "b", "c.py", "*", "*.py", "?", "**", "[ab]", "a*"])
+PARTS = st.sampled_from(["a", "b", "c.py", "*", "*.py", "?", "**", "[ab]", "a*", r"a\ b", r"\!a", r"a\*", "[^b]"])
 LINES = st.builds(
     lambda negated, rooted, parts, ending: f"{negated}{rooted}{'/'.join(parts)}{ending}",
     *(st.sampled_from(["", "!"]), st.sampled_from(["", "/"]), st.lists(PARTS, min_size=1, max_size=2)),
@@ -463,11 +464,19 @@ LINES = st.builds(
 )
 
 
+def test_what_is_escaped_in_the_last_part_of_a_line_is_the_name_itself(tmp_path: Path) -> None:
+    for name in ("a b", "c*", "cd", "!e", "f ", "g"):
+        (tmp_path / name).write_text("")
+    (tmp_path / ".smddpignore").write_text("/**/a\\ b\n**/c\\*\n/**/\\!e\n/**/f\\ \n")
+    assert set(Tree.of(tmp_path).files) == {"cd", "g"}
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(paths=st.lists(PATHS, min_size=1, max_size=8), lines=st.lists(LINES, max_size=4))
 @example(paths=["a/c.py", "a/d.txt"], lines=["*", "!*/", "!*.py"])
 @example(paths=["a/b/c.py"], lines=["a/", "!a/b/c.py"])
 @example(paths=["a/b"], lines=["a/**", "!a/b"])
+@example(paths=["a b", "a/a b", "a"], lines=[r"/**/a\ b"])
 @pytest.mark.slow
 def test_a_smddpignore_means_what_it_means_to_git(
     paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory

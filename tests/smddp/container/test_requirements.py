@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.container.requirements import already_installed, install_requirements
+from smddp.container.requirements import already_installed, cause, install_requirements
 from tests.wheels import wheel
 
 
@@ -74,6 +74,46 @@ def test_the_failure_holds_pip_s_last_lines(opt_ml):
     assert done.returncode == 1
     assert (opt_ml.failure or "").startswith("pip could not install -r requirements.txt (exit code 1):\n")
     assert "No matching distribution found for no-such-distribution==1.0" in (opt_ml.failure or "")
+
+
+@pytest.mark.slow
+def test_the_failure_of_a_build_is_the_build_s_own(opt_ml):
+    fault = 'raise RuntimeError("CUDA_HOME is not set: " + "this package needs nvcc")'
+    opt_ml.code("needs_cuda/setup.py", fault).code("train.py", "")
+    opt_ml.code("requirements.txt", "--no-index\n./needs_cuda\n").hyperparameters(sagemaker_program="train.py")
+    done = opt_ml.train(PIP_NO_BUILD_ISOLATION="0")
+    assert done.returncode == 1
+    said = (opt_ml.failure or "").splitlines()
+    assert said[0] == "pip could not install -r requirements.txt (exit code 1):"
+    assert said[1].endswith("did not run successfully.")
+    assert said[-1] == "RuntimeError: CUDA_HOME is not set: this package needs nvcc"
+    assert len(said) <= 10
+
+
+def test_the_cause_is_the_last_program_s_output_without_pip_s_closing_words():
+    shown = """\
+Collecting a
+  error: subprocess-exited-with-error
+
+  × python setup.py bdist_wheel did not run successfully.
+  │ exit code: 1
+  ╰─> [2 lines of output]
+      gcc -c a.c
+      a.c:1:10: fatal error: cuda.h: No such file or directory
+      [end of output]
+
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+ERROR: Failed building wheel for a
+ERROR: Could not build wheels for a, which is required to install pyproject.toml-based projects
+
+[notice] A new release of pip is available: 24.0 -> 25.0
+"""
+    found = cause(shown).splitlines()
+    assert found[0] == "python setup.py bdist_wheel did not run successfully."
+    assert found[1:] == ["gcc -c a.c", "a.c:1:10: fatal error: cuda.h: No such file or directory"]
+    assert cause(shown.partition("output]\n")[2]).splitlines() == found[1:]
+    plain = "ERROR: No matching distribution found for b==9\n\n[notice] To update, run: pip install --upgrade pip\n"
+    assert cause(plain).strip() == "ERROR: No matching distribution found for b==9"
 
 
 def test_a_stop_ends_pip(opt_ml):
