@@ -141,7 +141,7 @@ OFFERS = (
     ),
     Offer(
         service="iam",
-        subject="IAM: roles, as records",
+        subject="IAM: roles, as records; GetRole finds one of any name",
         operations=("CreateRole", "GetRole", "ListRoles", "DeleteRole"),
     ),
     Offer(service="sts", subject="STS", operations=("GetCallerIdentity",)),

@@ -30,6 +30,7 @@ from estimators.local.api.front import AwsErrors, OfferedOperations, RequiredMem
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.log_filter import LogFilter
 from estimators.local.api.log_recall import LogRecall
+from estimators.local.api.roles import RolesByName
 from estimators.local.api.signature import KeyPair
 from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
 from estimators.local.chaos import Chaos
@@ -107,7 +108,7 @@ class HttpServer:
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
         jobs = TrainingJobApi(
-            engine, otherwise=LogRecall(engine, LogFilter(RequiredMembers(AwsErrors(moto)))), chaos=chaos
+            engine, otherwise=LogRecall(engine, LogFilter(RolesByName(RequiredMembers(AwsErrors(moto))))), chaos=chaos
         )
         application = OfferedOperations(FaultyRequests(jobs, chaos))
         guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
