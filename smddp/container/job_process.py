@@ -17,14 +17,12 @@ from pathlib import Path
 from types import FrameType
 
 from smddp.process.leftovers import Leftovers
+from smddp.process.output_lines import Tail
 from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, reap_children, send_to_those_that_catch
 from smddp.process.program import Program
 
 logger = logging.getLogger(__name__)
-
-TAIL_BYTES = 64 * 1024
-"""How much of the standard error is kept."""
 
 GROUP_GRACE = 120.0
 """Seconds that the programs of a shell script have to end after a stop: what SageMaker gives a container."""
@@ -77,11 +75,7 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
         directory: Its working directory.
         group: Give it a process group and signal all of that: for programs that do not tell their own children.
     """
-    tail = bytearray()
-
-    def keep(lines: bytes) -> None:
-        tail.extend(lines)
-        del tail[:-TAIL_BYTES]
+    tail = Tail()
 
     def stop(pid: int, signum: int) -> None:
         logger.info("%s: telling %s.", signal.Signals(signum).name, Path(command[0]).name)
@@ -93,7 +87,7 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
 
     leftovers = Leftovers()
     program = Program(
-        command, environ=environ, directory=directory, new_session=group, stop=stop, pass_on=pass_on, heed=keep
+        command, environ=environ, directory=directory, new_session=group, stop=stop, pass_on=pass_on, heed=tail.keep
     )
     process = program.process
     # Reaped here, so that orphans are, too, and by looking: a blocking call could miss a signal just before it.
@@ -105,7 +99,7 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
     leftovers.end(logger.warning)
     code = program.exit_code()
     stopped_by = program.stops[0] if program.stops else None
-    return Result(code=code, tail=bytes(tail).decode(errors="replace"), stop=stopped_by)
+    return Result(code=code, tail=tail.text, stop=stopped_by)
 
 
 def _await_group(group: int) -> None:

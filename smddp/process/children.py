@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from smddp.job.failure_report import killed_by
 from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.leftovers import Leftovers
-from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, STDOUT, copy_lines
+from smddp.process.output_lines import OutputCopy, Tail
 from smddp.process.process_tree import START_SECONDS, catches
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ class ProcessExit:
     pid: int
     code: int
     """As a shell sees it: 128 + n for a process that signal n killed."""
+    tail: str | None = None
+    """The end of its standard error; None if that was not copied line by line."""
 
     def __str__(self) -> str:
         name = killed_by(self.code)
@@ -201,17 +203,12 @@ class ChildProcesses:
             process.send_signal(signum)
 
     def _await(self, index: int, process: subprocess.Popen[bytes]) -> None:
-        copies = [
-            threading.Thread(target=copy_lines, args=(source.fileno(), target), daemon=True)
-            for source, target in ((process.stdout, STDOUT), (process.stderr, STDERR))
-            if source is not None
-        ]
-        for copy in copies:
-            copy.start()
+        tail = Tail()
+        copy = OutputCopy(process, tail.keep)
         status = process.wait()
-        for copy in copies:
-            copy.join(OUTPUT_SECONDS)
+        copy.finish()
         with self._lock:
             del self._running[index]
-            self._exits.append(ProcessExit(index=index, pid=process.pid, code=as_shell(status)))
+            text = None if process.stderr is None else tail.text
+            self._exits.append(ProcessExit(index=index, pid=process.pid, code=as_shell(status), tail=text))
             self._ended.notify_all()

@@ -1,16 +1,16 @@
-"""A child program whose signals, standard error and exit code pass through the process that started it."""
+"""A child program whose signals, output and exit code pass through the process that started it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from smddp.process.exit_codes import as_shell
-from smddp.process.output_lines import OUTPUT_SECONDS, STDERR, copy_lines
+from smddp.process.output_lines import STDOUT, OutputCopy
 from smddp.process.preemption import FORWARDED_SIGNALS, USER_SIGNALS
 
 
@@ -69,15 +69,18 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
         forward_signals(self._forward_stop, self._forward_other)
         process = subprocess.Popen(
-            command, env=environ, cwd=directory, stderr=subprocess.PIPE, start_new_session=new_session
+            command,
+            env=environ,
+            cwd=directory,
+            stdout=None if os.isatty(STDOUT) else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=new_session,
         )
-        assert process.stderr is not None
         # From this assignment on the handler itself tells the program, and adds none to those that came too early.
         self._process = process
         for early in self._early:
             stop(process.pid, early)
-        self._copy = threading.Thread(target=copy_lines, args=(process.stderr.fileno(), STDERR, heed), daemon=True)
-        self._copy.start()
+        self._copy = OutputCopy(process, heed)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -86,8 +89,8 @@ class Program:
         return self._process
 
     def exit_code(self) -> int:
-        """Return its exit code as a shell sees it, once it has ended and its standard error has passed."""
-        self._copy.join(OUTPUT_SECONDS)
+        """Return its exit code as a shell sees it, once it has ended and its output has passed."""
+        self._copy.finish()
         return as_shell(self.process.returncode)
 
     def _forward_stop(self, signum: int) -> None:

@@ -154,7 +154,7 @@ def test_a_shell_script_gets_its_arguments_unharmed(opt_ml):
     opt_ml.code("bin/train.sh", 'printf "<%s>" "$@"; exit 4')
     opt_ml.hyperparameters(sagemaker_program="bin/train.sh", text="a b'c $HOME `id`")
     done = opt_ml.train()
-    assert done.stdout == "<--text><a b'c $HOME `id`>"
+    assert done.stdout == "<--text><a b'c $HOME `id`>\n"
     assert done.returncode == 4
 
 
@@ -240,8 +240,37 @@ def test_a_failing_rank_under_torchrun_is_named_by_its_own_exception(opt_ml):
     )
     done = opt_ml.train()
     assert done.returncode == 1
-    assert (opt_ml.failure or "").startswith("train.py ended with exit code 1 on algo-1: ValueError: bad label 11\n")
+    assert (opt_ml.failure or "").startswith("ValueError: bad label 11 (rank 1 of 2 on algo-1)\nTraceback")
     assert "Rank 1 ended with code 1" in done.stderr
+
+
+@pytest.mark.slow
+def test_of_two_hosts_both_have_the_traceback_of_the_one_that_failed(make_opt_ml):
+    script = "import os, time\nif os.environ['RANK'] == '0': raise ValueError('the data is broken')\ntime.sleep(600)"
+    hosts, processes, port = [], [], str(free_port())
+    for host in ("127.0.0.1", "127.0.0.2"):
+        opt_ml = make_opt_ml(host).hosts(["127.0.0.1", "127.0.0.2"], host).code("train.py", script)
+        opt_ml.hyperparameters(sagemaker_program="train.py", sagemaker_torch_distributed_enabled=True)
+        hosts.append(opt_ml)
+        processes.append(opt_ml.start(SMDDP_MASTER_PORT=port))
+    assert [process.wait(timeout=60) for process in processes] == [1, 1]
+    for opt_ml in hosts:
+        assert (opt_ml.failure or "").startswith("ValueError: the data is broken (rank 0 of 2 on 127.0.0.1)\nTraceback")
+
+
+@pytest.mark.parametrize("end", ["", "\\r"])
+def test_a_last_line_without_an_end_is_ended_before_the_program_speaks(opt_ml, end):
+    opt_ml.code("train.py", f"print('step=1'); print('acc=93', end='{end}')").hyperparameters(
+        sagemaker_program="train.py"
+    )
+    log = subprocess.run(
+        [sys.executable, "-m", "smddp.container"],
+        env=opt_ml.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+    ).stdout.replace(b"\r", b"")
+    assert b"\nacc=93\n" in log
 
 
 def test_hyperparameters_json_is_what_the_script_can_read(opt_ml):

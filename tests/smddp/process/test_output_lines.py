@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
+import time
 import tracemalloc
+from pathlib import Path
 
-from smddp.process.output_lines import MOST_KEPT, copy_lines
+import pytest
+
+from smddp.process import output_lines
+from smddp.process.output_lines import MOST_KEPT, copy_lines, merge_lines
 
 
 def copy(*pieces: bytes) -> list[int]:
@@ -36,8 +42,85 @@ def copy(*pieces: bytes) -> list[int]:
     return heard
 
 
+def copied(directory: Path, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """What a file has of these pieces, if there are so many seconds between them."""
+    reading, printing = os.pipe()
+
+    def print_all() -> None:
+        for piece in pieces:
+            os.write(printing, piece)
+            time.sleep(pause)
+        os.close(printing)
+
+    thread = threading.Thread(target=print_all)
+    thread.start()
+    with (directory / "log").open("wb") as file:
+        copy_lines(reading, file.fileno())
+    thread.join()
+    os.close(reading)
+    return (directory / "log").read_bytes()
+
+
 def test_a_line_that_comes_in_parts_is_written_whole() -> None:
     assert sum(copy(b"first ", b"half", b"\n")[:1]) == len(b"first half\n")
+
+
+@pytest.mark.parametrize("end", [b"", b"\r"])
+def test_a_last_line_without_an_end_is_ended(tmp_path: Path, end: bytes) -> None:
+    assert copied(tmp_path, b"step=1\nacc=93" + end) == b"step=1\nacc=93" + end + b"\n"
+    assert copied(tmp_path, b"acc=93\n") == b"acc=93\n"
+    assert copied(tmp_path, b"") == b""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ((b"Loading ", b"done\n"), b"Loading \ndone\n"),
+        ((b"50%", b"\r"), b"50%\n\r\n"),
+        *[((start, b"3\n"), start + b"3\n") for start in (b"acc=9", b"acc=0.", b"acc=", b"acc: ", b"acc=1e-")],
+    ],
+)
+def test_a_line_that_takes_too_long_is_ended_but_not_within_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...], lines: bytes
+) -> None:
+    monkeypatch.setattr(output_lines, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(output_lines, "PARTIAL_SECONDS", 0.01)
+    assert copied(tmp_path, *pieces, pause=0.1) == lines
+
+
+def test_lines_of_two_streams_do_not_mix() -> None:
+    ends = [os.pipe(), os.pipe()]
+    merged = merge_lines([open(reading, "rb", buffering=0) for reading, _ in ends])  # noqa: PTH123, SIM115
+    (_, output), (_, errors) = ends
+    os.write(output, b"acc=9")
+    os.write(errors, b"3 warnings\n")
+    assert merged.read(100) == b"3 warnings\n"
+    os.write(output, b"3")
+    os.close(output)
+    os.close(errors)
+    with merged:
+        assert merged.read(100) == b"acc=93\n"
+        assert merged.read(100) == b""
+
+
+def test_long_lines_of_two_streams_do_not_mix() -> None:
+    ends = [os.pipe(), os.pipe()]
+    merged = merge_lines([open(reading, "rb", buffering=0) for reading, _ in ends])  # noqa: PTH123, SIM115
+
+    def print_lines(end: int, letter: bytes) -> None:
+        with open(end, "wb") as output:
+            output.writelines([letter * 10_000 + b"\n"] * 100)
+
+    threads = [
+        threading.Thread(target=print_lines, args=each)
+        for each in zip((ends[0][1], ends[1][1]), (b"a", b"b"), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    with io.BufferedReader(merged) as lines:  # type: ignore[type-var]
+        assert all(line in (b"a" * 10_000 + b"\n", b"b" * 10_000 + b"\n") for line in lines)
+    for thread in threads:
+        thread.join()
 
 
 def test_a_line_without_end_is_written_in_parts_and_takes_no_memory() -> None:
@@ -48,5 +131,5 @@ def test_a_line_without_end_is_written_in_parts_and_takes_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
-    assert sum(heard) == size
+    assert sum(heard) == size + len(b"\n")  # a line ends with its stream
     assert max(heard) < 2 * MOST_KEPT
