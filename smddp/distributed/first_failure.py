@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from smddp.distributed.membership import Membership
 from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import NEWEST, PREFIX
+from smddp.job.printed_error import LOST_CONTACT, hint
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ _NO_ANSWER = (
 )
 
 _TIMED_OUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
-_LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MPI error", re.IGNORECASE)
 
 
 def is_communication_error(error: BaseException) -> bool:
@@ -52,7 +52,7 @@ def is_communication_error(error: BaseException) -> bool:
     while link is not None:
         if isinstance(link, dist.DistError | PeerFailedError):
             return True
-        if type(link) is RuntimeError and _LOST_CONTACT.search(str(link)):
+        if type(link) is RuntimeError and LOST_CONTACT.search(str(link)):
             return True
         link = link.__cause__ or link.__context__
     return False
@@ -111,8 +111,9 @@ class FirstFailure:
             if self._known.wait(_CAUSE_SECONDS):
                 assert self._report is not None
                 return self._report
-            cause = _NO_ANSWER if _TIMED_OUT.search(report) else self._ended_well() or _NO_CAUSE
-            report = f"{cause}\n{report}"
+            if hint(report) is None:  # else it says itself what it means
+                cause = _NO_ANSWER if _TIMED_OUT.search(report) else self._ended_well() or _NO_CAUSE
+                report = f"{cause}\n{report}"
         try:
             return bytes(self._store.compare_set(_REPORT, "", report)).decode()
         except RuntimeError as error:

@@ -9,18 +9,18 @@ when several fail is settled in ``smddp.distributed.first_failure``.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import site
 import socket
 import stat
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from smddp.cluster import Cluster
 from smddp.errors import SmddpError
+from smddp.job.printed_error import PrintedError, find_error, hint
 
 LIMIT = 1024
 """How many characters of the failure file SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
@@ -28,10 +28,15 @@ LIMIT = 1024
 _END_BYTES = 4 * LIMIT  # as many as LIMIT characters can have
 _MESSAGE_LIMIT = 600
 _CAUSE_LIMIT = 160
+_MOST_HELD = 2
 _CODE_LIMIT = 120
-_TRACEBACK = "Traceback (most recent call last):"
-_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
-_NOISE = re.compile(r"\[W\d+|.*Warning: |\W*$")
+_PRINTED_LIMIT = 420  # the platform puts words of its own around a reason, and cuts the middle for them
+_LEAST_CONTEXT = 80
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+_LIKELY_CAUSES = {
+    "SIGKILL": ", often because the host ran out of memory",
+    "SIGBUS": ", often because /dev/shm is full",
+}
 
 
 def describe(error: BaseException, cluster: Cluster | None) -> str:
@@ -51,6 +56,9 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
         cause = next_cause
     if cause is not told:
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
+    lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
+    if meaning := hint(lines[0]):
+        lines.append(meaning)
     frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
         frames += [_frame_line(frame) for frame in _telling(cause)[-1:]]
@@ -70,12 +78,42 @@ def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) 
     """
     how = describe_kill(code)
     head = f"{program} ended with exit code {code}{how and f' ({how})'} on {host}"
-    error, context = _root_cause(tail, first=many)
-    reason = f"{head}: {error}" if error else f"{head}."
-    room = LIMIT - len(reason) - 1
-    if room < 80 or not context:
-        return reason[:LIMIT]
-    return f"{reason}\n{context if len(context) <= room else '...' + context[3 - room :]}"
+    error = find_printed(code, tail, many=many)
+    return f"{head}."[:LIMIT] if error is None else _with_printed(f"{head}: ", error)
+
+
+def describe_rank_exit(
+    code: int, *, rank: int, world_size: int, host: str, tail: str | None = None, many: bool = False
+) -> str:
+    """Return how a rank ended that has not said so itself, within `LIMIT`.
+
+    Args:
+        code: Its exit code as a shell sees it: 128 + n if signal n killed it.
+        rank: Which.
+        world_size: Of how many.
+        host: Where.
+        tail: The end of its standard error; None if nobody has read that.
+        many: Whether other ranks wrote there, too.
+    """
+    where = f"ank {rank} of {world_size} on {host}"
+    how = describe_kill(code)
+    error = None if tail is None else find_printed(code, tail, many=many)
+    if error is None:
+        return f"R{where} was {how}." if how else f"R{where} ended with code {code}, and said no reason."
+    if error.was_raised and not how:
+        # Of several exceptions of several ranks it is not known whose each is.
+        whose = f"one of {world_size} ranks; the first to end was r{where}" if many and error.others else f"r{where}"
+        return _with_printed("", error, f" ({whose})")
+    return _with_printed(f"R{where} was {how}: " if how else f"R{where} ended with code {code}: ", error)
+
+
+def find_printed(code: int, tail: str, *, many: bool = False) -> PrintedError | None:
+    """Return the error that a program printed before it ended with this code; None if it printed none.
+
+    A process that was killed by SIGKILL could not say so: what it printed before is not the reason.
+    """
+    name = killed_by(code)
+    return None if name == "SIGKILL" else find_error(tail, first=many, crashed=name in _CRASHES)
 
 
 def killed_by(code: int) -> str | None:
@@ -86,8 +124,7 @@ def killed_by(code: int) -> str | None:
 def describe_kill(code: int) -> str:
     """Say that a process with this exit code was killed, by what and why; nothing if it ended by itself."""
     name = killed_by(code)
-    hint = ", often because the host ran out of memory" if name == "SIGKILL" else ""
-    return f"killed by {name}{hint}" if name else ""
+    return f"killed by {name}{_LIKELY_CAUSES.get(name, '')}" if name else ""
 
 
 def within_limit(text: str, suffix: str = "") -> str:
@@ -141,6 +178,20 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
         (output_dir / "failure").unlink(missing_ok=True)
 
 
+def _with_printed(before: str, error: PrintedError, after: str = "") -> str:
+    """Return a reason with an error that was printed, and what fits of its context, whose end tells most."""
+    context = _plain(error.context)
+    # A short message leaves its room to the context, and the other way round.
+    most = max(_PRINTED_LIMIT, LIMIT - 1 - len(before) - len(after) - len(context))
+    told = before + _shorten(_plain(error.message), most) + after
+    if meaning := hint(error.message):
+        told = f"{_shorten(told, LIMIT - 1 - len(meaning))}\n{meaning}"
+    room = LIMIT - len(told) - 1
+    if room < _LEAST_CONTEXT or not context:
+        return told[:LIMIT]
+    return f"{told}\n{context if len(context) <= room else '...' + context[3 - room :]}"
+
+
 def _host(cluster: Cluster) -> str:
     """Return the host's name in the job; the machine's own where the launcher names none of several."""
     is_made_up = cluster.node_count > 1 and cluster.sources.get("hosts", "").startswith("default:")
@@ -156,6 +207,12 @@ def _cause(told: traceback.TracebackException) -> traceback.TracebackException |
     if told.__cause__ is not None:
         return told.__cause__
     return None if told.__suppress_context__ else told.__context__
+
+
+def _held(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    """Yield the exceptions that are no groups themselves in an exception group; none of another exception."""
+    for each in getattr(told, "exceptions", None) or ():
+        yield from list(_held(each)) or [each]
 
 
 def _telling(error: traceback.TracebackException) -> list[traceback.FrameSummary]:
@@ -216,24 +273,3 @@ def _shorten(text: str, limit: int) -> str:
 def _plain(text: str) -> str:
     """Return the text in characters that any file, terminal and JSON takes: names of files need not be text."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _root_cause(tail: str, *, first: bool) -> tuple[str, str]:
-    """Return an uncaught exception and its traceback; without one, the last line and those before it."""
-    lines = [line for line in tail.splitlines() if line.strip()]
-    errors = list(_tracebacks(lines))
-    if errors:
-        start, end = errors[0 if first else -1]
-        return lines[end].strip(), "\n".join(lines[start:end])
-    lines = [line for line in lines if not _NOISE.match(line)]
-    return (lines[-1].strip(), "\n".join(lines[:-1])) if lines else ("", "")
-
-
-def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield where each traceback starts, and where its exception stands; of a chain, only the last."""
-    for start, line in enumerate(lines):
-        if line.startswith(_TRACEBACK):
-            following = range(start + 1, len(lines))
-            end = next((number for number in following if not lines[number].startswith(" ")), len(lines) - 1)
-            if not any(text.startswith(_CHAINED) for text in lines[end + 1 : end + 2]):
-                yield start, end

@@ -1,3 +1,4 @@
+import builtins
 import errno
 import linecache
 import os
@@ -12,7 +13,17 @@ from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
 from smddp.job import Channels
-from smddp.job.failure_report import LIMIT, describe, describe_exit, find, forget, read, record, within_limit
+from smddp.job.failure_report import (
+    LIMIT,
+    describe,
+    describe_exit,
+    describe_rank_exit,
+    find,
+    forget,
+    read,
+    record,
+    within_limit,
+)
 
 
 def rank(number: int, of: int = 4) -> Cluster:
@@ -330,4 +341,50 @@ def test_never_longer_than_what_the_service_keeps_and_the_error_comes_first() ->
     assert len(reason) == LIMIT
     assert reason.startswith("train.py ended with exit code 1 on algo-1: ValueError: boom\n...")
     assert reason.endswith('File "module_199.py", line 199\n    call()')
-    assert len(outside("Traceback (most recent call last):\nValueError: " + "x" * 5000)) == LIMIT
+    assert LIMIT - 80 < len(outside("Traceback (most recent call last):\nValueError: " + "x" * 5000)) <= LIMIT
+
+
+def of_rank(tail: str | None, code: int = 1, *, many: bool = False) -> str:
+    return describe_rank_exit(code, rank=1, world_size=2, host="algo-2", tail=tail, many=many)
+
+
+def test_a_rank_that_did_not_say_so_itself_has_failed_with_what_it_printed() -> None:
+    assert of_rank(ROOT) == "ValueError: bad label 11 (rank 1 of 2 on algo-2)\n" + ROOT.rpartition("\nValueError")[0]
+    assert of_rank("no such file\n") == "Rank 1 of 2 on algo-2 ended with code 1: no such file"
+    assert of_rank("") == of_rank(None) == "Rank 1 of 2 on algo-2 ended with code 1, and said no reason."
+
+
+def test_whose_exception_it_is_is_left_open_if_several_ranks_printed_some() -> None:
+    assert "(rank 1 of 2 on algo-2)" in of_rank(ROOT, many=True)
+    assert "(one of 2 ranks; the first to end was rank 1 of 2 on algo-2)" in of_rank(ROOT + PEER, many=True)
+
+
+def test_what_a_killed_rank_printed_before_is_not_why_it_was_killed() -> None:
+    assert of_rank(ROOT, 137).endswith("was killed by SIGKILL, often because the host ran out of memory.")
+    assert outside(ROOT, code=137).endswith("(killed by SIGKILL, often because the host ran out of memory) on algo-1.")
+
+
+def test_a_crash_is_told_with_what_it_means() -> None:
+    abort = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  op.preamble.length <= 12\n"
+    )
+    first, second = of_rank(abort, 134).splitlines()
+    assert first.startswith("Rank 1 of 2 on algo-2 was killed by SIGABRT: terminate called after throwing")
+    assert first.endswith("op.preamble.length <= 12")
+    assert second.startswith("Ranks called different collectives")
+
+
+@given(st.text(max_size=3000), st.integers(0, 60), st.sampled_from([1, 134]))
+def test_an_errors_last_line_is_kept_within_the_limit(message: str, frames: int, code: int) -> None:
+    traceback = "Traceback (most recent call last):\n" + '  File "module.py", line 3, in f\n    call()\n' * frames
+    report = of_rank(f"{traceback}ValueError: {message}\nthe last line\n", code)
+    assert len(report) <= LIMIT
+    assert "the last line" in report
+
+
+def test_what_an_exception_group_holds_is_told() -> None:
+    group = getattr(builtins, "ExceptionGroup", None)
+    if group is None:
+        pytest.skip("no exception groups before Python 3.11")
+    report = describe(group("many", [ValueError("a"), group("inner", [TypeError("b")])]), rank(0))
+    assert report.splitlines()[1:] == ["it holds ValueError: a", "it holds TypeError: b"]

@@ -1,0 +1,173 @@
+"""The error that a program printed before it ended: an uncaught exception, or what C++ or Python says of a crash.
+
+It is read from the end of a standard error, for programs that never heard of smddp. What decorates the lines there is
+left out: torch puts ``[rank0]: `` before each line of a traceback once a process group is up, torchrun and mpirun the
+rank, if they are asked to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MPI error", re.IGNORECASE)
+"""What torch's words have in common if another rank could not be reached."""
+
+_HINTS = (
+    (
+        re.compile(r"op\.preamble\.length|gloo::EnforceNotMet"),
+        "Ranks called different collectives, or the same with tensors of other shapes: usually one takes another "
+        "number of steps, or has another model.",
+    ),
+    (
+        re.compile(r"Watchdog caught collective operation timeout"),
+        "Not every rank came to this collective in time: one is slow, stopped, or in another part of the script.",
+    ),
+)
+_DECORATION = re.compile(r"(?:\[rank\d+\]: |\[[a-z_]+\d+\]:|\[\d+,\d+\]<std\w+>:)+")
+_TRACEBACK = re.compile(r"(?P<group>\s+\+ Exception Group )?Traceback \(most recent call last\):")
+_OF_A_GROUP = re.compile(r"\s+[|+]")
+_ERROR_OF_A_GROUP = re.compile(r"\s+\| (?=\S)(?!.*Traceback \(most recent call last\):)(.*)")
+_CHAINED = re.compile(r"(\s+\| )?(The above exception was the direct cause|During handling of the above exception)")
+_HANDLED = "Exception ignored"
+_RANK_ENDED = r"\w+ __main__: Rank \d+ ended with code"
+_NOISE = re.compile(rf"\[[WI]\d+|.*Warning: |\W*$|\S+ \S+ (?:{_RANK_ENDED}|\w+ smddp\.(?:process|launch)\.)")
+_OTHER_WORDS = re.compile(
+    r"\d{4}-\d\d-\d\d[ T]|[EWI]\d{4} \d\d:|\[[EWI]\d|Exception (ignored|in thread)|.*Warning: |-{40}"
+)
+"""How a line begins that is no longer part of an exception's message: a log's, mostly."""
+_TERMINATE = re.compile(r"terminate called ")
+_WATCHDOG = re.compile(r".*Watchdog caught collective operation timeout")
+_FATAL = re.compile(r"Fatal Python error: ")
+_STACK = re.compile(r"(?:Current thread|Thread) .*\(most recent call first\):|Stack \(most recent call first\):")
+_AFTER_WHAT = re.compile(r"Exception raised from |frame #|Fatal Python error|\[[EWI]\d|\*\*\*")
+_REFUSED = re.compile(r"RuntimeError: |\S*Dist\w*Error: |terminate called .*(?:gloo|c10)::")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrintedError:
+    """An error as a program printed it."""
+
+    message: str
+    """The exception with its type, or the crash; it may have several lines."""
+    context: str
+    """Where it was raised, innermost last, or what was printed before it."""
+
+    was_raised: bool = False
+    """Whether it is an exception of Python's."""
+    others: int = 0
+    """How many other exceptions were printed."""
+
+    @property
+    def is_lost_contact(self) -> bool:
+        """Whether it only says that another rank could not be reached: the cause is another rank's."""
+        if _REFUSED.match(self.message) is None or _HINTS[0][0].search(self.message):
+            return False
+        return LOST_CONTACT.search(self.message) is not None
+
+
+def hint(text: str) -> str | None:
+    """Return what an error of torch's communication usually means; None if there is nothing to say."""
+    return next((told for pattern, told in _HINTS if pattern.search(text)), None)
+
+
+def find_error(printed: str, *, first: bool = False, crashed: bool = False) -> PrintedError | None:
+    """Return the error that ended a program; None if it printed nothing.
+
+    An uncaught exception counts most, then the words of C++ and Python on a crash, then the last line.
+
+    Args:
+        printed: The end of its standard error.
+        first: Several programs printed there: the first error counts that is no lost contact, since the others follow
+            from it. Of one program the last counts: it went on after the others.
+        crashed: A signal ended it that stands for a crash: the words on a crash count most.
+    """
+    lines = [line for line in map(_undecorated, printed.splitlines()) if line.strip()]
+    errors = list(_exceptions(lines))
+    crash = _crash(lines)
+    if crash is not None and (crashed or not errors):
+        return crash
+    if errors:
+        found = next((error for error in errors if not error.is_lost_contact), errors[0]) if first else errors[-1]
+        return replace(found, others=len(errors) - 1)
+    lines = [line for line in lines if not _NOISE.match(line)]
+    return PrintedError(message=lines[-1].strip(), context="\n".join(lines[:-1])) if lines else None
+
+
+def _undecorated(line: str) -> str:
+    decoration = _DECORATION.match(line)
+    return line if decoration is None else line[decoration.end() :]
+
+
+def _exceptions(lines: Sequence[str]) -> Iterator[PrintedError]:
+    """Yield each exception with its traceback; of a chain, only the last."""
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    for start, following in zip(starts, [*starts[1:], len(lines)], strict=False):
+        if start and lines[start - 1].startswith(_HANDLED):
+            continue
+        begun = _TRACEBACK.match(lines[start])
+        if begun is not None and begun["group"]:
+            end, message = _group(lines, start)
+        else:
+            end = _end(lines, start)
+            message = [lines[end].strip(), *_rest_of_message(lines[end + 1 :])]
+        if message and not any(_CHAINED.match(line) for line in lines[end + 1 : following]):
+            yield PrintedError(message="\n".join(message), context="\n".join(lines[start:end]), was_raised=True)
+
+
+def _end(lines: Sequence[str], start: int) -> int:
+    """Return where the exception stands; where ranks print at once, other tracebacks may begin before it."""
+    following = range(start + 1, len(lines))
+    is_frame = [line.startswith(" ") or _TRACEBACK.match(line) is not None for line in lines]
+    return next((number for number in following if not is_frame[number]), len(lines) - 1)
+
+
+def _group(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
+    """Return where an exception group ends, and its message: the group's own, and those of what it holds."""
+    following = range(start + 1, len(lines))
+    end = next((number for number in following if not _OF_A_GROUP.match(lines[number])), len(lines)) - 1
+    found = [_ERROR_OF_A_GROUP.match(line) for line in lines[start + 1 : end + 1] if not _CHAINED.match(line)]
+    return end, [each[1] for each in found if each is not None]
+
+
+def _rest_of_message(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the further lines of a message that has several."""
+    for line in lines:
+        if any(pattern.match(line) for pattern in (_TRACEBACK, _CHAINED, _OTHER_WORDS, _TERMINATE, _FATAL)):
+            return
+        yield line.rstrip()
+
+
+def _crash(lines: Sequence[str]) -> PrintedError | None:
+    """Return what C++, NCCL's watchdog or Python said of a crash, with the stack of Python's faulthandler."""
+    for pattern in (_TERMINATE, _WATCHDOG, _FATAL):
+        number = next((number for number, line in enumerate(lines) if pattern.match(line)), None)
+        if number is not None:
+            what = " ".join(_what(lines[number + 1 :])) if pattern is _TERMINATE else ""
+            message = f"{lines[number].strip()}: {what}" if what else lines[number].strip()
+            return PrintedError(message=message, context="\n".join(_stack(lines)))
+    return None
+
+
+def _what(lines: Sequence[str]) -> Iterator[str]:
+    """Yield what an exception of C++ says: ``what():  ...``, which may go on in further lines."""
+    if not lines or not lines[0].lstrip().startswith("what():"):
+        return
+    yield lines[0].partition("what():")[2].strip()
+    for line in lines[1:]:
+        if _AFTER_WHAT.match(line) or _STACK.match(line) or _OTHER_WORDS.match(line) or _NOISE.match(line):
+            return
+        yield line.strip()
+
+
+def _stack(lines: Sequence[str]) -> list[str]:
+    """Return the frames of the thread that crashed, innermost last; faulthandler prints them the other way round."""
+    begun = [number for number, line in enumerate(lines) if _STACK.match(line)]
+    if not begun:
+        return []
+    current = next((number for number in begun if lines[number].startswith("Current")), begun[0])
+    end = next(
+        (number for number in range(current + 1, len(lines)) if not lines[number].startswith("  File ")), len(lines)
+    )
+    return list(reversed(lines[current + 1 : end]))
