@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from smddp.job.failure_report import killed_by
-from smddp.launch.failure_file import FailureFile, describe_rank_exit, host_name
+from smddp.job.failure_report import describe_rank_exit, find_printed, killed_by
+from smddp.launch.failure_file import FailureFile, host_name
 from smddp.launch.node_lines import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
@@ -40,6 +41,11 @@ from smddp.process.exit_codes import RESUMABLE, stop_announced
 from smddp.process.output_lines import STDOUT
 
 logger = logging.getLogger(__name__)
+
+_CAUSE_SECONDS = 3.0
+"""How long a failure of another rank is waited for where one only lost contact; as long as a rank waits by itself."""
+
+_LOOK_SECONDS = 0.05
 
 
 class Agent(SimpleElasticAgent):
@@ -70,6 +76,8 @@ class Agent(SimpleElasticAgent):
         self._failure_file = FailureFile()
         self._failure: JobFailure | None = None
         self._is_reason = True
+        self._awaits_cause = False
+        self._lost_contact_at: float | None = None
         self.has_succeeded = False
         """Whether all ranks here have ended well, and the other nodes are waited for."""
 
@@ -115,8 +123,8 @@ class Agent(SimpleElasticAgent):
         grace = 0 if self._remaining_restarts > 0 else FAILURE_GRACE
         ended = self._processes.poll(self._poll_seconds, failure_grace=grace)
         told_to_stop = self._processes.told_to_stop or stop_announced(os.environ)
-        self._look_for_failure(worker_group, told_to_stop=told_to_stop)
-        if not ended:
+        self._look_for_failure(worker_group, told_to_stop=told_to_stop, ended=ended)
+        if not ended or self._awaits_cause:
             if self._remaining_restarts == 0 or not self._round_ended_elsewhere():
                 return RunResult(state=WorkerState.HEALTHY)
             if not told_to_stop:
@@ -144,26 +152,61 @@ class Agent(SimpleElasticAgent):
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(exits))
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
-    def _look_for_failure(self, worker_group: WorkerGroup, *, told_to_stop: bool) -> None:
+    def _look_for_failure(self, worker_group: WorkerGroup, *, told_to_stop: bool, ended: bool) -> None:
         """Tell of a failure here that ends the job, and heed one of another node, once."""
         lines = self._node_rendezvous.lines
+        self._awaits_cause = False
         if self._failure is None and lines.failure is None and self._remaining_restarts == 0 and not told_to_stop:
-            failed = next((exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)), None)
+            failed = self._first_failed(is_last=ended and worker_group.group_world_size == 1)
             if failed is not None:
                 worker = worker_group.workers[failed.index]
                 how = describe_rank_exit(
-                    failed.code, rank=worker.global_rank, world_size=worker.world_size, host=host_name()
+                    failed.code,
+                    rank=worker.global_rank,
+                    world_size=worker.world_size,
+                    host=host_name(),
+                    tail=failed.tail,
                 )
                 report = self._node_rendezvous.tell_ranks(self._failure_file.read() or how)
                 self._failure = lines.settle(JobFailure(code=failed.code, report=report))
-                # Whoever reads the ranks' output knows more of one that ended by itself: its traceback.
-                self._is_reason = self._failure.report != how or killed_by(failed.code) is not None
+                # If nobody here reads the ranks' output, whoever does knows more of one that ended by itself.
+                read = failed.tail is not None or killed_by(failed.code) is not None
+                self._is_reason = self._failure.report != how or read
         if self._failure is None and lines.failure is not None:
             self._failure = lines.failure
             self._remaining_restarts = 0  # whoever told it had none left, or can't come to another round
             logger.error("What failed first, on another node: %s", self._failure.report)
             self._node_rendezvous.tell_ranks(self._failure.report)
             self._processes.end(FAILURE_GRACE)
+
+    def _first_failed(self, *, is_last: bool) -> ProcessExit | None:
+        """Return the rank here that failed by itself; None if there is none yet.
+
+        A rank may lose contact, and end, before the one that failed has ended, here or elsewhere: that one is awaited.
+
+        Args:
+            is_last: Whether all ranks of all nodes have ended.
+        """
+        failures = [exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)]
+        if not failures or self._failure_file.read() is not None:
+            return failures[0] if failures else None
+        printed = [find_printed(exited.code, exited.tail or "") for exited in failures]
+        if printed[0] is None or not printed[0].is_lost_contact:
+            return failures[0]
+        cause = next(
+            (
+                exited
+                for exited, error in zip(failures, printed, strict=True)
+                if (killed_by(exited.code) != "SIGTERM" if error is None else not error.is_lost_contact)
+            ),
+            None,
+        )
+        self._lost_contact_at = self._lost_contact_at or time.monotonic()
+        if cause is None and not is_last and time.monotonic() < self._lost_contact_at + _CAUSE_SECONDS:
+            self._awaits_cause = True
+            time.sleep(_LOOK_SECONDS)  # if all ranks here have ended, nothing else waits
+            return None
+        return cause or failures[0]
 
     def _round_ended_elsewhere(self) -> bool:
         try:

@@ -57,20 +57,6 @@ def tell_failure(error: DistributedError) -> None:
         _record(output_dir, str(error))
 
 
-def describe_rank_exit(code: int, *, rank: int, world_size: int, host: str) -> str:
-    """Return how a rank ended.
-
-    Args:
-        code: Its exit code as a shell sees it: 128 + n if signal n killed it.
-        rank: Which.
-        world_size: Of how many.
-        host: Where.
-    """
-    who = f"Rank {rank} of {world_size} on {host}"
-    how = failure_report.describe_kill(code)
-    return f"{who} was {how}." if how else f"{who} ended with code {code}, and said no reason."
-
-
 def host_name() -> str:
     """Return this host's name in the job."""
     return os.environ.get("SM_CURRENT_HOST") or socket.gethostname()

@@ -7,6 +7,7 @@ job ended with; with an error if that host is lost. SIGTERM and SIGINT reach the
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -80,7 +81,7 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers
     """Read the line until the other end lets go of it; tell the ranks of each stop, once they can hear it.
 
     Returns:
-        The exit code, and the reason if a rank was killed.
+        The exit code, and the reason; empty if there is none.
     """
     said = b""
     ranks = RankStops(os.getpid())
@@ -107,7 +108,7 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers
     if last == "begun":
         raise DistributedError(f"{first}, which runs mpirun, was lost: its container or its host has ended.")
     code, _, reason = last.partition(" ")
-    return int(code), reason
+    return int(code), json.loads(reason)
 
 
 def _await_ranks() -> None:

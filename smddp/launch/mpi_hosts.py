@@ -7,6 +7,7 @@ remote command: those go through a shell there.
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import subprocess
@@ -71,9 +72,9 @@ class SshConnection:
         return self._ssh.poll() is None
 
     def close(self, code: int, reason: str = "") -> None:
-        """Tell the host how the job ended: the code, and the reason if a rank was killed, in one line."""
+        """Tell the host how the job ended: the code, and the reason as JSON, in one line."""
         with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._ssh.communicate(f"{code} {reason}\n".encode(), timeout=_FAREWELL_SECONDS)
+            self._ssh.communicate(f"{code} {json.dumps(reason)}\n".encode(), timeout=_FAREWELL_SECONDS)
         self._ssh.kill()
         self._ssh.wait()
 

@@ -21,16 +21,25 @@ from contextlib import suppress
 from pathlib import Path
 
 from smddp.errors import DistributedError
-from smddp.launch.failure_file import FailureFile, describe_rank_exit, tell_failure
+from smddp.job.failure_report import describe_rank_exit
+from smddp.launch.failure_file import FailureFile, host_name, tell_failure
 from smddp.launch.mpi_hosts import SSH, SshConnection, connect
+from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
+from smddp.process.output_lines import Tail
 from smddp.process.process_tree import RankStops, find_ranks, send_to_those_that_catch
 from smddp.process.program import Program
 
 logger = logging.getLogger(__name__)
 
-_KILLED = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 """What mpirun says of a rank that was killed, and of no other."""
+
+_ENDED = re.compile(r"Process name: \[.*[,@](\d+)\]|MPI_ABORT was invoked on rank (\d+) ")
+"""What mpirun says of the rank that ended with another exit code than 0 first, or ended the others."""
+
+_BANNER = re.compile(r"^-{70,}\n(?=Primary job|mpirun |MPI_ABORT )", re.MULTILINE)
+"""How mpirun's own words begin."""
 
 _LOOK_SECONDS = 0.2
 _LOST_SECONDS = 5.0
@@ -86,11 +95,7 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
     connections = connect(others)
     failure_file = FailureFile()
-    killed: list[str] = []
-
-    def heed(lines: bytes) -> None:
-        for rank, host, signum in _KILLED.findall(lines):
-            killed.append(describe_rank_exit(128 + int(signum), rank=int(rank), world_size=ranks, host=host.decode()))
+    tail = Tail()
 
     def stop(mpirun: int, signum: int) -> None:
         if not find_ranks(mpirun):  # there are none yet, or no more; else `_await` tells them
@@ -101,10 +106,13 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
         send_to_those_that_catch(find_ranks(mpirun), signum)
 
     leftovers = Leftovers()
-    mpirun = Program(command, stop=stop, pass_on=pass_on, heed=heed)
+    mpirun = Program(command, stop=stop, pass_on=pass_on, heed=tail.keep)
     lost = _await(mpirun, connections, leftovers)
     code = mpirun.exit_code()
-    reason = killed[0] if killed and code != 0 and not lost and not mpirun.stops else ""
+    hosts = [host_name(), *others]
+    reason = (
+        "" if code in (0, RESUMABLE) or lost or mpirun.stops else _reason(tail.text, code, ranks=ranks, hosts=hosts)
+    )
     for connection in connections:
         connection.close(code or int(bool(lost)), reason)
     if lost:
@@ -112,6 +120,19 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
     if reason:
         failure_file.record(reason)
     return code
+
+
+def _reason(printed: str, code: int, *, ranks: int, hosts: Sequence[str]) -> str:
+    """Return why the job failed, by what all ranks and mpirun have printed; nothing if mpirun named no rank."""
+    of_ranks = _BANNER.split(printed, maxsplit=1)[0]
+    if killed := _KILLED.search(printed):
+        rank, host, code = int(killed[1]), killed[2], 128 + int(killed[3])
+    elif ended := _ENDED.search(printed):
+        rank = int(ended[1] or ended[2])
+        host = hosts[rank * len(hosts) // ranks]
+    else:
+        return ""
+    return describe_rank_exit(code, rank=rank, world_size=ranks, host=host, tail=of_ranks, many=ranks > 1)
 
 
 def _await(program: Program, connections: Sequence[SshConnection], leftovers: Leftovers) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import signal
@@ -33,7 +34,7 @@ WITHOUT_SMDDP = "import os, time; print(os.environ['RANK'], os.getpid(), flush=T
 def two_nodes(start, tmp_path, monkeypatch):
     """Starts a script on two nodes, each with a directory of its own; gives agents and ranks' IDs."""
 
-    def start_two(text, ranks_per_node=2):
+    def start_two(text, ranks_per_node=2, hear=True):
         (tmp_path / "train.py").write_text(text)
         port = str(free_port())
         words = ["--nnodes", "2", "--nproc-per-node", str(ranks_per_node)]
@@ -43,10 +44,16 @@ def two_nodes(start, tmp_path, monkeypatch):
             monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / f"host-{node}"))
             monkeypatch.setenv("SM_CURRENT_HOST", f"algo-{node + 1}") if "smddp.run" not in text else None
             agents.append(start("-m", "smddp.launch.torchrun", *words, "--node-rank", str(node), tmp_path / "train.py"))
-        ranks = dict(map(int, agent.stdout.readline().split()) for agent in agents for _ in range(ranks_per_node))
-        return agents, ranks
+        lines = [agent.stdout.readline() for agent in agents for _ in range(ranks_per_node if hear else 0)]
+        return agents, dict(map(int, line.split()) for line in lines)
 
     return start_two
+
+
+BROKEN = "import os, sys, time; rank = int(os.environ['RANK'])\n"
+"""How the scripts begin below, which never heard of smddp: they fail by themselves, in one rank or in all."""
+
+LOST = "raise RuntimeError('[pair.cc:545] Read error: Connection reset by peer')"
 
 
 def reports(directory):
@@ -117,3 +124,54 @@ def test_the_reason_of_one_rank_alone_is_how_it_was_killed(start, script, tmp_pa
     report = (tmp_path / "runs" / "train" / "output" / "failure").read_text()
     assert re.match(r"Rank 0 of 1 on \S+ was killed by SIGSEGV", report)
     assert report in log.rpartition("What failed first:")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("if rank == 0: raise ValueError('the data is broken')\ntime.sleep(600)", "(rank 0 of 2 on algo-1)"),
+        ("if rank == 1: raise ValueError('the data is broken')\ntime.sleep(600)", "(rank 1 of 2 on algo-2)"),
+        ("raise ValueError('the data is broken')", "(rank "),
+        (f"if rank == 0: {LOST}\ntime.sleep(1); raise ValueError('the data is broken')", "(rank 1 of 2 on algo-2)"),
+    ],
+    ids=["of the first host", "of the second host", "of all ranks", "after one that lost contact"],
+)
+def test_the_traceback_of_the_rank_that_failed_first_is_the_reason_on_all_hosts(two_nodes, tmp_path, text, reason):
+    agents, _ = two_nodes(BROKEN + text, 1, hear=False)
+    logs = [agent.communicate(timeout=60)[1] for agent in agents]
+    assert [agent.returncode for agent in agents] == [1, 1], logs
+    first, second = reports(tmp_path)
+    assert first == second
+    assert first.startswith(f"ValueError: the data is broken {reason}")
+    assert "\nTraceback (most recent call last):\n" in first
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "sys.excepthook = lambda *_: sys.stderr.write(PRINTED)\nif rank: raise ValueError",
+            "ValueError: bad (rank 1 of 2",
+        ),
+        (
+            "if rank: sys.stderr.write(GLOO); sys.stderr.flush(); os.abort()",
+            "Rank 1 of 2 on * was killed by SIGABRT: term",
+        ),
+        ("if rank: sys.exit('no such file')", "Rank 1 of 2 on * ended with code 1: no such file"),
+        (f"if rank == 0: {LOST}\nos.abort()", "Rank 1 of 2 on * was killed by SIGABRT."),
+    ],
+    ids=["torch's prefix", "an abort", "a message", "an abort after a lost contact"],
+)
+def test_the_reason_of_a_script_alone_is_what_its_rank_has_printed(start, tmp_path, monkeypatch, text, reason):
+    printed = "PRINTED = '[rank1]: Traceback (most recent call last):\\n[rank1]:   File a.py, line 1\\n"
+    printed += "[rank1]: ValueError: bad\\n'\n"
+    gloo = (
+        "GLOO = 'terminate called after throwing gloo::EnforceNotMet\\n  what():  op.preamble.length <= op.nbytes\\n'\n"
+    )
+    (tmp_path / "train.py").write_text(BROKEN + printed + gloo + text + "\ntime.sleep(600)")
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path))
+    agent = start("-m", "smddp.launch.torchrun", "--nproc-per-node", "2", tmp_path / "train.py")
+    log = agent.communicate(timeout=60)[1]
+    report = (tmp_path / "output" / "failure").read_text()
+    assert fnmatch.fnmatch(report, f"{reason}*"), log
+    assert ("another number of steps" in report) is ("GLOO" in text)

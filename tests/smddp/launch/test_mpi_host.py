@@ -66,7 +66,7 @@ def test_a_stop_before_there_are_ranks_is_told_to_them_once_they_can_hear_it(hos
     time.sleep(0.3)
     (tmp_path / "launch").touch()
     await_that(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() == "told\n")
-    os.write(end, b"75\n")
+    os.write(end, b'75 ""\n')
     os.close(end)
     assert host.wait(timeout=30) == 75
 
@@ -77,7 +77,7 @@ def test_sigusr1_reaches_the_ranks_and_is_no_stop_here(host, tmp_path):
     await_that(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() == "up\n")
     host.send_signal(signal.SIGUSR2)
     await_that(lambda: (tmp_path / "rank").read_text() == "told\n")
-    os.write(end, b"0\n")
+    os.write(end, b'0 ""\n')
     os.close(end)
     assert host.wait(timeout=30) == 0
 
@@ -112,14 +112,14 @@ def test_a_first_host_that_ends_without_a_word_is_lost_unless_a_stop_came(host, 
     assert ("algo-1, which runs mpirun, was lost" in host.stderr.read()) is not stop
 
 
-def test_a_rank_that_was_killed_elsewhere_is_the_reason_here_too(start, tmp_path, monkeypatch):
+def test_a_rank_that_failed_elsewhere_is_the_reason_here_too(start, tmp_path, monkeypatch):
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "output"))
     (tmp_path / "output").mkdir()
     (tmp_path / "sshd").write_text("#!/bin/sh\nsleep 300\n")
     (tmp_path / "sshd").chmod(0o700)
     host = serve(start, tmp_path)
     end = begin(tmp_path / "line")
-    os.write(end, b"137 Rank 1 of 2 on algo-1 was killed by SIGKILL.\n")
+    os.write(end, b'1 "ValueError: bad (rank 1 of 2 on algo-1)\\nTraceback"\n')
     os.close(end)
-    assert host.wait(timeout=30) == 137
-    assert (tmp_path / "output" / "failure").read_text() == "Rank 1 of 2 on algo-1 was killed by SIGKILL."
+    assert host.wait(timeout=30) == 1
+    assert (tmp_path / "output" / "failure").read_text() == "ValueError: bad (rank 1 of 2 on algo-1)\nTraceback"

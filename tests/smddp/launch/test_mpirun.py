@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import shutil
@@ -23,6 +24,13 @@ def test_the_user_s_options_come_last_and_before_the_program():
 def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
     with pytest.raises(DistributedError, match="install OpenMPI"):
         launch(["no-such-mpirun"], ranks=1)
+
+
+def test_the_host_of_a_failed_rank_is_found_by_its_number():
+    printed = "no such file\n" + "-" * 74 + "\nmpirun detected that\n\n  Process name: [[1,1],2]\n  Exit code:    1\n"
+    assert mpirun._reason(printed, 1, ranks=4, hosts=["algo-1", "algo-2"]) == (
+        "Rank 2 of 4 on algo-2 ended with code 1: no such file"
+    )
 
 
 def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
@@ -78,6 +86,29 @@ class TestRanks:
         assert process.returncode == 137
         assert "exited on signal 9" in log
         assert re.match(r"Rank 1 of 2 on \S+ was killed by SIGKILL", (tmp_path / "failure").read_text())
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            (
+                "if rank == 1: raise ValueError('bad\\nin line 3')",
+                "ValueError: bad\nin line 3 (rank 1 of 2 on algo-1)\nTrace",
+            ),
+            ("if rank == 1: sys.exit('no such file')", "Rank 1 of 2 on algo-1 ended with code 1: no such file"),
+            (
+                "if rank == 1: os.write(2, b'terminate called: x\\n'); os.abort()",
+                "Rank 1 of 2 on * was killed by SIGABRT: term",
+            ),
+            ("raise ValueError('bad')", "ValueError: bad (*ank ? of 2 on algo-1)\nTrace"),
+        ],
+        ids=["one", "a message", "an abort", "all"],
+    )
+    def test_the_reason_is_what_the_rank_has_printed(self, start, script, tmp_path, monkeypatch, text, reason):
+        monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
+        monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+        process = start("-m", "smddp.launch.mpirun", "--processes", "2", script(f"{text}\nwait()"))
+        _, log = process.communicate(timeout=30)
+        assert fnmatch.fnmatch((tmp_path / "failure").read_text(), f"{reason}*"), log
 
     def test_options_and_arguments_reach_mpirun_and_the_script(self, start, script):
         path = script("print(sys.argv[1:], os.environ['NAME'])")
