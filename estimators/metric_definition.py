@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 MAX_LINE = 1000
-"""Characters of a line that are searched."""
+"""Characters of a line, or of a state of a progress bar, that are searched."""
 _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
 
@@ -39,10 +39,15 @@ class MetricDefinition:
             )
         return cls(name=name, regex=compiled)
 
-    def value(self, line: str) -> float | None:
-        """Return the metric's value in a line; None if it has none."""
-        found = self.regex.search(line[:MAX_LINE])
+    def value(self, piece: str) -> float | None:
+        """Return the metric's value in a piece of a line; None if it has none."""
+        found = self.regex.search(piece)
         return finite(found[1]) if found else None
+
+
+def pieces(line: str) -> list[str]:
+    """Return what is searched of a line, each by itself: a progress bar writes its states over one another."""
+    return [piece[:MAX_LINE] for piece in line.split("\r") if piece]
 
 
 def finite(text: str | None) -> float | None:

@@ -11,7 +11,7 @@ from estimators.job_handle.bounded_search import BoundedSearch
 from estimators.job_handle.events import MetricValue
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.log_reader import LogLine
-from estimators.metric_definition import MAX_LINE, MetricDefinition, finite, regex_of_line
+from estimators.metric_definition import MetricDefinition, finite, pieces, regex_of_line
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef, MetricDefinitionTypeDef
@@ -55,21 +55,13 @@ class MetricReader:
         return cls(description.get("AlgorithmSpecification", {}).get("MetricDefinitions", []))
 
     def values(self, line: LogLine) -> list[MetricValue]:
-        """Return the values in a line, in the order of the definitions; a metric has one at most.
+        """Return the values in a line, in the order of its pieces and of the definitions.
 
-        ``step`` and ``epoch`` are no metrics of their own, but where the others were taken: as the definitions of
-        these names find them or, without such, as smddp's lines have them, ``step=120 epoch=3``.
+        A piece is the line itself, or one state of a progress bar; a metric has one value in each at most. ``step`` and
+        ``epoch`` are no metrics of their own, but where the others were taken: as the definitions of these names find
+        them or, without such, as smddp's lines have them, ``step=120 epoch=3``.
         """
-        foreign = self._foreign_values(line.message)
-        found = [(each.name, _value(each, line.message, foreign)) for each in self._metrics]
-        known = [(name, value) for name, value in found if value is not None]
-        if not known:
-            return []
-        step, epoch = (_value(each, line.message, foreign) for each in (self._step, self._epoch))
-        return [
-            MetricValue(time=line.time, host=line.host, step=step, epoch=epoch, metric=name, value=value)
-            for name, value in known
-        ]
+        return [value for piece in pieces(line.message) for value in self._values_of(piece, line)]
 
     def close(self) -> None:
         """End the other process, if there is one; the next line would start another."""
@@ -77,7 +69,19 @@ class MetricReader:
         if search is not None:
             search.close()
 
-    def _foreign_values(self, message: str) -> dict[MetricDefinition, float | None]:
+    def _values_of(self, piece: str, line: LogLine) -> list[MetricValue]:
+        foreign = self._foreign_values(piece)
+        found = [(each.name, _value(each, piece, foreign)) for each in self._metrics]
+        known = [(name, value) for name, value in found if value is not None]
+        if not known:
+            return []
+        step, epoch = (_value(each, piece, foreign) for each in (self._step, self._epoch))
+        return [
+            MetricValue(time=line.time, host=line.host, step=step, epoch=epoch, metric=name, value=value)
+            for name, value in known
+        ]
+
+    def _foreign_values(self, piece: str) -> dict[MetricDefinition, float | None]:
         """Return the values of the regexes that are not smddp's own."""
         values: dict[MetricDefinition, float | None] = dict.fromkeys(self._foreign)
         if self._given_up.issuperset(values):
@@ -85,7 +89,7 @@ class MetricReader:
         try:
             if self._search is None:
                 self._search = BoundedSearch([each.regex.pattern for each in self._foreign])
-            answers = self._search.search(message[:MAX_LINE])
+            answers = self._search.search(piece)
         except OSError as fault:
             self._given_up.update(values)
             logger.warning("no more values of %s: %s", ", ".join(each.name for each in values), fault)
@@ -109,5 +113,5 @@ def _is_own(definition: MetricDefinition) -> bool:
     return own and _PLAIN_NAME.fullmatch(definition.name) is not None
 
 
-def _value(definition: MetricDefinition, message: str, foreign: dict[MetricDefinition, float | None]) -> float | None:
-    return foreign[definition] if definition in foreign else definition.value(message)
+def _value(definition: MetricDefinition, piece: str, foreign: dict[MetricDefinition, float | None]) -> float | None:
+    return foreign[definition] if definition in foreign else definition.value(piece)

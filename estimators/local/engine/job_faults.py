@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from estimators.local.chaos import Chaos, JobFault, LoseHost, NoCapacity, Reclaim
 from estimators.local.engine.errors import ApiError, FailedJobError
 from estimators.local.engine.hosted_job import HostedJob
-from estimators.metric_definition import MetricDefinition, regex_of_line
+from estimators.metric_definition import MetricDefinition, pieces, regex_of_line
 
 CAPACITY_ERROR = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
@@ -95,9 +95,12 @@ class AttemptFaults:
 
     def read(self, line: str) -> None:
         """Take in a line that a host prints."""
-        if self._ahead and (step := _STEP.value(line)) is not None:
+        if not self._ahead:
+            return
+        steps = [step for step in map(_STEP.value, pieces(line)) if step is not None]
+        if steps:
             with self._changed:
-                self._step = max(self._step, step)
+                self._step = max(self._step, *steps)
                 self._changed.notify()
 
     def start(self, lose: Callable[[str], None]) -> None:

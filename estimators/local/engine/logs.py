@@ -178,16 +178,25 @@ def _lines(output: BinaryIO) -> Iterator[str]:
         *complete, rest = (rest + chunk).split(b"\n")
         for line in complete:
             yield from _pieces(line)
-        if len(rest) >= MAX_LINE_BYTES:
-            yield _text(rest)
-            rest = b""
+        while len(rest) >= MAX_LINE_BYTES:
+            end = _end_of_piece(rest)
+            yield _text(rest[:end])
+            rest = rest[end:]
     if rest:
         yield _text(rest)
 
 
 def _pieces(line: bytes) -> Iterator[str]:
-    for start in range(0, max(len(line), 1), MAX_LINE_BYTES):
-        yield _text(line[start : start + MAX_LINE_BYTES])
+    while len(line) > MAX_LINE_BYTES:
+        end = _end_of_piece(line)
+        yield _text(line[:end])
+        line = line[end:]
+    yield _text(line)
+
+
+def _end_of_piece(line: bytes) -> int:
+    """Return where an over-long line is cut: a progress bar between two of its states, lest a number is torn."""
+    return line.rfind(b"\r", 0, MAX_LINE_BYTES) + 1 or MAX_LINE_BYTES
 
 
 def _text(line: bytes) -> str:

@@ -15,7 +15,7 @@ from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.local.engine.matching import Matching
 from estimators.local.engine.metric_publisher import MetricPublisher
 from estimators.local.engine.metric_summary import MetricSummary
-from estimators.metric_definition import MAX_LINE, MetricDefinition, finite
+from estimators.metric_definition import MetricDefinition, finite, pieces
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Metrics:
         self._publisher = publisher
 
     def read(self, line: str) -> None:
-        """Take the values of one line, soon; those that are no finite number are left out, as CloudWatch does."""
+        """Take the values of a line, soon; those that are no finite number are left out, as CloudWatch does."""
         if not self._definitions or self._broken:
             return
         with self._lock:
@@ -64,7 +64,8 @@ class Metrics:
                     self._broken = True
                     self._say(f"[platform] There are no metrics: what reads them could not be started ({error})")
                     return
-            self._matching.send(line[:MAX_LINE])
+            for piece in pieces(line):
+                self._matching.send(piece)
 
     def settle(self) -> None:
         """Return when the values of all lines so far are taken, in bounded time, and keep no process for more."""

@@ -67,7 +67,7 @@ def main(descriptor: int, *kept: int) -> int:
     try:
         if spec["isolated"]:
             _isolate(spec)
-        program = _start(spec)
+        program = _start(spec, descriptor)
     except (OSError, _NotStarted, _NoNamespaces) as error:
         no_namespaces = isinstance(error, _NoNamespaces)
         _tell(descriptor, {"error": _describe(error), "no_namespaces": no_namespaces})
@@ -161,13 +161,13 @@ def _mount_file(target: str, content: bytes) -> None:
     file.unlink()
 
 
-def _start(spec: dict[str, Any]) -> int:
+def _start(spec: dict[str, Any], status: int) -> int:
     """Fork and execute the program; its process ID once it runs."""
     failed, failing = os.pipe2(os.O_CLOEXEC)
     program = os.fork()
     if program == 0:
         os.close(failed)
-        _become(spec, failing)
+        _become(spec, failing, status)
     os.close(failing)
     with os.fdopen(failed, "rb") as report:
         reason = report.read()
@@ -177,7 +177,7 @@ def _start(spec: dict[str, Any]) -> int:
     return program
 
 
-def _become(spec: dict[str, Any], failing: int) -> NoReturn:
+def _become(spec: dict[str, Any], failing: int, status: int) -> NoReturn:
     try:
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if _is_orphan(failing):
@@ -186,7 +186,8 @@ def _become(spec: dict[str, Any], failing: int) -> NoReturn:
         if spec["isolated"]:
             _mount_proc()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(1, 2)  # together, wherever this process tells its status
+        if status == 2:  # it is no stream of the program's
+            os.dup2(1, 2)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, *spec["delivered"]):
             signal.signal(number, signal.SIG_DFL)

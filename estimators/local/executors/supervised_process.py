@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from estimators.hosts.exit import Exit
 from estimators.local.executors.executor import HostStartError, NoNamespacesError
 from smddp.process.exit_codes import as_shell
+from smddp.process.output_lines import merge_lines
 
 START_SECONDS = 60.0
 """How long a host may take to its report; a machine under load takes seconds, a host that hangs for ever."""
@@ -61,7 +62,7 @@ class Supervised:
         output: What the program writes.
     """
 
-    def __init__(self, program: SupervisedProgram, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    def __init__(self, program: SupervisedProgram, process: subprocess.Popen[bytes], output: BinaryIO) -> None:
         assert process.stdin is not None
         self._killed = False
         self._process = process
@@ -74,8 +75,8 @@ class Supervised:
 
     @property
     def output(self) -> BinaryIO:
-        """Standard output and standard error, together."""
-        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
+        """Standard output and standard error, together, of which no line is torn by the other's."""
+        return self._output
 
     def signal(self, signum: int) -> None:
         """Send a signal to the program alone; nothing if it has ended."""
@@ -144,14 +145,15 @@ class SupervisedProcess(Supervised):
                 [sys.executable, "-I", "-S", SUPERVISOR, str(reporting.fileno()), *map(str, keep)],
                 stdin=subprocess.PIPE,
                 stdout=log or subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=log or subprocess.PIPE,
                 pass_fds=[reporting.fileno(), *keep],
                 start_new_session=True,
                 cwd="/",
                 umask=umask,
                 bufsize=0,
             )
-        super().__init__(program, process, process.stdout or BytesIO())
+        streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        super().__init__(program, process, merge_lines(streams) if streams else BytesIO())
         try:
             with status, status.makefile("rb") as report:
                 status.settimeout(START_SECONDS)

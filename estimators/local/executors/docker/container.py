@@ -19,6 +19,7 @@ from estimators.docker.docker_program import DockerError, docker, program
 from estimators.hosts.exit import Exit
 from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import ExecutorError, HostStartError
+from smddp.process.output_lines import merge_lines
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +84,12 @@ class HostContainer:
             [program(), "start", "--attach", name],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in a terminal is not Docker's business
             bufsize=0,
         )
-        assert self._attached.stdout is not None
-        self._output = self._attached.stdout
+        assert self._attached.stdout is not None and self._attached.stderr is not None
+        self._output = merge_lines([self._attached.stdout, self._attached.stderr])
         try:
             self._await_start()
         except BaseException:
@@ -99,8 +100,8 @@ class HostContainer:
 
     @property
     def output(self) -> BinaryIO:
-        """Standard output and standard error, together."""
-        return self._output  # type: ignore[return-value]  # typeshed calls every pipe of Popen IO[bytes]
+        """Standard output and standard error, together, of which no line is torn by the other's."""
+        return self._output
 
     def signal(self, signum: int) -> None:
         """Send a signal to the program, which is the container's PID 1; nothing if it has ended."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
 from estimators.local.executors.executor import ExecutorError
 from estimators.local.executors.slurm import slurm_program
@@ -65,7 +65,7 @@ class SlurmHost(Supervised):
         assert srun.stdout is not None
         assert srun.stderr is not None
         threading.Thread(target=self._read_status, args=(srun.stderr, answers), daemon=True).start()
-        super().__init__(program, srun, srun.stdout)
+        super().__init__(program, srun, cast(BinaryIO, srun.stdout))
         try:
             answer = answers.get(timeout=START_SECONDS)
         except BaseException as error:

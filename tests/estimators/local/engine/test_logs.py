@@ -70,6 +70,16 @@ def test_over_long_lines_come_in_pieces(logs: Any, job: str, lines: Callable[...
     assert "".join(lines(job)) == "a" * (2 * size + 5) + "b"
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_long_progress_bar_is_cut_between_its_states(
+    logs: Any, job: str, lines: Callable[..., list[str]], end: bytes
+) -> None:
+    states = [f"acc={number:07}" for number in range(2 * module.MAX_LINE_BYTES // 10)]
+    follow(logs, job, "\r".join(states).encode() + end)
+    assert len(lines(job)) > 1
+    assert [state for line in lines(job) for state in line.split("\r")] == states
+
+
 def test_every_line_is_shown_to_who_wants_to_see(logs: Any, job: str) -> None:
     seen: list[str] = []
     log = HostLog(logs, job, "algo-1", seen=seen.append)

@@ -50,6 +50,12 @@ def test_only_the_beginning_of_an_endless_line_is_searched() -> None:
     assert read("x" * MAX_LINE + "loss=1", loss="loss=([0-9]+)") == {}
 
 
+def test_each_state_of_a_progress_bar_is_searched() -> None:
+    bar = "\r".join(f"{number}% loss={200 - number}" for number in range(100))
+    assert read(bar, loss="loss=([0-9]+)") == {"loss": 101.0}
+    assert read("x" * MAX_LINE + "\rloss=1\r", loss="loss=([0-9]+)") == {"loss": 1.0}
+
+
 def test_a_regex_that_backtracks_meets_no_more_than_that() -> None:
     began = time.monotonic()
     assert read("a" * 10_000_000, loss="(a*)b") == {}

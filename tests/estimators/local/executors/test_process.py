@@ -85,6 +85,18 @@ def await_none_alive(token: str) -> None:
         time.sleep(0.01)
 
 
+@BOTH_WAYS
+def test_lines_of_the_two_streams_do_not_mix(start: Start) -> None:
+    program = """
+        import os, time
+        os.write(1, b"acc=9")
+        os.write(2, b"3 warnings\\n")
+        time.sleep(0.3)
+        os.write(1, b"1\\nacc=92")
+    """
+    assert said(start(*python(program))) == "3 warnings\nacc=91\nacc=92\n"
+
+
 @NAMESPACES
 def test_a_program_sees_its_own_directory_at_opt_ml(start: Start, tmp_path: Path) -> None:
     host = start("sh", "-c", "pwd; echo written > /opt/ml/file")
@@ -193,7 +205,7 @@ KILLED_EARLY = """if True:
         call(name, *arguments)
     host_supervisor._call = kill_first
     program = {"argv": ["touch", sys.argv[2]], "directory": "/", "environment": dict(os.environ), "open_files": None}
-    host_supervisor._start({**program, "isolated": False, "delivered": [], "given": []})
+    host_supervisor._start({**program, "isolated": False, "delivered": [], "given": []}, status=3)
 """
 
 
@@ -234,7 +246,8 @@ def test_the_exit_code_is_the_programs(start: Start, isolated: bool, command: st
 
 @BOTH_WAYS
 def test_standard_error_comes_with_standard_output_and_standard_input_is_empty(start: Start, isolated: bool) -> None:
-    assert said(start("sh", "-c", "echo out; echo err >&2; cat; echo end")) == "out\nerr\nend\n"
+    text = said(start("sh", "-c", "echo out; sleep 0.2; echo err >&2; cat; sleep 0.2; echo end"))
+    assert text == "out\nerr\nend\n"
 
 
 @BOTH_WAYS
