@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.restore.sharded_optimizer import is_sharded
 from smddp.distributed.ddp_options import CommHookName
+from smddp.distributed.sharding import find_sharding
 from smddp.training.argument_checks import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.epoch_schedules import ScheduleEach
@@ -30,7 +31,7 @@ def underlying_module(model: nn.Module) -> nn.Module:
     """Return the module whose parameter names are saved: that within ``torch.compile``, or the model itself.
 
     Raises:
-        ValueError: The model is replicated already.
+        ValueError: The model is replicated already, or sharded.
     """
     module = getattr(model, "_orig_mod", model)  # torch._dynamo.OptimizedModule; to import its class takes a second
     assert isinstance(module, nn.Module)
@@ -38,6 +39,12 @@ def underlying_module(model: nn.Module) -> nn.Module:
         raise ValueError(
             f"the model is wrapped in {type(module).__name__}, and would be saved under other names: give the module "
             "itself; the Trainer replicates it over the ranks"
+        )
+    if (sharding := find_sharding(module)) is not None:
+        raise ValueError(
+            f"the model is sharded ({sharding}), which the Trainer can't train: give the module without fully_shard, "
+            "FSDP or parallelize_module, and the Trainer replicates it over the ranks; or keep it sharded in a loop of "
+            "your own, and save it with torch.distributed.checkpoint"
         )
     return module
 

@@ -17,6 +17,7 @@ from smddp.checkpoint.format.names import is_part_name
 from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.optimizers import check_optimizer, some
 from smddp.checkpoint.restore.reader import Loaded
+from smddp.distributed.sharding import find_sharded_weight, find_sharding
 from smddp.errors import CheckpointError
 from smddp.job.weight_names import in_names_of, plain_state
 
@@ -68,7 +69,7 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
     """See that parts can be saved under their names.
 
     Raises:
-        ValueError: A name is not possible, or there twice.
+        ValueError: A name is not possible, or there twice; or a part of `state` is sharded among the ranks.
         TypeError: A part has no state_dict and load_state_dict.
     """
     for name, part in [*state.items(), *per_rank.items()]:
@@ -79,8 +80,23 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
             )
         if not isinstance(part, Stateful):
             raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
+    for name, part in state.items():
+        if (sharding := _sharding(part)) is not None:
+            raise ValueError(
+                f"{name!r} is sharded among the ranks ({sharding}), and a Checkpointer saves what each of them has all "
+                "of: save it with torch.distributed.checkpoint, or replicate the model (DistributedDataParallel)"
+            )
     if both := sorted(set(state) & set(per_rank)):
         raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
+
+
+def _sharding(part: object) -> str | None:
+    if isinstance(part, torch.nn.Module):
+        return find_sharding(part)
+    if isinstance(part, torch.optim.Optimizer):
+        weights = [weight for group in part.param_groups for weight in group["params"]]
+        return find_sharded_weight((f"parameter {number}", weight) for number, weight in enumerate(weights))
+    return None
 
 
 class Restoration:

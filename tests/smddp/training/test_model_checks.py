@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import smddp
 from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer
@@ -106,3 +109,51 @@ def test_powersgd_is_refused_where_training_goes_on_after_gradients_that_are_not
     with pytest.raises(ValueError, match=told):
         smddp.Trainer(job, model, optimizer, ddp=smddp.DDPOptions(comm_hook="powersgd"), **options)
     smddp.Trainer(job, model, optimizer, ddp=smddp.DDPOptions(comm_hook="powersgd"), on_nonfinite="raise")
+
+
+def shard(model: nn.Module) -> nn.Module:
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))  # type: ignore[return-value]
+
+
+def shard_part(model: nn.Sequential) -> nn.Module:
+    shard(model[1])
+    return model
+
+
+def shard_old(model: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(model, device_id=CPU)
+
+
+def divide(model: nn.Sequential) -> nn.Module:
+    parallelize_module(model[0], init_device_mesh("cpu", (1,)), ColwiseParallel())
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (shard, "it is a FSDPModule"),
+        (shard_part, "its module 1 is a FSDPModule"),
+        (shard_old, "it is a FullyShardedDataParallel"),
+        (divide, "0.weight is a DTensor"),
+        (lambda model: torch.compile(divide(model)), "0.weight is a DTensor"),
+    ],
+)
+def test_a_sharded_model_is_refused_at_the_start(
+    make: Callable[[nn.Module], nn.Module], found: str, tmp_path: Path
+) -> None:
+    model = make(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told = rf"the model is sharded \({found}\), which the Trainer can't train: give the module without fully_shard"
+    with pytest.raises(ValueError, match=told):
+        smddp.Trainer(Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), model, optimizer)
+    if not hasattr(model, "_orig_mod"):
+        with pytest.raises(ValueError, match=rf"'model' is sharded among the ranks \({found}\)"):
+            smddp.Checkpointer(tmp_path / "checkpoints", {"model": model})
+
+
+def test_an_optimizer_of_sharded_weights_is_refused_by_a_checkpointer(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(divide(nn.Sequential(nn.Linear(2, 2))).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"'optimizer' is sharded among the ranks \(parameter 0 is a DTensor\)"):
+        smddp.Checkpointer(tmp_path, {"optimizer": optimizer})
