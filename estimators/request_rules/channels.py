@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from estimators.request_rules.broken_rule import BrokenRule, Request
@@ -25,6 +25,23 @@ def check(request: Request) -> Iterator[BrokenRule]:
         for found, remedy in faults:
             named = f"the channel {channel['ChannelName']} {found}"
             yield BrokenRule(path=("InputDataConfig", number), found=named, remedy=remedy)
+    yield from _all_or_none(request.get("InputDataConfig", ()))
+
+
+def _all_or_none(channels: Sequence[Mapping[str, Any]]) -> Iterator[BrokenRule]:
+    """Yield that some channels are for instance groups; the words are the service's."""
+    assigned: list[str] = []
+    others: list[str] = []
+    for channel in channels:
+        has_groups = channel.get("DataSource", {}).get("S3DataSource", {}).get("InstanceGroupNames")
+        (assigned if has_groups else others).append(channel["ChannelName"])
+    if assigned and others:
+        listed = f"[{', '.join(assigned)}] while others not: [{', '.join(others)}]"
+        yield BrokenRule(
+            path=("InputDataConfig",),
+            found=f"Some channels have assigned instance groups: {listed}",
+            remedy="Name groups for every channel, which can't be done for those that the SDK adds, or for none.",
+        )
 
 
 def _source_faults(sources: Mapping[str, Any], *, in_vpc: bool) -> _Faults:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from estimators.request_rules.broken_rule import BrokenRule, Request
+from estimators.request_rules.broken_rule import BrokenRule, Request, twice_named
 
 FAMILIES_WITH_LOCAL_STORAGE = frozenset(
     {
@@ -49,7 +50,12 @@ def check(request: Request) -> Iterator[BrokenRule]:
             found=f"it has {', '.join(sorted(resources)) or 'nothing'}",
             remedy="It must have either InstanceType with InstanceCount, or InstanceGroups, or InstancePreferences.",
         )
-    elif "InstanceType" in resources and not count:
+    if "InstancePreferences" in resources:
+        yield from _preferences(request, resources["InstancePreferences"])
+    if written := sorted({"SelectedInstanceType", "SelectedInstanceCount"} & set(resources)):
+        found = f"it has {' and '.join(written)}, which the service alone writes"
+        yield BrokenRule(path=path, found=found, remedy="Leave it out.")
+    if len(ways) == 1 and "InstanceType" in resources and not count:
         yield BrokenRule(path=path, found=f"InstanceCount is {count}", remedy="InstanceCount must be at least 1.")
     for number, group in enumerate(groups):
         if not group.get("InstanceCount"):
@@ -71,6 +77,31 @@ def check(request: Request) -> Iterator[BrokenRule]:
 def _family(instance_type: str) -> str:
     """Return ``g5`` of ``ml.g5.xlarge``."""
     return instance_type.removeprefix("ml.").partition(".")[0]
+
+
+def _preferences(request: Request, preferences: Sequence[Mapping[str, Any]]) -> Iterator[BrokenRule]:
+    """Yield what several instance types to choose from can't stand beside.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
+    """
+    path, resources = ("ResourceConfig", "InstancePreferences"), request["ResourceConfig"]
+    clash = {
+        "EnableManagedSpotTraining": request.get("EnableManagedSpotTraining"),
+        "InstancePlacementConfig": resources.get("InstancePlacementConfig"),
+        "TrainingPlanArn beside TrainingPlanArns": "TrainingPlanArn" in resources
+        and any(each.get("TrainingPlanArns") for each in preferences),
+    }
+    for other in (name for name, given in clash.items() if given):
+        yield BrokenRule(path=path, found=f"it is mutually exclusive with {other}", remedy="Give one of the two.")
+    yield from twice_named(path, [each["InstanceType"] for each in preferences if "InstanceType" in each])
+    counted = sum("InstanceCount" in each for each in preferences)
+    if counted != (0 if "InstanceCount" in resources else len(preferences)):
+        yield BrokenRule(
+            path=path,
+            found=f"InstanceCount is in {counted} of {len(preferences)} preferences, and "
+            f"{'also' if 'InstanceCount' in resources else 'not'} in ResourceConfig",
+            remedy="Give it in every preference, or in ResourceConfig alone.",
+        )
 
 
 def _warm_pool(request: Request, has_groups: bool) -> Iterator[BrokenRule]:

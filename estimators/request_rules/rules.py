@@ -49,6 +49,11 @@ def _names(request: Request) -> Iterator[BrokenRule]:
         for member in above:
             members = members.get(member, {})
         yield from twice_named(path, [item[name] for item in members.get(last, ()) if name in item])
+    kinds = ("DebugRuleConfigurations", "ProfilerRuleConfigurations")
+    debugger, profiler = ({rule.get("RuleConfigurationName") for rule in request.get(kind, ())} for kind in kinds)
+    if both := sorted(name for name in debugger & profiler if name):
+        found = f"{', '.join(both)} names a Debugger rule, too"
+        yield BrokenRule(path=(kinds[1],), found=found, remedy="Each must be unique among all rules.")
 
 
 def _algorithm(request: Request) -> Iterator[BrokenRule]:

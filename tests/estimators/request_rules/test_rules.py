@@ -48,6 +48,73 @@ def test_a_serverless_job_names_neither_image_nor_instances() -> None:
     assert not list(broken_rules({**serverless, "ServerlessJobConfig": {"JobType": "FineTuning"}}))
 
 
+def channel(name: str, *groups: str) -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": "s3://b/data", **({"InstanceGroupNames": groups} if groups else {})}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+def test_channels_are_all_for_instance_groups_or_none() -> None:
+    groups = {"InstanceGroups": [{"InstanceGroupName": "g", "InstanceType": "ml.m5.xlarge", "InstanceCount": 1}]}
+    job = {"ResourceConfig": {**groups, "VolumeSizeInGB": 1}}
+    assert said(**job, InputDataConfig=[channel("a", "g"), channel("b", "g")]) == []
+    assert said(**job, InputDataConfig=[channel("a"), channel("b")]) == []
+    (broken,) = said(**job, InputDataConfig=[channel("a", "g"), channel("b"), channel("c")])
+    assert broken.startswith(
+        "InputDataConfig: Some channels have assigned instance groups: [a] while others not: [b, c]. Name groups"
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        (
+            {"ResourceConfig": {"InstancePreferences": PREFERENCES}},
+            "ResourceConfig.InstancePreferences: InstanceCount is in 0 of 2 preferences, and not in ResourceConfig.",
+        ),
+        (
+            {
+                "ResourceConfig": {
+                    "InstancePreferences": [{"InstanceType": "ml.g5.xlarge", "InstanceCount": 1}, *PREFERENCES[1:]]
+                }
+            },
+            "ResourceConfig.InstancePreferences: InstanceCount is in 1 of 2 preferences, and not in ResourceConfig.",
+        ),
+        (
+            {"ResourceConfig": {"InstancePreferences": PREFERENCES * 2, "InstanceCount": 1}},
+            "ResourceConfig.InstancePreferences: ml.g5.xlarge, ml.m5.xlarge comes more than once.",
+        ),
+        (
+            {
+                "ResourceConfig": {"InstancePreferences": PREFERENCES, "InstanceCount": 1},
+                "EnableManagedSpotTraining": True,
+                "StoppingCondition": {"MaxRuntimeInSeconds": 9, "MaxWaitTimeInSeconds": 9},
+            },
+            "ResourceConfig.InstancePreferences: it is mutually exclusive with EnableManagedSpotTraining.",
+        ),
+        (
+            {
+                "ResourceConfig": {
+                    "InstanceType": "ml.m5.large",
+                    "InstanceCount": 1,
+                    "SelectedInstanceType": "ml.m5.large",
+                }
+            },
+            "ResourceConfig: it has SelectedInstanceType, which the service alone writes. Leave it out.",
+        ),
+        (
+            {
+                "DebugRuleConfigurations": [{"RuleConfigurationName": "r", "RuleEvaluatorImage": "i"}],
+                "ProfilerRuleConfigurations": [{"RuleConfigurationName": "r", "RuleEvaluatorImage": "i"}],
+            },
+            "ProfilerRuleConfigurations: r names a Debugger rule, too.",
+        ),
+    ],
+)
+def test_what_stands_against_what_is_told_once(members: dict[str, Any], expected: str) -> None:
+    (broken,) = said(**members)
+    assert broken.startswith(expected)
+
+
 @pytest.mark.parametrize(
     ("members", "expected"),
     [

@@ -161,6 +161,7 @@ def _inputs(draw: Draw, job: Json) -> Any:
     if draw.random() < 0.6:
         return draw.choice([lambda: None, lambda: _channel(draw, groups)])()
     names = draw.sample(["training", "test", "validation"] * 4 + ["model", "code"], draw.choice([1, 2, 3]))
+    groups = groups if len(names) == 1 else []  # AWS takes groups of all channels or of none
     return {name: _channel(draw, groups) for name in names}
 
 
