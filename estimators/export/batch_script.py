@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 
+from estimators.export import shell
 from estimators.export.portable_job import PortableJob
 
 WARNING_SECONDS = 120
@@ -58,6 +58,7 @@ def batch_script(job: PortableJob, *, options: Sequence[str] = (), run_dir: str,
         warning=WARNING_SECONDS,
     )
     given = "".join(f"#SBATCH {option}\n" for option in options)
-    variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job.environment.items())
-    command = " \\\n  ".join(shlex.join(words) for words in job.run_command(run_dir=run_dir))
+    variables = "".join(f"{line}\n" for line in shell.exports(job.environment))
+    words = filter(None, [shell.env_words(job.environment), *job.run_command(run_dir=run_dir)])
+    command = " \\\n  ".join(map(shell.command_line, words))
     return head + given + (f"\n{variables}" if variables else "") + _RUN.format(command=command)

@@ -7,10 +7,10 @@ as references of its own.
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import dataclass
 
 from estimators.errors import EstimatorError
+from estimators.export import shell
 from estimators.export.portable_job import PortableJob
 
 PORT_LABEL = "SynPort"
@@ -83,13 +83,7 @@ def job_file(job: PortableJob, container: Container, *, run_dir: str, python: st
 
 def _commands(job: PortableJob, *, run_dir: str, python: str) -> list[str]:
     """Return what each instance runs. ``smddp run`` finds the other instances by the variables that OpenPAI sets."""
-    variables = [f"export {name}={_quoted(value)}" for name, value in job.environment.items()]
     words = [word for part in job.run_command(run_dir=run_dir, python=python) for word in part]
     # A protocol file has no limit of time: SIGTERM after it is a stop with a checkpoint, and exit code 75.
-    limited = ["timeout", "--preserve-status", str(job.max_run), *words]
-    return [*variables, " ".join(map(_quoted, limited))]
-
-
-def _quoted(word: str) -> str:
-    """Return a word of the shell, in which OpenPAI finds nothing to replace: the shell puts ``<''%`` together again."""
-    return shlex.quote(word).replace("<%", "<''%")
+    limited = ["timeout", "--preserve-status", str(job.max_run), *shell.env_words(job.environment), *words]
+    return [*shell.exports(job.environment), shell.command_line(limited)]

@@ -20,6 +20,9 @@ from estimators.submit_script.sent_job import SentJob
 _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
 """The distributions whose ranks ``smddp run`` starts as well; the others are AWS's own libraries."""
 
+_ONLY_SAGEMAKER = frozenset({"role", "sagemaker_session", "framework_version"})
+"""The parameters whose errors no other platform minds: who may run it, in which region, with which of AWS's images."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableJob:
@@ -57,7 +60,7 @@ class PortableJob:
             EstimatorError: It needs what only SageMaker has. The message says all of it.
         """
         given = job.estimator.arguments
-        if problems := tuple(_problems(given, job.inputs, data, code)):
+        if problems := (*_problems(given, job.inputs, data, code), *_errors_anywhere(job)):
             listed = "\n".join(f"  - {problem}" for problem in problems)
             raise EstimatorError(f"The job can't run without SageMaker as it is:\n{listed}", problems)
         source = SourceCode.of(given)
@@ -95,8 +98,6 @@ def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], c
     source = SourceCode.of(given)
     if not source.is_local:
         yield error("entry_point", "it is not on this machine", "Give a script, and a source_dir, that all hosts see.")
-    elif not source.script.is_file():
-        yield error("entry_point", f"there is no script {source.script}", "Give an existing one.")
     if code is not None and source.dependencies:
         yield error("dependencies", "they are not in the source directory", "Put them there, or leave out --code.")
     if not isinstance(given.get("instance_count"), int):
@@ -110,9 +111,24 @@ def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], c
             uri = channels.uri_of(place) or place
             remedy = f"Copy it where all hosts see it, and give --channel {name}=DIRECTORY."
             yield error(f"inputs[{name!r}]", f"{uri} is no directory of the hosts", remedy)
+    variables: dict[str, str] = {}
+    for name in there:
+        if (other := variables.setdefault(_variable(name), name)) != name:
+            found = f"{_variable(name)} is the variable of the channel {other!r}, too"
+            yield error(f"inputs[{name!r}]", found, "Rename one of the two: variables are in capitals.")
     for name in sorted(set(data) - set(there)):
         known = f"There are: {', '.join(sorted(there))}." if there else "There is none."
         yield error("--channel", f"the job has no channel {name!r}", known)
+
+
+def _errors_anywhere(job: SentJob) -> Iterator[Problem]:
+    """Yield the errors of the Estimator's own checks, but for those that are SageMaker's alone.
+
+    Where the data lies is the exporter's to check.
+    """
+    for problem in job.estimator.plan(job.inputs, job_name=job.name).errors:
+        if problem.parameter not in _ONLY_SAGEMAKER and not problem.parameter.startswith("inputs["):
+            yield problem
 
 
 def _folder(source: SourceCode) -> Path:
@@ -141,4 +157,11 @@ def _environment(given: Mapping[str, Any], source: SourceCode) -> dict[str, str]
 
 def _places(inputs: Any, data: Mapping[str, Path]) -> dict[str, str]:
     there = {name: data.get(name) or channels.local_path(place) for name, place in channels.by_name(inputs).items()}
-    return {f"SM_CHANNEL_{name.upper()}": str(place) for name, place in there.items()}
+    if not there:
+        return {}
+    names = json.dumps(sorted(there), separators=(",", ":"))  # as they are written: a variable has them in capitals
+    return {"SM_CHANNELS": names, **{_variable(name): str(place) for name, place in there.items()}}
+
+
+def _variable(channel: str) -> str:
+    return f"SM_CHANNEL_{channel.upper()}"

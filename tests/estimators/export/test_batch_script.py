@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -29,10 +30,10 @@ Estimator(
     "train.py",
     source_dir="code",
     instance_type="ml.g5.12xlarge",
-    instance_count=2,
+    instance_count={hosts},
     distribution={distribution!r},
     hyperparameters=Config(),
-    environment={{"GREETING": "good day; $HOME"}},
+    environment={{{variable!r}: "good day; $HOME"}},
     base_job_name="first try",
     max_run=600,
     {more}
@@ -70,9 +71,10 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_send_again: None
     (tmp_path / "code" / "train.py").write_text(TRAIN)
     (tmp_path / "digits").mkdir()
 
-    def run(*options, distribution="torchrun", inputs="{'training': 's3://bucket/digits'}", more=""):
+    def run(*options, inputs="{'training': 's3://bucket/digits'}", **given):
         submit = tmp_path / "submit.py"
-        submit.write_text(SUBMIT.format(distribution=distribution, inputs=inputs, more=more))
+        defaults = {"distribution": "torchrun", "hosts": 2, "variable": "GREETING", "more": ""}
+        submit.write_text(SUBMIT.format(inputs=inputs, **{**defaults, **given}))
         return CliRunner().invoke(app, ["sbatch", "submit.py", *options])
 
     return run
@@ -115,6 +117,35 @@ def test_the_script_asks_slurm_for_what_the_job_asks_for(sbatch) -> None:
     assert subprocess.run(["bash", "-n"], input=written, text=True, check=False).returncode == 0
 
 
+@pytest.mark.usefixtures("fork_python")
+def test_bash_gives_the_job_each_channel_by_its_name(sbatch, tmp_path: Path) -> None:
+    code = "from smddp.job import Job\nprint('channels', sorted(Job.detect().channels.items()), flush=True)\n"
+    (tmp_path / "code" / "train.py").write_text(code)
+    directories = {"train-data": "a b", "valid.v2": "$HOME", "testSet": "x';touch PWN;'"}
+    for directory in directories.values():
+        (tmp_path / directory).mkdir()
+    options = [f"--channel={name}={directory}" for name, directory in directories.items()]
+    inputs = str(dict.fromkeys(directories, "s3://bucket/digits"))
+    written = sbatch(*options, inputs=inputs, distribution=None, hosts=1)
+    assert written.exit_code == 0, written.stderr
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text('#!/bin/bash\nexec "$@"\n')
+    srun.chmod(0o755)
+    ended = subprocess.run(
+        ["bash"],
+        input=written.stdout,
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PATH": f"{srun.parent}:{os.environ['PATH']}"},
+    )
+    expected = sorted((name, tmp_path / directory) for name, directory in directories.items())
+    assert f"channels {expected}" in ended.stdout, ended.stderr
+    assert "identifier" not in ended.stderr
+    assert not (tmp_path / "PWN").exists()
+
+
 def test_requirements_that_sagemaker_would_install_are_told_of(sbatch, tmp_path: Path) -> None:
     assert "Install" not in sbatch(inputs="").stderr
     (tmp_path / "code" / "requirements.txt").write_text("timm")
@@ -133,6 +164,22 @@ def test_requirements_that_sagemaker_would_install_are_told_of(sbatch, tmp_path:
             {"inputs": "", "distribution": "smdistributed"},
             "smdistributed is a library of AWS's own. Use 'torchrun'",
         ),
+        (
+            ("--channel=a.b=digits", "--channel=A.B=digits"),
+            {"inputs": "{'a.b': 's3://bucket/x', 'A.B': 's3://bucket/y'}"},
+            "inputs['A.B']: SM_CHANNEL_A.B is the variable of the channel 'a.b', too. Rename one of the two",
+        ),
+        (
+            ("--channel=a b=digits",),
+            {"inputs": "{'a b': 's3://bucket/x'}"},
+            "inputs: [0]['ChannelName'] 'a b' is not of the form that the API takes",
+        ),
+        (
+            (),
+            {"inputs": "", "variable": "B C;touch PWN;"},
+            "environment: the name 'B C;touch PWN;' is not of the form that the API takes",
+        ),
+        ((), {"inputs": "", "more": "use_spot_instances='yes',"}, "use_spot_instances: is 'yes', of type str"),
         ((), {"inputs": "", "more": "git_config={'repo': 'https://x'},"}, "entry_point: it is not on this machine"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,10 +28,9 @@ Estimator(
     instance_count=2,
     distribution={distribution!r},
     hyperparameters={{"note": "it's <% $parameters.x %> && $HOME", "steps": 3}},
-    environment={{"GREETING": "good day"}},
+    **{{"environment": {{"GREETING": "good day"}}, {more}}},
     base_job_name="first try",
     max_run=600,
-    {more}
 ).fit({inputs})
 """
 
@@ -143,7 +143,7 @@ def test_the_file_asks_openpai_for_what_the_job_asks_for(export) -> None:
         container=container,
         distribution=mpi,
         inputs="",
-        more='image_uri="registry/image", checkpoint_s3_uri="s3://b/run-7",',
+        more='"image_uri": "registry/image", "checkpoint_s3_uri": "s3://b/run-7"',
     )
     assert written.stdout.startswith(
         "# Written by smddp export from submit.py: what it would train on 2 × ml.g5.12xlarge."
@@ -160,6 +160,17 @@ def test_the_file_asks_openpai_for_what_the_job_asks_for(export) -> None:
     assert "<%" not in "".join(role["commands"]), "OpenPAI would take it for a reference"
 
 
+def test_a_channel_whose_variable_is_no_identifier_is_set_for_the_command(export) -> None:
+    written = export("--run-dir=/run", "--channel=train-data=/mnt/<% x %>", inputs="{'train-data': 's3://bucket/x'}")
+    commands = read(written.stdout)["taskRoles"]["worker"]["commands"]
+    assert commands[:-1] == ["export GREETING='good day'", """export SM_CHANNELS='["train-data"]'"""]
+    last = "import os; print(os.environ['SM_CHANNEL_TRAIN-DATA'], os.environ['SM_CHANNELS'], os.environ['GREETING'])"
+    run = commands[-1].replace("python3 -m", f"{sys.executable} -c {shlex.quote(last)}")
+    for shell in ("bash", "sh"):
+        ended = subprocess.run([shell, "-c", " && ".join([*commands[:-1], run])], capture_output=True, check=False)
+        assert (ended.stdout, ended.stderr) == (b'/mnt/<% x %> ["train-data"] good day\n', b"")
+
+
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
@@ -167,8 +178,13 @@ def test_the_file_asks_openpai_for_what_the_job_asks_for(export) -> None:
         (("--code", "code"), {}, "code is a directory of the containers: give its absolute path"),
         (
             ("--code", "/code"),
-            {"inputs": "", "more": "dependencies=['code'],"},
+            {"inputs": "", "more": "'dependencies': ['code']"},
             "dependencies: they are not in the source directory. Put them there, or leave out --code.",
+        ),
+        (
+            (),
+            {"inputs": "", "more": "'environment': {'A;B': '1'}"},
+            "environment: the name 'A;B' is not of the form that the API takes",
         ),
         (
             (),

@@ -1,0 +1,41 @@
+"""What a job says, in a shell's words: the one place where a file that a shell runs gets names and values from.
+
+``export`` takes identifiers alone, and a channel such as ``train-data`` makes a variable, ``SM_CHANNEL_TRAIN-DATA``,
+that is none. ``env`` sets it for the command that it starts. The others are exported: an argument of a command can be
+read by every user of the host, for as long as the command runs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+"""What the Estimator's checks let through as the name of a variable, or of a channel behind ``SM_CHANNEL_``."""
+
+
+def exports(variables: Mapping[str, str]) -> list[str]:
+    """Return the commands that set the variables a shell can set."""
+    return [f"export {name}={quoted(value)}" for name, value in variables.items() if _IDENTIFIER.fullmatch(name)]
+
+
+def env_words(variables: Mapping[str, str]) -> list[str]:
+    """Return the words in front of a command that set the other variables for it; none if there are no others."""
+    others = [f"{name}={value}" for name, value in variables.items() if not _IDENTIFIER.fullmatch(name)]
+    assert all(_NAME.match(word) for word in others), others
+    return ["env", *others] if others else []
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return a command of these words."""
+    return " ".join(map(quoted, words))
+
+
+def quoted(word: str) -> str:
+    """Return a word that the shell takes as it is.
+
+    OpenPAI reads ``<% … %>`` as a reference of its own and finds none here: the shell joins ``<''%``.
+    """
+    return shlex.quote(word).replace("<%", "<''%")
