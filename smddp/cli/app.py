@@ -85,7 +85,7 @@ def run(
     ] = None,
 ) -> None:
     """Train a script in processes of this machine, started by torchrun; under srun, on its nodes."""
-    from smddp.container.gpus import count_gpus, count_visible
+    from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
 
     if processes_per_node is None:

@@ -62,8 +62,8 @@ def collectives(
 
 
 def _start_ranks(options: Options, processes_per_node: int | None) -> int:
+    from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.collectives import program
-    from smddp.container.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
 
     ranks = processes_per_node or max(count_visible(count_gpus(), os.environ), 2)

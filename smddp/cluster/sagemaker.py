@@ -15,12 +15,18 @@ from smddp.errors import ClusterError
 MASTER_PORT = 7777
 """The toolkit's port."""
 
+OF_RUN_DIRECTORY = "SMDDP_SM_VARIABLES"
+"""The names of the SM_* variables that ``smddp run`` has set, for scripts written for SageMaker: there is no SageMaker,
+and only what others have set counts."""
+
 _RESOURCE_CONFIG = "the JSON object of resourceconfig.json"
 _A_LIST = 'a JSON list of host names such as ["algo-1", "algo-2"]'
 
 
 def started(environment: Environment) -> bool:
     """Return whether this is a SageMaker job."""
+    if OF_RUN_DIRECTORY in environment:
+        return False  # which sets none beside those of SageMaker
     return environment.first("SM_HOSTS", "SM_CURRENT_HOST", "SM_RESOURCE_CONFIG") is not None
 
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from smddp.cluster.gpus import count_gpus, count_visible
 from smddp.container.command import choose_command
 from smddp.container.contract import base_directory, read_contract, with_bundled_hyperparameters
 from smddp.container.environment import passable, process_environment
-from smddp.container.gpus import count_gpus, count_visible
 from smddp.container.hosts import await_names
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
 from smddp.container.outcome import forget_outcome, is_full_disk, report_failure, report_success

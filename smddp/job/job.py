@@ -12,12 +12,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from smddp.cluster import Cluster
+from smddp.cluster import OF_RUN_DIRECTORY, Cluster
 from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
 from smddp.job.hyperparameters import decode_untyped, with_bundled
@@ -100,10 +100,10 @@ class Job:
             >>> job.name, str(job.model_dir), str(job.channels["training"])
             ('first', '/tmp/runs/first/model', '/data')
         """
-        environ = os.environ if environ is None else environ
-        base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+        environ = without_run_variables(os.environ if environ is None else environ)
+        base = _platform_directory(environ)
         script = Path(sys.argv[0])
-        on_sagemaker = bool(environ.get("SM_CURRENT_HOST")) or (base / "input" / "config").is_dir()
+        on_sagemaker = is_on_sagemaker(environ)
         if not on_sagemaker:
             base = Path(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script)).absolute()
             logger.info("Not a SageMaker job: the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it).", base)
@@ -209,6 +209,63 @@ def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
     if uri is not None and not _S3_URI.fullmatch(uri):
         raise JobError(f"{CHECKPOINT_URI_VARIABLE}={uri} is no place in S3: expected s3://bucket/prefix.")
     return uri
+
+
+def is_on_sagemaker(environ: Mapping[str, str]) -> bool:
+    """Return whether these are the variables of a SageMaker job: of the toolkit, or beside input/config/."""
+    return bool(environ.get("SM_CURRENT_HOST")) or (_platform_directory(environ) / "input" / "config").is_dir()
+
+
+def without_run_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables but for those that `with_run_variables` has set."""
+    own = {OF_RUN_DIRECTORY, *environ.get(OF_RUN_DIRECTORY, "").split(",")}
+    return {name: value for name, value in environ.items() if name not in own}
+
+
+def with_run_variables(
+    environ: Mapping[str, str], directory: Path, *, hosts: Sequence[str], host: str, gpus: int
+) -> dict[str, str]:
+    """Return the variables, with the toolkit's SM_* for a run directory: a script written for SageMaker reads them.
+
+    What is set already stays, and to a job of SageMaker nothing is added.
+
+    Args:
+        environ: The variables that there are.
+        directory: The run's.
+        hosts: The names of its hosts.
+        host: This one's.
+        gpus: How many this host has.
+
+    Raises:
+        JobError: A configuration file in the directory, or SM_HPS, is not what the contract promises.
+    """
+    environ = without_run_variables(environ)
+    if is_on_sagemaker(environ) or not {"SM_HOSTS", "SM_RESOURCE_CONFIG"}.isdisjoint(environ):
+        return environ
+    input_dir = Path(environ.get("SM_INPUT_DIR") or directory / "input")
+    output_dir = Path(environ.get("SM_OUTPUT_DIR") or directory / "output")
+    config = input_dir / "config"
+    inputs = read_inputs(_input_configuration(config, environ), input_dir, environ)
+    values = {
+        "SM_MODEL_DIR": str(directory / "model"),
+        "SM_OUTPUT_DIR": str(output_dir),
+        "SM_OUTPUT_DATA_DIR": str(output_dir / "data"),
+        "SM_INPUT_DIR": str(input_dir),
+        "SM_INPUT_CONFIG_DIR": str(config),
+        "SM_CHANNELS": json.dumps(sorted(inputs)),
+        **{f"SM_CHANNEL_{name.upper()}": str(one.path) for name, one in inputs.items()},
+        "SM_HPS": json.dumps(decode_untyped(_given(config / "hyperparameters.json", environ))),
+        "SM_HOSTS": json.dumps(list(hosts)),
+        "SM_CURRENT_HOST": host,
+        "SM_NUM_GPUS": str(gpus),
+        "SM_NUM_CPUS": str(os.cpu_count()),
+    }
+    added = {name: value for name, value in values.items() if name not in environ}
+    return {**environ, **added, OF_RUN_DIRECTORY: ",".join(added)}
+
+
+def _platform_directory(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
 
 
 def _max_steps(environ: Mapping[str, str]) -> int | None:

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from smddp.errors import DistributedError
-from smddp.job import failure_report
+from smddp.job import failure_report, without_run_variables
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def tell_failure(error: DistributedError) -> None:
 
 def host_name() -> str:
     """Return this host's name in the job."""
-    return os.environ.get("SM_CURRENT_HOST") or socket.gethostname()
+    return without_run_variables(os.environ).get("SM_CURRENT_HOST") or socket.gethostname()
 
 
 def _output_dir() -> Path | None:

@@ -11,12 +11,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from smddp.cluster import OF_RUN_DIRECTORY
+from smddp.cluster.gpus import count_gpus, count_visible
 from smddp.cluster.timeout import TIMEOUT_VARIABLE, check_timeout
 from smddp.errors import DistributedError
-from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report
+from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report, with_run_variables
 from smddp.launch.nodes import find_nodes
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
@@ -80,6 +82,7 @@ def run_local(
     environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(found.here) * processes_per_node)
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
+    of_node = _with_run_variables(environ, found.here, found.count)
     earlier = failure_report.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
     agents = ChildProcesses()
 
@@ -103,7 +106,7 @@ def run_local(
             command += ["--node-rank", str(rank), "--master-addr", found.master_addr]
             command += ["--master-port", str(found.master_port)]
             command += ["--max-restarts", str(max_restarts)]
-            agents.start([*command, str(script), *arguments], environ=environ, new_session=True)
+            agents.start([*command, str(script), *arguments], environ=of_node[rank], new_session=True)
         while not agents.poll(POLL_SECONDS):
             pass
     finally:
@@ -113,6 +116,19 @@ def run_local(
     if code not in (0, RESUMABLE):
         _show_first_failure(Path(environ["SMDDP_RUN_DIR"]) / "output", earlier)
     return code
+
+
+def _with_run_variables(environ: Mapping[str, str], here: Iterable[int], count: int) -> dict[int, dict[str, str]]:
+    """Return each node's variables, with the SM_* of the run's directory; those directories are made."""
+    directory, hosts = Path(environ["SMDDP_RUN_DIR"]), [f"algo-{node + 1}" for node in range(count)]
+    gpus = count_visible(count_gpus(), environ)
+    of_node = {node: with_run_variables(environ, directory, hosts=hosts, host=hosts[node], gpus=gpus) for node in here}
+    added = next((each.get(OF_RUN_DIRECTORY, "") for each in of_node.values()), "")
+    for name in {"SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"} & set(added.split(",")):
+        Path(next(iter(of_node.values()))[name]).mkdir(parents=True, exist_ok=True)
+    if added:
+        logger.info("Set for scripts written for SageMaker, to the run's directory: %s.", added.replace(",", ", "))
+    return of_node
 
 
 def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import textwrap
 import time
 
 import pytest
@@ -102,3 +103,61 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
 def test_importing_it_does_not_load_torch(start):
     process = start("-c", "import sys, smddp.launch.local; sys.exit('torch' in sys.modules)")
     assert process.wait(timeout=30) == 0
+
+
+SHOW = "e = os.environ; print(*(f'{name}={e[name]}' for name in sorted(e) if name.startswith('SM_')), sep='|')"
+
+
+def shown(out: str) -> list[dict[str, str]]:
+    return [dict(pair.split("=", 1) for pair in line.split("|")) for line in sorted(out.splitlines())]
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_a_script_written_for_sagemaker_finds_its_variables_in_the_run_directory(start, script, tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", "/data")
+    monkeypatch.setenv("SM_OUTPUT_DATA_DIR", "/mine")
+    logged = "import logging; logging.basicConfig(level=logging.INFO); " + RUN.format("nodes=2")
+    out, error = start("-c", logged, script(SHOW)).communicate(timeout=60)
+    where = tmp_path / "runs" / "train"
+    first, second = shown(out)
+    assert first["SM_MODEL_DIR"] == str(where / "model")
+    assert (where / "model").is_dir()
+    assert first["SM_OUTPUT_DIR"] == str(where / "output")
+    assert (first["SM_OUTPUT_DATA_DIR"], first["SM_CHANNEL_TRAINING"]) == ("/mine", "/data")
+    assert (first["SM_CHANNELS"], first["SM_HPS"]) == ('["training"]', "{}")
+    assert [each["SM_CURRENT_HOST"] for each in (first, second)] == ["algo-1", "algo-2"]
+    assert first["SM_HOSTS"] == second["SM_HOSTS"] == '["algo-1", "algo-2"]'
+    assert int(first["SM_NUM_CPUS"]) >= 1 and int(first["SM_NUM_GPUS"]) >= 0
+    assert "Set for scripts written for SageMaker, to the run's directory: SM_MODEL_DIR, SM_OUTPUT_DIR" in error
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_those_variables_make_no_sagemaker_job_of_a_run(start, script, tmp_path):
+    body = """
+    from smddp.cluster import Cluster
+    from smddp.job import Job
+    cluster, job = Cluster.detect(), Job.detect()
+    print(cluster.launcher, cluster.world_size, job.on_sagemaker, job.model_dir)
+    os.environ["SMDDP_RUN_DIR"] = "/another"
+    print(Job.detect().model_dir)
+    """
+    out, error = run(start, script(textwrap.dedent(body)), "nodes=1").communicate(timeout=60)
+    assert out.splitlines() == [f"torchrun 1 False {tmp_path / 'runs' / 'train' / 'model'}", "/another/model"], error
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_a_run_inside_of_a_run_has_its_own_directory(start, script, tmp_path, monkeypatch):
+    monkeypatch.setenv("SMDDP_SM_VARIABLES", "SM_MODEL_DIR,SM_HOSTS,SM_CURRENT_HOST")
+    monkeypatch.setenv("SM_MODEL_DIR", "/outer")
+    monkeypatch.setenv("SM_HOSTS", '["algo-7"]')
+    out, error = run(start, script(SHOW), "nodes=1, run_dir='inner'").communicate(timeout=60)
+    (found,) = shown(out)
+    assert (found["SM_MODEL_DIR"], found["SM_HOSTS"]) == (str(tmp_path / "inner" / "model"), '["algo-1"]'), error
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_a_job_of_sagemaker_keeps_its_variables(start, script, monkeypatch):
+    monkeypatch.setenv("SM_HOSTS", '["algo-1"]')
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+    out, error = run(start, script(SHOW), "nodes=1").communicate(timeout=60)
+    assert shown(out) == [{"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}], error

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smddp.container.gpus import count_gpus, count_visible
+from smddp.cluster.gpus import count_gpus, count_visible
 
 
 def test_counts_what_nvidia_smi_lists(tmp_path, monkeypatch):
