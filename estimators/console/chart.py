@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 360.0, 170.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0
 _COLUMNS = 300
 """Of so many columns each shows its least and its greatest value, so that no peak is lost."""
-_LEAST_RANGE, _MOST, _LARGEST_POWER = 1e-300, 8e307, 308.0
+_LEAST_RANGE, _MOST, _LARGEST_POWER = 1e-300, 8e307, 308.25
 _NARROW = 1.5
 _TICKS = 4
 """Between so many steps and twice as many."""
@@ -133,6 +133,8 @@ def _ticks(values: tuple[float, float]) -> list[float]:
 def _ticks_of_powers(values: tuple[float, float]) -> list[float]:
     """Return the powers of ten in a range of powers or, where it is narrow, those of a few round numbers."""
     low, high = values[0], min(values[1], _LARGEST_POWER)
+    if low >= high:
+        return []  # no round number lies between them and the largest float
     if high - low < _NARROW:
         return [math.log10(number) for number in _ticks((10**low, 10**high)) if number > 0]
     return [float(power) for power in range(math.ceil(low), math.floor(high) + 1, math.ceil((high - low) / _TICKS))]

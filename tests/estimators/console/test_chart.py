@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,15 @@ def test_ticks_of_a_logarithmic_chart_are_round() -> None:
     ]
     assert [label for _, label in wide.y_ticks] == ["0.0001", "0.01", "1", "100"]
     assert [label for _, label in narrow.y_ticks] == ["0.96", "0.98"]
+
+
+@pytest.mark.parametrize("values", [(1.2e308, 1.3e308), (1.2e308,), (1.797e308, 1.7975e308), (1e-320, 1.7e308)])
+def test_a_logarithmic_chart_goes_up_to_the_largest_number(values: tuple[float, ...]) -> None:
+    placed = points(*((step, value) for step, value in enumerate(values)))
+    drawn = chart("loss", [Series(job="a", attempts=[placed], began=BEGAN)], logarithmic=True)
+    assert drawn.is_logarithmic
+    assert all(TOP <= y <= HEIGHT - BOTTOM for line in drawn.lines for _, y in line.points)
+    assert all(math.isfinite(float(text)) for _, text in drawn.y_ticks)
 
 
 def test_a_course_of_many_values_keeps_some_from_all_over() -> None:
