@@ -22,7 +22,7 @@ from estimators.job_handle.follower import Follower
 from estimators.job_handle.metric_table import attempts_begun
 from estimators.job_handle.outcome import ENDED
 from estimators.log_reader import LogLine, LogReader
-from estimators.log_view import as_shown
+from smddp.process.shown_text import shown_line
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class JobWatch:
 
     def _take(self, event: StatusChange | LogLine | MetricValue) -> None:
         if isinstance(event, LogLine):
-            text = as_shown(event.message)
+            text = shown_line(event.message)
             if len(text) > MOST_IN_A_LINE:
                 text = f"{text[:MOST_IN_A_LINE]} … ({len(text) - MOST_IN_A_LINE} more characters)"
             with self._lock:

@@ -25,10 +25,10 @@ from estimators.console.masking import masked
 from estimators.console.place import Place
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import sent_request
-from estimators.log_view import as_shown
 from estimators.service_model import service_model, violations
 from smddp.errors import SmddpError
 from smddp.process.live_text import duration
+from smddp.process.shown_text import shown_line
 
 MOST_COMPARED = 8
 MOST_LINES = 400
@@ -57,7 +57,7 @@ class Pages:
             loader=PackageLoader("estimators.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
         self._templates.globals.update(root=root, place=place, chart_size=(chart.WIDTH, chart.HEIGHT), box=chart)
-        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=as_shown, size=_size)
+        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=shown_line, size=_size)
 
     def app(self) -> Starlette:
         """Return them as an application."""
@@ -269,7 +269,7 @@ def _checked(name: str) -> str:
     """Return a job's name, if it can be one: it becomes a part of addresses and of names of log streams."""
     shape: Any = service_model().operation_model("DescribeTrainingJob").input_shape
     if any(violations(shape.members["TrainingJobName"], name)):
-        raise HTTPException(404, f"No training job can be called {as_shown(name)[:63]!r}.")
+        raise HTTPException(404, f"No training job can be called {shown_line(name)[:63]!r}.")
     return name
 
 

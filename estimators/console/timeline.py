@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from estimators.log_view import as_shown
+from smddp.process.shown_text import shown_line
 
 _KINDS: Mapping[str, str] = {
     "Training": "training",
@@ -67,7 +67,7 @@ def phases(transitions: Sequence[Mapping[str, Any]], now: datetime) -> list[Phas
             Phase(
                 status=each["Status"],
                 kind=kind,
-                message=as_shown(each.get("StatusMessage", "")),
+                message=shown_line(each.get("StatusMessage", "")),
                 began=each["StartTime"],
                 seconds=seconds,
                 left=left,

@@ -27,6 +27,7 @@ from estimators.errors import TrainingJobFailed
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
+from smddp.process.shown_text import shown_text
 
 BATCH_SIZE = 16  # so small that an epoch takes a second, and the interruption falls into its middle
 TARGET_ACCURACY = 0.97
@@ -192,7 +193,7 @@ def _pages(sagemaker: LocalSageMaker) -> Pages:
 
 
 def _first_line(reason: str) -> str:
-    line = reason.strip().partition("\n")[0]
+    line = shown_text(reason).strip().partition("\n")[0]
     return line if line.endswith(".") else f"{line}."
 
 

@@ -12,6 +12,7 @@ from estimators.job_handle.events import MetricValue
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.log_reader import LogLine
 from estimators.metric_definition import MetricDefinition, finite, pieces, regex_of_line
+from smddp.process.shown_text import shown_name
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef, MetricDefinitionTypeDef
@@ -38,7 +39,7 @@ class MetricReader:
             try:
                 parsed = MetricDefinition.parse(definition["Name"], definition["Regex"])
             except ValueError as fault:
-                logger.warning("no values of %s: %s", definition["Name"], fault)
+                logger.warning("no values of %s: %s", shown_name(definition["Name"]), fault)
                 continue
             if parsed.name in places:
                 places[parsed.name] = parsed
@@ -92,7 +93,7 @@ class MetricReader:
             answers = self._search.search(piece)
         except OSError as fault:
             self._given_up.update(values)
-            logger.warning("no more values of %s: %s", ", ".join(each.name for each in values), fault)
+            logger.warning("no more values of %s: %s", ", ".join(shown_name(each.name) for each in values), fault)
             return values
         for number, text in answers:
             definition = self._foreign[number]
@@ -102,7 +103,7 @@ class MetricReader:
             self._given_up.add(definition)
             logger.warning(
                 "no more values of %s: its regex took over %g seconds of CPU time for one line, or %g ms a line",
-                *(definition.name, MATCH_SECONDS, MEAN_SECONDS * 1000),
+                *(shown_name(definition.name), MATCH_SECONDS, MEAN_SECONDS * 1000),
             )
         return values
 

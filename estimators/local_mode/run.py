@@ -25,6 +25,7 @@ from estimators.local.engine.training_runner import TrainingRunner
 from estimators.local.executors.docker import Docker, DockerExecutor
 from estimators.local_mode.job import LocalModeJob
 from estimators.log_view import LogView
+from smddp.process.shown_text import shown_text
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -104,7 +105,7 @@ def run_to_its_end(record: JobRecord, runner: TrainingRunner) -> None:
             raise
         job = LocalModeJob(record.name, record.describe())
         if reason := job.describe().get("FailureReason"):
-            logger.error("%s failed: %s", job.name, reason)
+            logger.error("%s failed: %s", job.name, shown_text(reason))
         logger.warning("%s was interrupted%s", job.name, job.how_to_resume)
         raise
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smddp.process.shown_text import shown_text
+
 if TYPE_CHECKING:
     from estimators.submit_script.run import PlannedJobs
 
@@ -38,7 +40,7 @@ def plan(
     except EstimatorError as error:
         typer.echo(f"smddp plan: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(_document(planned, iam=iam) if as_json else _text(planned, iam=iam))
+    typer.echo(_document(planned, iam=iam) if as_json else shown_text(_text(planned, iam=iam)))
     raise typer.Exit(0 if _can_be_sent(planned) else 1)
 
 

@@ -27,6 +27,7 @@ from estimators.local.errors import LocalPlatformError
 from estimators.log_reader import LogLine, LogReader
 from estimators.torchx.destination import Destination
 from estimators.training_job import TrainingJob
+from smddp.process.shown_text import shown_text
 
 _METADATA = "smddp."
 _STATES = {
@@ -118,7 +119,7 @@ class SmddpScheduler(Scheduler[SmddpOpts]):  # type: ignore[misc]
         return DescribeAppResponse(
             app_id=app_id,
             state=state,
-            msg=found.get("FailureReason") or found.get("SecondaryStatus", ""),
+            msg=shown_text(found.get("FailureReason") or found.get("SecondaryStatus", "")),
             roles=[
                 Role(name="algo", image=found["AlgorithmSpecification"].get("TrainingImage", ""), num_replicas=count)
             ],

@@ -16,6 +16,7 @@ import typer
 
 from smddp.cli import checkpoints, collectives
 from smddp.errors import SmddpError
+from smddp.process.shown_text import shown_text
 
 app = typer.Typer(
     name="smddp",
@@ -120,5 +121,5 @@ def main() -> None:
     try:
         app()
     except SmddpError as error:
-        typer.echo(f"smddp: {error}", err=True)
+        typer.echo(f"smddp: {shown_text(str(error))}", err=True)
         sys.exit(2)

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from smddp.process.shown_text import shown_name
+
 if TYPE_CHECKING:
     from smddp.checkpoint import CheckpointInfo
     from smddp.checkpoint.stores import Store
@@ -36,7 +38,7 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
     names = sorted({name for info in infos if info.manifest is not None for name in info.manifest.metrics})
     table = Table()
     for column in ("step", "epoch", "age", "size", *names[:_MOST_METRICS]):
-        table.add_column(Text(_printable(column)), justify="right", no_wrap=True)
+        table.add_column(Text(shown_name(column)), justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
     now = datetime.now(timezone.utc)
     for info in infos:
@@ -50,7 +52,7 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
     _write_line(str(store))
     _print(table)
     if more := names[_MOST_METRICS:]:
-        _write_line(f"There are more metrics: {', '.join(map(_printable, more))}")
+        _write_line(f"There are more metrics: {', '.join(map(shown_name, more))}")
 
 
 def describe(info: CheckpointInfo, *, verified: bool) -> str:
@@ -104,12 +106,7 @@ def progress(count: int) -> Iterator[Callable[[str], None]]:
 def _state(info: CheckpointInfo, *, verified: bool) -> str:
     if info.valid:
         return "valid" if verified else "not verified"
-    return _printable(f"{info.status}: {info.reason}")
-
-
-def _printable(text: str) -> str:
-    """Give a text that anybody may have written so that a terminal only shows it."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return shown_name(f"{info.status}: {info.reason}")
 
 
 def _write_line(line: str) -> None:

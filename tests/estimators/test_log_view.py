@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from estimators.log_view import LogView, as_shown
+from estimators.log_view import LogView
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -59,34 +59,15 @@ def test_a_long_line_is_wrapped_by_the_terminal_alone() -> None:
     os.close(controller)
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [("a", "a"), ("a\r\n", "a"), ("1\r2\r3", "3"), ("1\r2\r", "2"), ("", ""), ("\r", ""), ("1\r\r", "1")],
-)
-def test_of_a_progress_bar_the_last_state_is_shown(line: str, text: str) -> None:
-    assert as_shown(line) == text
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("\x1b[31mred\x1b[0m", "red"),
-        ("a\x1b[2J\x1b[1;1Hb", "ab"),
-        ("a\x1b]0;title\x07b\x1b]52;c;Y2xpcA==\x1b\\c", "abc"),
-        ("a\x1b]0;without an end", "a0;without an end"),
-        ("a\x1bcb\x1b(Bc", "abc"),
-        ("a\x1b", "a"),
-        ("\x00a\x07\x08\x7f\x9bb", "ab"),
-        ("tab\tstays, größe – ✓ too", "tab\tstays, größe – ✓ too"),
-        ("50%\r100%\r\x1b[K", "100%"),
-    ],
-)
-def test_a_line_has_no_power_over_the_terminal(line: str, text: str) -> None:
-    assert as_shown(line) == text
-
-
 def test_a_reason_has_no_power_over_the_terminal() -> None:
     file = io.StringIO()
     with redirect_stdout(file):
         LogView().show_status(NOON, "Failed", "ValueError: \x1b[2J")
     assert shown(file.getvalue()) == ["Failed: ValueError: "]
+
+
+def test_a_host_has_no_power_over_the_terminal() -> None:
+    file = io.StringIO()
+    with redirect_stdout(file):
+        LogView().show_line("algo-1\x1b[2J", "one")
+    assert file.getvalue() == "algo-1 | one\n"

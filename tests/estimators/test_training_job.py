@@ -142,6 +142,19 @@ def test_a_failed_job_raises_its_reason_and_says_where_its_log_is(platform: Plat
     assert LOG_GROUP in str(failure.value)
 
 
+def test_what_a_failed_job_has_written_has_no_power_over_the_terminal_of_who_waits(platform: Platform) -> None:
+    reason = "AlgorithmError: \x1b[31mValueError\x1b[0m:\0 \x1b]52;c;Y2xpcA==\x07\x9b2J\r\n  in line 3\rgood"
+    platform.descriptions = [described("Failed", status="Failed", FailureReason=reason)]
+    with pytest.raises(TrainingJobFailed) as failure:
+        TrainingJob(NAME, platform).wait(logs=False)
+    assert "(Failed): AlgorithmError: ValueError: 2J\n  in line 3\ngood\nIts log" in str(failure.value)
+    assert failure.value.reason == reason, "the data stays what the job wrote"
+
+
+def test_an_error_that_quotes_a_name_has_no_power_over_the_terminal() -> None:
+    assert str(EstimatorError("s3://b/\x1b]0;title\x07key is refused")) == "s3://b/key is refused"
+
+
 @pytest.mark.parametrize(
     ("secondary", "said"),
     [

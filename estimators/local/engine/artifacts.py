@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.objects import FileUri, S3Uri, explaining, upload
 from estimators.local.engine.transfers import Transfers
+from smddp.process.shown_text import shown_name
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -87,7 +88,7 @@ def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri
             file = _File(tree=tree, path=folder / name, is_link=stat.S_ISLNK(status.st_mode))
             first = merged.setdefault(name, file)
             if first is not file:
-                left, kept = tree.root / file.path, first.tree.root / first.path
+                left, kept = (shown_name(str(each.tree.root / each.path)) for each in (file, first))
                 logger.warning("%s is left out: %s has the same name in the archive", left, kept)
     return merged
 

@@ -15,6 +15,7 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.channels import Fetch, fetch_all, prefix_objects, relative_path
 from estimators.local.engine.folder_sync import FolderSync, Signature
 from estimators.local.engine.objects import explaining
+from smddp.process.shown_text import shown_name
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class CheckpointSync(FolderSync):
         for name, uri in objects.items():
             path = relative_path(name)
             if path is None:
-                logger.warning("%s is left out: its key leaves the checkpoint directory", uri)
+                logger.warning("%s is left out: its key leaves the checkpoint directory", shown_name(uri))
                 continue
             fetches.append(
                 Fetch(uri=uri, paths=tuple(tree.root / self._folder / path for tree in self._trees.values()))

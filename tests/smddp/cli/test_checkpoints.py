@@ -375,6 +375,13 @@ def test_what_a_manifest_calls_its_metrics_is_shown_and_not_obeyed(run: Run, tmp
     assert all(name in shown for name in ("[/x]", "[red]loss", r"\x1b[2J"))
 
 
+def test_an_error_has_no_power_over_the_terminal(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("ls", tmp_path / "\x1b]0;title\x07no")
+    assert code == 2
+    assert "title" not in err
+    assert f"{tmp_path}/no" in err
+
+
 def test_one_that_may_not_be_read_does_not_hide_the_others(
     run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
