@@ -39,7 +39,7 @@ class CheckpointSync(FolderSync):
         for name, uri in objects.items():
             path = relative_path(name)
             if path is None:
-                logger.warning("%s is left out: its key leaves the checkpoint directory", shown_name(uri))
+                logger.warning("%s is left out: its key leaves the checkpoint directory", shown_name(str(uri)))
                 continue
             fetches.append(
                 Fetch(uri=uri, paths=tuple(tree.root / self._folder / path for tree in self._trees.values()))
