@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from smddp.checkpoint.restore.optimizers import NamedOptimizer
 from smddp.checkpoint.restore.restoring import Stateful, check_parts
@@ -113,24 +115,34 @@ class DictState:
 class LoaderState:
     """The place of a loader that keeps its own state: this rank's place, for the same number of ranks.
 
+    torchdata keeps the state that a sampler's generator had before it drew the epoch's order. What the loader drew from
+    it since, for the order and its workers' seeds, decides the order of later epochs: the state that each generator has
+    now is kept beside the place.
+
     Args:
         loader: It has ``state_dict`` and ``load_state_dict``.
         world_size: How many ranks share the data.
+
+    Raises:
+        ValueError: Its sampler draws an order at random that is in no state.
     """
 
     def __init__(self, loader: Stateful, world_size: int) -> None:
+        _check_order_is_kept(loader)
         self._loader = loader
         self._world_size = world_size
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place, and of how many ranks it is one."""
-        return {"world_size": self._world_size, "state": self._loader.state_dict()}
+        place = self._loader.state_dict()  # it may begin the epoch, and draw
+        drawn = {name: generator.get_state() for name, generator in _generators(self._loader).items()}
+        return {"world_size": self._world_size, "state": place, "generators": drawn}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """See that the place is one of as many ranks.
 
         Raises:
-            ValueError: It is of another number of ranks.
+            ValueError: It is of another number of ranks, or of a loader with other generators.
         """
         if state["world_size"] != self._world_size:
             raise ValueError(
@@ -138,10 +150,78 @@ class LoaderState:
                 "samples would be lost or come twice; resume with as many ranks, or give trainer.loader() the dataset, "
                 "whose place fits any number of them"
             )
+        drawn, here = set(state.get("generators", {})), set(_generators(self._loader))
+        if "generators" in state and drawn != here:
+            raise ValueError(
+                f"the loader's place is that of one with {_listed(drawn)}, and this one has {_listed(here)}: later "
+                "epochs would have another order; make the loader as it was"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the place."""
         self._loader.load_state_dict(state["state"])
+        if "generators" not in state:  # an older checkpoint
+            return
+        # A StatefulDataLoader goes to its place only when it is iterated, or asked for its state. It draws from its
+        # generator, or torch's own, as the run that is resumed did not: before both get their states back.
+        self._loader.state_dict()
+        for name, generator in _generators(self._loader).items():
+            generator.set_state(state["generators"][name])
+
+
+def _generators(loader: object) -> dict[str, torch.Generator]:
+    """Return what the loader and its samplers draw from, each once, by the attribute that holds it."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = {
+        "generator": loader,
+        "sampler.generator": getattr(loader, "sampler", None),
+        "batch_sampler.generator": batch_sampler,
+        "batch_sampler.sampler.generator": getattr(batch_sampler, "sampler", None),
+    }
+    found: dict[str, torch.Generator] = {}
+    for name, holder in holders.items():
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not each for each in found.values()):
+            found[name] = generator
+    return found
+
+
+def _check_order_is_kept(loader: object) -> None:
+    """See that an order drawn at random is in the loader's state, or can be drawn again from it.
+
+    Raises:
+        ValueError: It is not: a resume would draw another one, and go on in it.
+    """
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batch_sampler, "sampler", getattr(loader, "sampler", None))
+    draws = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+    generator = getattr(sampler, "generator", None)
+    if not draws and not isinstance(generator, torch.Generator):
+        return
+    if not isinstance(batch_sampler, Stateful) and not (
+        type(batch_sampler) is not BatchSampler and _iterates_with_state(sampler, generator)
+    ):
+        raise ValueError(
+            f"this {type(loader).__name__} draws its order by {type(sampler).__module__}.{type(sampler).__name__}, "
+            "which keeps it in no state: a resume would go on in another order, with samples lost and others twice. "
+            "Give it shuffle=True, or a sampler and batch_sampler with state_dict, such as those of "
+            "torchdata.stateful_dataloader.sampler; or give trainer.loader() the dataset"
+        )
+
+
+def _iterates_with_state(sampler: Any, generator: object) -> bool:
+    """Return whether the sampler, or its iterator, has a state; leave its generator as it is."""
+    if isinstance(sampler, Stateful):
+        return True
+    before = generator.get_state() if isinstance(generator, torch.Generator) else None
+    is_stateful = isinstance(iter(sampler), Stateful)
+    if before is not None:
+        generator.set_state(before)  # type: ignore[attr-defined]
+    return is_stateful
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "no generator"
 
 
 def _named(optimizer: Optimizer, model: nn.Module, *, on_change: OnChange, speaks: bool) -> NamedOptimizer:

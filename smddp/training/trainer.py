@@ -57,7 +57,7 @@ from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
 from smddp.metrics.step_flops import StepFlops
 from smddp.metrics.tracking import Tracker
 from smddp.training.argument_checks import check_bounds, check_counts, check_kinds
-from smddp.training.batches import BatchStreams, Loop, check_shares
+from smddp.training.batches import BatchStreams, Loop, check_shares, outlive_stop
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.compile_time import log_compile_time
 from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
@@ -372,7 +372,8 @@ class Trainer:
 
         Raises:
             ValueError: If the batch size does not divide, the ranks have other data, there is a loader already, or
-                training has begun; or a DataLoader comes with a batch size, order or tail beside it.
+                training has begun; or a DataLoader comes with a batch size, order or tail beside it, or draws an order
+                that its state does not keep.
             PeerFailedError: If another rank's dataset has no length.
         """
         self._check_not_kept()
@@ -381,6 +382,7 @@ class Trainer:
         if isinstance(dataset, StatefulLoader) and batch_size is None:
             check_shares(dataset, self._cluster.world_size)
             self._loaders.loader = dataset
+            outlive_stop(dataset)  # a resume may start its workers
             self._per_rank["loader"] = LoaderState(dataset, self._cluster.world_size)
             return dataset
         if isinstance(dataset, DataLoader):

@@ -7,15 +7,23 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader, sampler
 
 import smddp
 from smddp import CheckpointPolicy, Retention, Trainer
@@ -326,6 +334,69 @@ def test_a_loader_that_keeps_its_place_goes_on_in_mid_epoch(job: Job, workers: i
     second = train(again, loader(again), epochs=1)
     assert first + second == points().tensors[0].flatten().tolist()[::-1]
     assert again.trainer.steps == 10
+
+
+LOADERS: dict[str, Callable[..., StatefulDataLoader[Any]]] = {
+    "shuffle": lambda data, _drawn, **options: StatefulDataLoader(data, batch_size=4, shuffle=True, **options),
+    "generator": lambda data, drawn, **options: StatefulDataLoader(
+        data, batch_size=4, shuffle=True, generator=drawn, **options
+    ),
+    "generator_of_two": lambda data, drawn, **options: StatefulDataLoader(
+        data, batch_size=4, sampler=sampler.RandomSampler(data, generator=drawn), generator=drawn, **options
+    ),
+    "replacement": lambda data, drawn, **options: StatefulDataLoader(
+        data, batch_size=4, sampler=sampler.RandomSampler(data, replacement=True, generator=drawn), **options
+    ),
+    "batch_sampler": lambda data, drawn, **options: StatefulDataLoader(
+        data,
+        batch_sampler=sampler.BatchSampler(sampler.RandomSampler(data, generator=drawn), 4, drop_last=False),
+        generator=drawn,
+        **options,
+    ),
+    "in_order": lambda data, _drawn, **options: StatefulDataLoader(data, batch_size=4, **options),
+}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_loader_that_draws_has_the_same_order_in_all_epochs_after_resumes(job: Job, kind: str, workers: int) -> None:
+    def seen(job: Job, stop: str) -> list[list[float]]:
+        parts = Parts(job)
+        loader = parts.trainer.loader(LOADERS[kind](points(), torch.Generator().manual_seed(3), num_workers=workers))
+        given = []
+        for epoch in parts.trainer.epochs(4):
+            if stop != f"epoch {epoch}":
+                for (batch,) in parts.trainer.batches(loader):
+                    parts.step(batch)
+                    given.append([*batch.flatten().tolist(), torch.rand(()).item()])
+                    if stop == f"step {parts.trainer.steps}":
+                        break
+            if stop in (f"step {parts.trainer.steps}", f"epoch {epoch}"):
+                parts.trainer.save(wait=True)
+                break
+        leave()
+        return given
+
+    undisturbed = seen(job.part("undisturbed"), "never")
+    assert len(undisturbed) == 40
+    stops = ("step 4", "step 7", "epoch 1", "step 20", "step 33", "never")
+    assert [batch for stop in stops for batch in seen(job.part("disturbed"), stop)] == undisturbed
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": RandomSampler(range(SAMPLES), generator=torch.Generator())},
+        {"sampler": RandomSampler(range(SAMPLES))},
+        {"sampler": WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, generator=torch.Generator())},
+        {"batch_sampler": BatchSampler(sampler.RandomSampler(range(SAMPLES), generator=torch.Generator()), 4, False)},
+    ],
+)
+def test_a_stateful_loader_whose_order_is_in_no_state_is_refused(job: Job, options: Any) -> None:
+    with pytest.raises(ValueError, match="which keeps it in no state: a resume would go on in another order"):
+        Parts(job).trainer.loader(StatefulDataLoader(points(), **options))
 
 
 def test_a_loader_of_another_kind_is_told_of_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
