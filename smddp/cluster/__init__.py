@@ -2,3 +2,4 @@
 
 from smddp.cluster.cluster import Cluster as Cluster
 from smddp.cluster.sagemaker import OF_RUN_DIRECTORY as OF_RUN_DIRECTORY
+from smddp.cluster.sagemaker import without_run_variables as without_run_variables

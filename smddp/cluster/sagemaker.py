@@ -6,6 +6,7 @@ The variables are those of the sagemaker-training toolkit 5.1 and of V3's contai
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from smddp.cluster.env_values import EnvValue, EnvValues
@@ -21,6 +22,12 @@ and only what others have set counts."""
 
 _RESOURCE_CONFIG = "the JSON object of resourceconfig.json"
 _A_LIST = 'a JSON list of host names such as ["algo-1", "algo-2"]'
+
+
+def without_run_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables but for those that ``smddp run`` has set, which tell nothing that its directory does not."""
+    own = {OF_RUN_DIRECTORY, *environ.get(OF_RUN_DIRECTORY, "").split(",")}
+    return {name: value for name, value in environ.items() if name not in own}
 
 
 def started(environment: Environment) -> bool:

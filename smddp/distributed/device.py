@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.nn.utils.rnn import PackedSequence
 
-from smddp.cluster import Cluster
+from smddp.cluster import Cluster, without_run_variables
 from smddp.errors import DistributedError
 
 CPU = torch.device("cpu")
@@ -105,6 +105,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
 
 def missing_gpus(environ: Mapping[str, str]) -> str | None:
     """Return why PyTorch sees no GPU in a job that has some, as far as that can be told; None if the job has none."""
+    environ = without_run_variables(environ)
     told = next((name for name in _GPU_COUNTS if environ.get(name, "").isdecimal() and int(environ[name]) > 0), None)
     if told is None:
         return None

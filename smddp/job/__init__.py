@@ -8,4 +8,3 @@ from smddp.job.job import MAX_STEPS_VARIABLE as MAX_STEPS_VARIABLE
 from smddp.job.job import Job as Job
 from smddp.job.job import direct_checkpoint_uri as direct_checkpoint_uri
 from smddp.job.job import with_run_variables as with_run_variables
-from smddp.job.job import without_run_variables as without_run_variables

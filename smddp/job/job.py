@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from smddp.cluster import OF_RUN_DIRECTORY, Cluster
+from smddp.cluster import OF_RUN_DIRECTORY, Cluster, without_run_variables
 from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
 from smddp.job.hyperparameters import decode_untyped, with_bundled
@@ -214,12 +214,6 @@ def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
 def is_on_sagemaker(environ: Mapping[str, str]) -> bool:
     """Return whether these are the variables of a SageMaker job: of the toolkit, or beside input/config/."""
     return bool(environ.get("SM_CURRENT_HOST")) or (_platform_directory(environ) / "input" / "config").is_dir()
-
-
-def without_run_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables but for those that `with_run_variables` has set."""
-    own = {OF_RUN_DIRECTORY, *environ.get(OF_RUN_DIRECTORY, "").split(",")}
-    return {name: value for name, value in environ.items() if name not in own}
 
 
 def with_run_variables(

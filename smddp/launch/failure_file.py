@@ -10,8 +10,9 @@ import os
 import socket
 from pathlib import Path
 
+from smddp.cluster import without_run_variables
 from smddp.errors import DistributedError
-from smddp.job import failure_report, without_run_variables
+from smddp.job import failure_report
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,9 @@ def host_name() -> str:
 
 
 def _output_dir() -> Path | None:
-    run_dir = os.environ.get("SMDDP_RUN_DIR")
-    output_dir = os.environ.get("SM_OUTPUT_DIR") or (f"{run_dir}/output" if run_dir else None)
+    environ = without_run_variables(os.environ)
+    run_dir = environ.get("SMDDP_RUN_DIR")
+    output_dir = environ.get("SM_OUTPUT_DIR") or (f"{run_dir}/output" if run_dir else None)
     return None if output_dir is None else Path(output_dir)
 
 

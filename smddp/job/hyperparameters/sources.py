@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from smddp.cluster import without_run_variables
 from smddp.errors import HyperparameterError
 from smddp.job.hyperparameters.bundled import with_bundled
 from smddp.job.hyperparameters.command_line import from_arguments
@@ -77,7 +78,7 @@ def load(
         HyperparameterError: They do not fit the dataclass.
         SystemExit: Code 0, after ``--help`` on the command line.
     """
-    environ = os.environ if environ is None else environ
+    environ = without_run_variables(os.environ if environ is None else environ)
     base = environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
     path = Path(hyperparameters_path or Path(base) / "input" / "config" / "hyperparameters.json")
     if path.exists():

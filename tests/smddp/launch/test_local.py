@@ -146,6 +146,20 @@ def test_those_variables_make_no_sagemaker_job_of_a_run(start, script, tmp_path)
 
 
 @pytest.mark.usefixtures("fork_python")
+def test_hyperparameters_come_from_the_command_line_all_the_same(start, script):
+    body = """
+    from dataclasses import dataclass
+    from smddp.job import hyperparameters
+    @dataclass
+    class Config:
+        lr: float
+    print(hyperparameters.load(Config).lr)
+    """
+    out, error = run(start, script(textwrap.dedent(body)), "nodes=1", "--lr=0.5").communicate(timeout=60)
+    assert out == "0.5\n", error
+
+
+@pytest.mark.usefixtures("fork_python")
 def test_a_run_inside_of_a_run_has_its_own_directory(start, script, tmp_path, monkeypatch):
     monkeypatch.setenv("SMDDP_SM_VARIABLES", "SM_MODEL_DIR,SM_HOSTS,SM_CURRENT_HOST")
     monkeypatch.setenv("SM_MODEL_DIR", "/outer")
