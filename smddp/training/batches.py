@@ -26,6 +26,7 @@ from smddp.data.loaders import Loaders
 from smddp.data.shards import ShardEvaluation
 from smddp.data.worker_signals import OutliveStop
 from smddp.distributed import move
+from smddp.training.state_parts import LoaderState
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class BatchStreams:
         """Whether no further training batch is to be given, once the optimizer step under way is done."""
         self.is_cut = False
         """Whether an epoch's batches ended before its end for that reason."""
+        self.place: LoaderState | None = None
+        """That of a training loader which keeps its own state."""
         self._loaders = loaders
         self._loop = loop
         self._device = device
@@ -193,6 +196,9 @@ class BatchStreams:
 
     def _foreign(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a loader that the user made. Its last optimizer step may have fewer micro-batches."""
+        place = self.place if loader is self._loaders.loader else None
+        if place is not None and not place.begin():
+            return
         try:
             for batch in self._loop.timed(self._moved(loader)):
                 self.in_step = True
@@ -200,6 +206,9 @@ class BatchStreams:
                 self._loop.look()
                 if self.is_over and self._cuts():
                     break
+            else:
+                if place is not None:
+                    place.is_over = True
             self._loop.leave()
         except GeneratorExit:  # a `break`
             self._loop.leave()

@@ -131,12 +131,28 @@ class LoaderState:
         _check_order_is_kept(loader)
         self._loader = loader
         self._world_size = world_size
+        self.is_over = False
+        """Whether the loader has given all batches of the epoch under way."""
+        self._resumed_over = False
+
+    def begin(self) -> bool:
+        """Return whether the loader is to be iterated: not in the rest of an epoch that a checkpoint has at its end.
+
+        A loader at its end, as torchdata's, would give the next epoch's batches.
+        """
+        is_empty, self._resumed_over = self._resumed_over, False
+        self.is_over = is_empty
+        return not is_empty
+
+    def start_epoch(self) -> None:
+        """Note that another epoch begins."""
+        self.is_over = self._resumed_over = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place, and of how many ranks it is one."""
         place = self._loader.state_dict()  # it may begin the epoch, and draw
         drawn = {name: generator.get_state() for name, generator in _generators(self._loader).items()}
-        return {"world_size": self._world_size, "state": place, "generators": drawn}
+        return {"world_size": self._world_size, "state": place, "generators": drawn, "is_over": self.is_over}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """See that the place is one of as many ranks.
@@ -160,6 +176,7 @@ class LoaderState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the place."""
         self._loader.load_state_dict(state["state"])
+        self.is_over = self._resumed_over = state.get("is_over", False)
         if "generators" not in state:  # an older checkpoint
             return
         # A StatefulDataLoader goes to its place only when it is iterated, or asked for its state. It draws from its

@@ -383,7 +383,8 @@ class Trainer:
             check_shares(dataset, self._cluster.world_size)
             self._loaders.loader = dataset
             outlive_stop(dataset)  # a resume may start its workers
-            self._per_rank["loader"] = LoaderState(dataset, self._cluster.world_size)
+            self._streams.place = LoaderState(dataset, self._cluster.world_size)
+            self._per_rank["loader"] = self._streams.place
             return dataset
         if isinstance(dataset, DataLoader):
             if batch_size is not None or not shuffle or tail != "drop":
@@ -780,6 +781,8 @@ class Trainer:
         if self._epoch_schedules is not None:
             self._epoch_schedules.end_epoch()
         self._progress.epoch += 1
+        if self._streams.place is not None:
+            self._streams.place.start_epoch()
         for each in self._kept.values():
             Trainer._count_epoch(each)
 
