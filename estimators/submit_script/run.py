@@ -3,6 +3,9 @@
 What the script does besides is really done: it may upload data. A job that it would create past the Estimator, by
 boto3 or the SDK itself, is refused. This process sends no job from then on, either: a thread or an exit handler of the
 script may outlive its main line. Other Python programs that it starts refuse `fit` by their environment.
+
+The script can't end this process before its jobs are told, by ``os._exit`` or by another program in its place; and a
+process that it forks ends where the script ends, and tells nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ _CREATING = "before-call.sagemaker"
 """The event of botocore before each call of SageMaker's API."""
 _READING = ("Describe", "Get", "List", "Search", "BatchDescribe")
 """How the names of the operations begin that change nothing."""
+_ENDING = {
+    "_exit": "ends its process at once, by os._exit()",
+    "execv": "puts another program in its place, by os.exec…()",
+    "execve": "puts another program in its place, by os.exec…()",
+}
+"""The functions of `os` after which nothing could be told any more, and what a script does by them."""
 _THREADS_END = 60.0
 """Seconds that the script's threads may run on after its main line."""
 
@@ -48,7 +57,8 @@ class PlannedJobs:
     stopped: str
     """Why the script was not run to its end; "" if it was."""
     is_refused: bool
-    """Whether it would send more than is planned: past the Estimator, or in a thread that does not end."""
+    """Whether it may send more than is planned: past the Estimator, in a thread that does not end, or in a program that
+    takes its place; or ends its process at once."""
 
 
 class _Ended(BaseException):  # so that no ``except Exception`` of the script takes it for a failure
@@ -74,6 +84,11 @@ class _Run:
         """Return what is to be raised to end the script, and keep it."""
         self.ends.append(_Ended(reason, error=error, is_refused=is_refused))
         return self.ends[-1]
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a process that the script has forked."""
+        return os.getpid() != self.process
 
     @property
     def reason(self) -> str:
@@ -176,7 +191,7 @@ def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob
     _send_nothing(run)
     try:
         with contextlib.redirect_stdout(sys.stderr), _output_to_stderr():
-            _run_main_line(script)
+            _run_main_line(script, run)
             _await_threads(run, threads)
     finally:
         run.is_over = True
@@ -201,14 +216,21 @@ def _output_to_stderr() -> Iterator[None]:
         os.close(output)
 
 
-def _run_main_line(script: Path) -> None:
+def _run_main_line(script: Path, run: _Run) -> None:
     try:
         with contextlib.suppress(_Ended):  # the run has kept it
             runpy.run_path(str(script), run_name="__main__")
+        if run.is_forked:  # it ends as Python would: the jobs are its parent's to tell
+            sys.exit()
     except SystemExit as exit_:
+        if run.is_forked:
+            raise
         if exit_.code:
             raise EstimatorError(f"{script} has ended with {exit_.code!r}: see above what it says.") from exit_
     except Exception as fault:  # whatever a script raises is the user's to see, with its place
+        if run.is_forked:
+            traceback.print_exc()
+            sys.exit(1)
         raise EstimatorError(f"{script} has failed{_place(script, fault)}: {type(fault).__name__}: {fault}") from fault
 
 
@@ -234,7 +256,7 @@ def _send_nothing(run: _Run) -> None:
     own = Estimator.fit
 
     def fit(self: Estimator, *arguments: Any, **named: Any) -> Any:
-        if run.is_over or os.getpid() != run.process:  # it refuses, for NOTHING_SENT
+        if run.is_over or run.is_forked:  # it refuses, for NOTHING_SENT
             return own(self, *arguments, **named)
         return run.on_job(run, SentJob.of(self, *arguments, **named))
 
@@ -246,6 +268,16 @@ def _send_nothing(run: _Run) -> None:
             reason = f"it calls {model.name} itself, which is not sent here: only Estimator.fit() is planned"
             raise run.ended(reason, is_refused=True)
 
+    def ending(own: Callable[..., Any], does: str) -> Callable[..., Any]:
+        def end(*arguments: Any, **named: Any) -> Any:
+            if run.is_over or run.is_forked:
+                return own(*arguments, **named)
+            raise run.ended(f"it {does}", is_refused=True)
+
+        return end
+
+    for name, does in _ENDING.items():
+        setattr(os, name, ending(getattr(os, name), does))
     os.environ[NOTHING_SENT] = "1"
     Estimator.fit, Estimator.rehearse = fit, rehearse  # type: ignore[method-assign,assignment]
     handlers.BUILTIN_HANDLERS.append((_CREATING, refuse))  # of each botocore session that is made from here on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def script(tmp_path: Path) -> str:
 @pytest.fixture
 def may_send_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo at the end what keeps a process for good from sending jobs, once it has run a submit script."""
-    for owner, name in ((Estimator, "fit"), (Estimator, "rehearse"), (boto3, "DEFAULT_SESSION")):
+    ending = ((os, name) for name in ("_exit", "execv", "execve"))
+    for owner, name in ((Estimator, "fit"), (Estimator, "rehearse"), (boto3, "DEFAULT_SESSION"), *ending):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(handlers, "BUILTIN_HANDLERS", list(handlers.BUILTIN_HANDLERS))
     monkeypatch.setenv(NOTHING_SENT, "")

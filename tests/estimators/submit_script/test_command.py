@@ -199,6 +199,56 @@ def test_a_refusal_that_the_script_does_not_see_is_told(plan: Any, body: str) ->
     assert document["stopped"].startswith("it calls CreateTrainingJob itself, which is not sent here")
 
 
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("os._exit(0)", "it ends its process at once, by os._exit()"),
+        ("os.execvp('true', ['true'])", "it puts another program in its place, by os.exec…()"),
+        ("os.execle('/bin/true', 'true', {})", "it puts another program in its place, by os.exec…()"),
+    ],
+)
+@pytest.mark.slow
+def test_a_script_that_ends_the_process_does_not_pass(plan: Any, ending: str, said: str) -> None:
+    nothing = plan(f"import os\n{ending}")
+    assert (nothing.exit_code, nothing.stdout) == (2, "")
+    assert f"submit.py was not run to its end: {said}" in nothing.stderr
+    shown = plan(f"import os\nestimator.fit()\n{ending}", "--json")
+    document = json.loads(shown.stdout)
+    assert (shown.exit_code, document["stopped"], len(document["jobs"])) == (1, said, 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.slow
+def test_a_thread_that_ends_the_process_does_not_pass(plan: Any) -> None:
+    body = "import os, threading\nestimator.fit()\nthreading.Thread(target=os._exit, args=(0,)).start()"
+    shown = plan(body)
+    assert shown.exit_code == 1
+    assert "The script was not run to its end: it ends its process at once, by os._exit()" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [("", 0), ("sys.exit(3)", 3), ("raise ValueError('in the child')", 1)],
+    ids=["end", "exit", "error"],
+)
+@pytest.mark.slow
+def test_a_script_that_forks_is_planned_once(tmp_path: Path, last: str, code: int) -> None:
+    body = f"""
+import os
+estimator.fit()
+if child := os.fork():
+    print("the child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    {last or "pass"}
+"""
+    (tmp_path / "submit.py").write_text(SUBMIT + body)
+    command = [sys.executable, "-m", "smddp.cli", "plan", "submit.py", "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (shown.returncode, len(json.loads(shown.stdout)["jobs"])) == (0, 1), shown.stderr
+    assert f"the child ended with {code}" in shown.stderr
+    assert ("ValueError: in the child" in shown.stderr) == (code == 1)
+
+
 @pytest.mark.slow
 def test_a_thread_that_does_not_end_is_told(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_THREADS_END", 0.2)
