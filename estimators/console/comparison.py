@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from estimators.console.masking import masked
+from estimators.secret_text import masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from estimators.job_handle.follower import Follower
 from estimators.job_handle.metric_table import attempts_begun
 from estimators.job_handle.outcome import ENDED
 from estimators.log_reader import LogLine, LogReader
+from estimators.secret_text import masked_text
 from smddp.process.shown_text import shown_line
 
 logger = logging.getLogger(__name__)
@@ -240,8 +241,8 @@ class JobWatch:
     def _take(self, event: StatusChange | LogLine | MetricValue) -> None:
         if isinstance(event, LogLine):
             text = shown_line(event.message)
-            if len(text) > MOST_IN_A_LINE:
-                text = f"{text[:MOST_IN_A_LINE]} … ({len(text) - MOST_IN_A_LINE} more characters)"
+            more = f" … ({len(text) - MOST_IN_A_LINE} more characters)" if len(text) > MOST_IN_A_LINE else ""
+            text = masked_text(text[:MOST_IN_A_LINE]) + more
             with self._lock:
                 self._lines.append((event.timestamp, event.host, text))
                 self._characters += len(text) + _LINE_CHARACTERS

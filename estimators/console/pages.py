@@ -21,10 +21,10 @@ from starlette.staticfiles import StaticFiles
 
 from estimators.console import chart, comparison, job_list, timeline
 from estimators.console.job_watch import JobWatch, MetricCurve, Watches
-from estimators.console.masking import masked
 from estimators.console.place import Place
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import sent_request
+from estimators.secret_text import masked, masked_text
 from estimators.service_model import service_model, violations
 from smddp.errors import SmddpError
 from smddp.process.live_text import duration
@@ -57,7 +57,7 @@ class Pages:
             loader=PackageLoader("estimators.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
         self._templates.globals.update(root=root, place=place, chart_size=(chart.WIDTH, chart.HEIGHT), box=chart)
-        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=shown_line, size=_size)
+        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=_shown, size=_size)
 
     def app(self) -> Starlette:
         """Return them as an application."""
@@ -286,6 +286,11 @@ def _integer(text: str, default: int) -> int:
 
 def _moment(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+
+
+def _shown(line: str) -> str:
+    """Return a line that a job has written as a page shows it."""
+    return masked_text(shown_line(line))
 
 
 def _clock(time: datetime) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from estimators.secret_text import masked_text
 from smddp.process.shown_text import shown_line
 
 _KINDS: Mapping[str, str] = {
@@ -67,7 +68,7 @@ def phases(transitions: Sequence[Mapping[str, Any]], now: datetime) -> list[Phas
             Phase(
                 status=each["Status"],
                 kind=kind,
-                message=shown_line(each.get("StatusMessage", "")),
+                message=masked_text(shown_line(each.get("StatusMessage", ""))),
                 began=each["StartTime"],
                 seconds=seconds,
                 left=left,

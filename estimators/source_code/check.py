@@ -139,6 +139,12 @@ def _check_left_out(source: SourceCode) -> Iterator[Problem]:
             yield error(parameter, str(fault), "Correct that, or name another directory.")
             continue
         yield from _check_secrets(parameter, tree)
+        if tree.links_out:
+            yield warning(
+                parameter,
+                f"uploaded, though the link leads out of {directory}: {_linked(tree)}",
+                f"If it is no code of the job, a line with its name in {directory / IGNORE_FILE} leaves it here.",
+            )
         script = os.path.normpath(str(source.entry_point))
         if parameter == "source_dir" and source.script.is_file() and tree.leaves_out(script):
             found = f"{source.entry_point} is not uploaded: {directory / IGNORE_FILE}, or its name, leaves it out"
@@ -162,8 +168,16 @@ def _check_secrets(parameter: str, tree: Tree) -> Iterator[Problem]:
 
 
 def _listed(tree: Tree, paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return ", ".join(str(tree.root / path) for path in paths[:_SHOWN]) + more
+    return _with_rest(", ".join(str(tree.root / path) for path in paths[:_SHOWN]), paths)
+
+
+def _linked(tree: Tree) -> str:
+    links = [f"{tree.root / path} → {(tree.root / path).resolve()}" for path in tree.links_out[:_SHOWN]]
+    return _with_rest(", ".join(links), tree.links_out)
+
+
+def _with_rest(shown: str, paths: Sequence[str]) -> str:
+    return f"{shown} and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else shown
 
 
 def _check_script(source: SourceCode, py_version: str | None) -> Iterator[Problem]:

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from estimators.errors import EstimatorError
+from estimators.secret_text import holds_private_key
 from estimators.source_code.ignore_rules import IGNORE_FILE, IgnoreRules
 
 CACHE = "__pycache__/"
 
-_NO_CODE = frozenset({IGNORE_FILE, ".git", ".git/", ".venv/", CACHE})
+_NO_CODE = frozenset({IGNORE_FILE, ".git", ".git/", ".hg/", ".svn/", ".venv/", CACHE})
 _SECRET_NAMES = frozenset(
     {
-        *(".env", ".netrc", ".pypirc", ".npmrc", ".boto", ".s3cfg", ".git-credentials", "kaggle.json"),
-        *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519"),
-        *(".aws/", ".ssh/", ".gnupg/", ".kube/", ".docker/", ".azure/"),
+        *(".env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".boto", ".s3cfg", ".git-credentials"),
+        *(".pgpass", ".my.cnf", ".mylogin.cnf", ".htpasswd", ".dockercfg", ".vault-token", ".databrickscfg"),
+        *("kaggle.json", "credentials.json", "application_default_credentials.json", "secrets.toml"),
+        *(".aws/", ".ssh/", ".gnupg/", ".kube/", ".docker/", ".azure/", ".huggingface/"),
+        *(".config/gcloud/", "huggingface/token", "huggingface/stored_tokens"),
     }
 )
-_SECRET_ENDINGS = (".env", ".p12", ".pfx")
-_TEMPLATES = (".example", ".sample", ".template", ".dist")
+"""The ends of paths."""
+_SECRET_NAME = re.compile(
+    r"id_(rsa|dsa|ecdsa|ed25519|xmss)(_sk)?([-_.].*)?"
+    r"|\.env\..*|.*(service[-_]?account|client_secret).*\.json"
+    r"|.*\.(env|p12|pfx|jks|keystore|kdbx|ppk|tfstate|tfstate\.backup|tfvars)"
+)
+_NO_SECRET = (".example", ".sample", ".template", ".dist", ".pub")
 _MAY_HOLD_KEYS = (".pem", ".key")
 _PRIVATE_KEY = b"PRIVATE KEY-----"
+"""In a file by these names, it is enough."""
 _KEY_WITHIN = 64 * 2**10
 """Bytes at the beginning of a file in which a private key is looked for."""
 
@@ -36,6 +46,8 @@ class Tree:
     root: Path
     files: Sequence[str]
     """What is bundled. Links are followed: what they lead to may not be in the container."""
+    links_out: Sequence[str]
+    """The links among it that lead out of the directory."""
     left_out: Sequence[str]
     """What is not, its secrets included; of a directory that is not, nothing else."""
     secrets: Sequence[str]
@@ -55,7 +67,7 @@ class Tree:
             EstimatorError: Its ``.smddpignore`` can't be read, a directory can't be, or holds a link to one above it.
         """
         rules = IgnoreRules.of(root)
-        found: dict[str, list[str]] = {"files": [], "left_out": [], "secrets": [], "let_through": []}
+        found: dict[str, list[str]] = {"files": [], "links_out": [], "left_out": [], "secrets": [], "let_through": []}
         excluded = {path.resolve() for path in without}
         _walk(root, rules, excluded, found)
         return cls(root=root, **found)
@@ -67,6 +79,7 @@ class Tree:
 
 def _walk(root: Path, rules: IgnoreRules, excluded: set[Path], found: dict[str, list[str]]) -> None:
     """Put each path where it belongs: into the lists by the names of a `Tree`'s fields."""
+    inside = root.resolve()
     pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(root),))]
     while pending:
         below, above = pending.pop()
@@ -84,12 +97,14 @@ def _walk(root: Path, rules: IgnoreRules, excluded: set[Path], found: dict[str, 
                 found["left_out"].append(path)
             elif excluded and Path(entry.path).resolve() in excluded:
                 continue
-            elif _looks_secret(entry, is_directory=is_directory) and not rules.names(path):
+            elif (is_secret := _looks_secret(entry, path)) and not rules.names(path):
                 found["left_out"].append(path)
                 found["secrets"].append(path)
             else:
-                if _looks_secret(entry, is_directory=is_directory):
+                if is_secret:
                     found["let_through"].append(path)
+                if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(inside):
+                    found["links_out"].append(path)
                 if is_directory:
                     identity = status.st_dev, status.st_ino
                     if identity in above:
@@ -117,25 +132,28 @@ def _own_name(path: str) -> str:
     return path[path.rstrip("/").rfind("/") + 1 :]
 
 
-def _looks_secret(entry: os.DirEntry[str], *, is_directory: bool) -> bool:
-    """Return whether a name, or that of what it leads to, or a private key within, says secret."""
-    names = {entry.name, Path(entry.path).resolve().name if entry.is_symlink() else entry.name}
-    return any(_is_secret_name(name.lower(), is_directory=is_directory) for name in names) or (
-        not is_directory and entry.name.lower().endswith(_MAY_HOLD_KEYS) and _holds_private_key(entry.path)
-    )
+def _looks_secret(entry: os.DirEntry[str], path: str) -> bool:
+    """Return whether a path, or that of what it leads to, or a private key within, says secret."""
+    paths = [path]
+    if entry.is_symlink():
+        paths.append(f"{Path(entry.path).resolve()}{'/' if path.endswith('/') else ''}")
+    return any(map(_is_secret_path, paths)) or (not path.endswith("/") and _holds_private_key(Path(entry.path)))
 
 
-def _is_secret_name(name: str, *, is_directory: bool) -> bool:
-    if is_directory:
-        return f"{name}/" in _SECRET_NAMES
-    if name.endswith(_TEMPLATES):
+def _is_secret_path(path: str) -> bool:
+    path = path.lower()
+    name = _own_name(path)
+    if name.endswith(_NO_SECRET):
         return False
-    return name in _SECRET_NAMES or name.endswith(_SECRET_ENDINGS) or name.startswith(".env.")
+    parts = path.rstrip("/").split("/")
+    ends = {"/".join(parts[-count:]) + path[len(path.rstrip("/")) :] for count in (1, 2)}
+    return not _SECRET_NAMES.isdisjoint(ends) or _SECRET_NAME.fullmatch(name) is not None
 
 
-def _holds_private_key(path: str) -> bool:
+def _holds_private_key(path: Path) -> bool:
     try:
-        with Path(path).open("rb") as content:
-            return _PRIVATE_KEY in content.read(_KEY_WITHIN)
+        with path.open("rb") as file:
+            content = file.read(_KEY_WITHIN)
     except OSError:  # what can't be read is said when it is copied
         return False
+    return holds_private_key(content) or (path.name.lower().endswith(_MAY_HOLD_KEYS) and _PRIVATE_KEY in content)

@@ -25,6 +25,7 @@ from estimators.errors import EstimatorError
 from estimators.estimator import Estimator
 from estimators.local.errors import LocalPlatformError
 from estimators.log_reader import LogLine, LogReader
+from estimators.secret_text import masked
 from estimators.torchx.destination import Destination
 from estimators.training_job import TrainingJob
 from smddp.process.shown_text import shown_text
@@ -66,7 +67,8 @@ class CheckedApp:
     """What the job would run on, and what may be wrong with it."""
 
     def __str__(self) -> str:
-        arguments = "\n".join(f"  {name}={value!r}" for name, value in sorted(self.estimator.arguments.items()))
+        given = masked(self.estimator.arguments)
+        arguments = "\n".join(f"  {name}={value!r}" for name, value in sorted(given.items()))
         where = "AWS" if self.destination.directory is None else f"the local platform on {self.destination.directory}"
         return f"to {where}: {self.plan}\n{arguments}\n  inputs={self.inputs!r}"
 

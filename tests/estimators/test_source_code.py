@@ -351,6 +351,28 @@ def test_what_looks_like_a_secret_stays_here_and_is_said(code: Path) -> None:
     assert ".env" in bundled(local("train.py", code))
 
 
+SECRET_FILES = [
+    *("mykey", ".ssh-keys/deploy.txt", "id_ed25519_sk", "id_rsa_work", ".pgpass", ".envrc", ".vault-token"),
+    *("credentials.json", "service-account.json", "conf/my_service_account_2.json", "terraform.tfstate", "store.jks"),
+    *(".huggingface/token", ".cache/huggingface/token", ".config/gcloud/access_tokens.db", "putty.ppk", ".hg/hgrc"),
+]
+OTHER_FILES = [
+    *("id_mapping.json", "tokenizer.json", "token", "id_ed25519.pub", "gcloud/train.py", "my_credentials.py"),
+    *(".config/settings.json", "service_account.py", "scanner.py"),
+]
+
+
+def test_secrets_are_known_by_the_names_of_files_and_keys_by_what_is_in_them(code: Path) -> None:
+    for name in (*SECRET_FILES, *OTHER_FILES):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text('HEADER = "-----BEGIN OPENSSH PRIVATE KEY-----"\n')
+    for name in ("mykey", ".ssh-keys/deploy.txt"):
+        (code / name).write_text(KEY)
+    assert bundled(local("train.py", code)) == {"train.py", "layers/__init__.py", "requirements.txt", *OTHER_FILES}
+    (problem,) = problems(local("train.py", code))
+    assert problem.startswith("warning: source_dir: not uploaded, for it looks secret: ")
+
+
 def test_the_dependencies_have_rules_of_their_own(code: Path, tmp_path: Path) -> None:
     library, script = tmp_path / "library", tmp_path / "tool.py"
     (library / "tests").mkdir(parents=True)
@@ -392,8 +414,12 @@ def test_links_are_followed_and_secrets_behind_them_found(code: Path, tmp_path: 
     assert bundled(local("main.py", code)) == {
         *("main.py", "train.py", "layers/__init__.py", "requirements.txt", "shared/part.py"),
     }
-    (problem,) = problems(local("main.py", code))
-    assert all(f"{code}/{name}" in problem for name in ("shared/.env", "shared/id_rsa", "settings"))
+    left, followed = problems(local("main.py", code))
+    assert all(f"{code}/{name}" in left for name in ("shared/.env", "shared/id_rsa", "settings"))
+    link = f"{code}/shared → {tmp_path}/shared"
+    assert followed.startswith(f"warning: source_dir: uploaded, though the link leads out of {code}: {link}. ")
+    (code / ".smddpignore").write_text("shared\n")
+    assert not any("leads out" in problem for problem in problems(local("main.py", code)))
 
 
 def test_what_is_no_file_stays_here(code: Path) -> None:
