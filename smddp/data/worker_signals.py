@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from types import FrameType
 
@@ -40,7 +41,7 @@ class OutliveStop:
     def __init__(self, then: Callable[[int], object] | None = None) -> None:
         self.then = then
         fork_server.outlive_stop()
-        _end_workers_at_exit()
+        end_daemons_at_exit()
 
     def __call__(self, worker_id: int) -> None:
         """Replace the handler that torch gave this worker."""
@@ -68,10 +69,11 @@ def _end(_signal_number: int, _frame: FrameType | None) -> None:
 
 
 @cache
-def _end_workers_at_exit() -> None:
+def end_daemons_at_exit() -> None:
     """End daemonic processes that outlive SIGTERM, once, when this process exits.
 
-    multiprocessing sends them SIGTERM at exit and waits without a bound. This hook is registered later than
+    Under ``smddp.run`` each process that a script forks is one: it inherits the rank's handler. multiprocessing sends
+    them SIGTERM at exit and waits without a bound. This hook is registered later than
     multiprocessing's, and so runs before it.
     """
     atexit.register(_end_daemons, os.getpid())
@@ -82,12 +84,12 @@ def _end_daemons(owner: int) -> None:
     if os.getpid() != owner:
         return
     # torch's handler raises for each worker that a signal ended, in whatever the main thread does by then.
-    handler = signal.getsignal(signal.SIGCHLD)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     daemons = [child for child in multiprocessing.active_children() if child.daemon]
     for child in daemons:
         assert child.pid is not None
-        os.kill(child.pid, _END_SIGNAL)
+        with suppress(ProcessLookupError):  # a fork server's child may have ended, and been reaped by the server
+            os.kill(child.pid, _END_SIGNAL)
         child.terminate()
     deadline = time.monotonic() + _GRACE_SECONDS
     for child in daemons:
@@ -95,5 +97,3 @@ def _end_daemons(owner: int) -> None:
         if child.is_alive():
             child.kill()
             child.join()
-    if handler is not None:
-        signal.signal(signal.SIGCHLD, handler)

@@ -39,7 +39,7 @@ class Decision:
     """At least one rank knows of a failure that must end the run."""
 
     held: bool
-    """At least one rank can't save what this moment was trained to."""
+    """At least one rank holds exchanged weights, and the trained ones are in no checkpoint."""
 
     metrics_differ: bool
     """Two ranks reported different ``metrics``."""
@@ -88,7 +88,7 @@ class Agreement:
         Args:
             step: Steps taken, the same on all ranks.
             failed: Whether this rank knows of a failure that must end the run.
-            held: Whether this rank can't save what this moment was trained to.
+            held: Whether this rank holds exchanged weights, and the trained ones are in no checkpoint.
             stall: Seconds that this rank's last save kept its training waiting.
             save: Whether a checkpoint is due whatever the clock says; only rank 0's counts.
             metrics: A positive number that stands for what this rank measured; 0 if it measured nothing.

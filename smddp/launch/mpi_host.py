@@ -102,7 +102,7 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers
         if sshd in reap_children():
             raise DistributedError("sshd has ended; what it says stands above. Is port 22 free on this host?")
         time.sleep(_LOOK_SECONDS)
-    last = said.decode().splitlines()[-1]
+    last = said.decode(errors="replace").rpartition("\n")[0].rpartition("\n")[2] or "begun"  # the last whole line
     if last == "begun" and stops:
         raise SystemExit(128 + stops[-1])  # told of it as well, the first host ends without a word before mpirun runs
     if last == "begun":

@@ -1,7 +1,7 @@
 """What makes multiprocessing's fork server outlive a stop: the server imports it before it forks.
 
-``scancel`` and ``kill -- -PGID`` signal the server too, and with it would end all processes that it has forked: nobody
-is left to tell their parent that they live. It ends with the process that it serves, as without this module.
+``scancel`` and ``kill -- -PGID`` signal the server too. If that ended the server, nobody would tell the parent of its
+children that they live. The server ends with the process that it serves, as without this module.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def _restore_defaults() -> None:
     _unblock()
 
 
-if (
-    "multiprocessing.forkserver" in sys.orig_argv[-1]
-):  # ``python -c "from multiprocessing.forkserver import main; ..."``
+# ``python -c "from multiprocessing.forkserver import main; ..."``
+if any("multiprocessing.forkserver" in word for word in sys.orig_argv[-1:]):
     _server = os.getpid()
     for _number in STOP_SIGNALS:
         signal.signal(_number, _ignore)

@@ -73,7 +73,8 @@ class Leftovers:
     def _end(self, find: Callable[[], set[int]], tell: Callable[[str], object]) -> None:
         if _await_none(find, PATIENCE_SECONDS):
             return
-        left = sorted(find())
+        if not (left := sorted(find())):  # the last one has just ended
+            return
         tell(f"{_describe(left)}. Ending what is left: SIGTERM now, SIGKILL in {LEFTOVER_GRACE:g} s.")
         _signal(left, signal.SIGTERM)
         if _await_none(find, LEFTOVER_GRACE):
@@ -84,11 +85,12 @@ class Leftovers:
             time.sleep(_LOOK_SECONDS)
 
     def _find_all(self) -> set[int]:
-        parents = Descendants(os.getpid()).parents
-        return {process for process in parents if process not in self._others and parents[process] not in self._others}
+        found = Descendants(os.getpid())
+        return set(found.parents) - found.at_or_below(self._others)
 
     def _find_those_of_ranks(self) -> set[int]:
-        return Descendants(os.getpid()).left_by_ranks() - self._others
+        found = Descendants(os.getpid())
+        return found.left_by_ranks() - found.at_or_below(self._others)
 
 
 def _await_none(find: Callable[[], set[int]], seconds: float) -> bool:

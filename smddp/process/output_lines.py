@@ -22,7 +22,7 @@ from typing import IO, BinaryIO
 STDOUT, STDERR = 1, 2
 
 OUTPUT_SECONDS = 1.0
-"""How long the rest of its output is waited for after a process ended: a daemon of its may hold it open."""
+"""How long the rest of its output is waited for after a process ended: a daemon that it started may hold it open."""
 
 PARTIAL_SECONDS = 0.2
 """How long a terminal waits for the start of a line: a prompt, or a progress bar without an end."""
@@ -170,7 +170,7 @@ class OutputCopy:
         self._thread.start()
 
     def finish(self) -> None:
-        """Return once all that the process printed has passed, or the part that came soon: a daemon of its may live."""
+        """Return once all that the process printed has passed, or what came soon: a daemon may hold the rest."""
         self._thread.join(OUTPUT_SECONDS)
         self._left.set()
         self._thread.join(2 * PARTIAL_SECONDS)

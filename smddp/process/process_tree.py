@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 LAUNCHER_VARIABLES = (
@@ -74,12 +74,13 @@ class Descendants:
         own = _marks(self._root)
         marked = {process for process in self.parents if _marks(process) - own}
         orphans = {process for process in marked if self.parents[process] == self._root}
-        left = {
-            process
-            for process in self.parents
-            if process in orphans or not orphans.isdisjoint(self._ancestors(process))
-        }
+        left = self.at_or_below(orphans)
         return left if marked <= left else set()
+
+    def at_or_below(self, processes: Collection[int]) -> set[int]:
+        """Return those of the processes that are below the root, and all below them."""
+        wanted = set(processes)
+        return {each for each in self.parents if each in wanted or not wanted.isdisjoint(self._ancestors(each))}
 
     def script(self, program: int) -> set[int]:
         """Return what runs the job where no launcher is, for a ``program`` that may be a toolkit.

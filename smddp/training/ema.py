@@ -65,7 +65,7 @@ class ExponentialMovingAverage(AveragedModel):
         if self._layout_of(model) != self._layout:
             self._follow(model)
         kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-        for average, value in zip(self._own, chain(*tensors_of(model)), strict=True):
+        for average, value in zip(chain(*tensors_of(self.module)), chain(*tensors_of(model)), strict=True):
             if is_first or not average.dtype.is_floating_point:
                 average.copy_(value)
             else:
@@ -77,7 +77,6 @@ class ExponentialMovingAverage(AveragedModel):
 
     def _know(self, model: nn.Module) -> None:
         """Remember what the average is an average of."""
-        self._own = list(chain(*tensors_of(self.module)))
         self._layout = self._layout_of(model)
         self._known, _ = tensors_of(model)
 

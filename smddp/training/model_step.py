@@ -135,7 +135,9 @@ class ModelStep:
         if self._left_with is None:
             return False
         now = _norms(self._module)
-        return len(now) != len(self._left_with) or not all(map(torch.equal, now, self._left_with))
+        return [each.device for each in now] != [each.device for each in self._left_with] or not all(
+            map(torch.equal, now, self._left_with)
+        )
 
     def _check_optimized(self) -> None:
         """See that what an optimizer has got since the last step is the model's, whose gradients alone are averaged."""
@@ -155,6 +157,8 @@ class ModelStep:
 
 
 def _norms(module: nn.Module) -> list[Tensor]:
-    """Return the norm of each weight, in float32 or finer, so that no other value of it has the same."""
+    """Return the norm of each weight, in float32 or finer: an average of weights has others."""
     weights = [each.detach() for each in tensors_of(module)[0] if each.is_floating_point() or each.is_complex()]
-    return [torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _COARSE else None) for each in weights]
+    coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
+    fine = [each for each in weights if each.dtype not in _COARSE]
+    return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001

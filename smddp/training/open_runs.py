@@ -34,7 +34,7 @@ class Run(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether the weights are others than its last step left, and those are in no checkpoint."""
+        """Whether the model holds exchanged weights, and the trained ones are in no checkpoint."""
 
     def check_unsaved(self) -> None:
         """See that this moment may be saved."""

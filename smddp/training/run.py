@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smddp.cluster import Cluster
+from smddp.data.worker_signals import end_daemons_at_exit
 from smddp.distributed import (
     FirstFailure,
     Membership,
@@ -114,6 +115,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             _set_up_logging(cluster)
             job = Job.detect(cluster=cluster)
             refuse_in_import("smddp.run")
+            end_daemons_at_exit()
             arguments, job = main_arguments(main, job, read_config)
             job.make_directories()
             earlier = failure_report.find(job.output_dir)

@@ -304,7 +304,7 @@ class RunCheckpoints:
 
     @property
     def is_held(self) -> bool:
-        """Whether the weights are others than the last step left, and those are in no checkpoint."""
+        """Whether the model holds exchanged weights, and the trained ones are in no checkpoint."""
         return self._saves is not None and not self._saves.has(self._moment) and self._has_other_weights()
 
     def check_unsaved(self) -> None:

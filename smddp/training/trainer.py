@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 
 from smddp.checkpoint.metric_values import as_numbers
 from smddp.checkpoint.restore import rng
+from smddp.checkpoint.restore.optimizers import NamedOptimizer
 from smddp.checkpoint.restore.restoring import Stateful
 from smddp.data.build_order import AnyDataset, OrderOptions
 from smddp.data.dataloader_options import DataLoaderOptions, StatefulLoader
@@ -265,6 +266,7 @@ class Trainer:
             on_change=checkpoints.on_change,
             speaks=self._cluster.is_main,
         )
+        self._named_optimizers = [part for part in self._state.values() if isinstance(part, NamedOptimizer)]
         self._running_means = [part for part in (state or {}).values() if isinstance(part, RunningMean)]
         if ddp.comm_hook == "powersgd":  # on one rank too, from whose checkpoint several can go on
             self._per_rank["powersgd"] = self._model_step.powersgd or PowerSGD(ddp, self._membership)
@@ -614,6 +616,8 @@ class Trainer:
             self._timer.mark("forward")
         order, model_step = self._loaders.order, self._model_step
         self._streams.check_step()
+        for optimizer in self._named_optimizers:
+            optimizer.note_added_groups()
         share = 1.0 if order is None else order.loss_weight(model_step.step.micro_batch)
         collect = (self._progress.steps + 1) % self._log_every == 0
         is_done = model_step.backward_and_step(loss, share, items=weight, collect=collect)

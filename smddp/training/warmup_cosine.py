@@ -13,8 +13,8 @@ def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, fin
 
     With w = ``warmup_steps``, step s (from 0) of the warm-up has (s + 1) / (w + 1) of the optimizer's learning rate,
     step w all of it, and from there it falls along half a cosine to ``final_ratio`` of it at ``total_steps``, where it
-    stays. The rate depends on the step alone, so that a resume is exact. Where a resumed script
-    has other numbers here, or another learning rate, ``CheckpointPolicy.on_change`` says which ones hold.
+    stays. The rate depends on the step alone, so that a resume is exact. Where a resumed script has other numbers here,
+    or another learning rate, ``CheckpointPolicy.on_change`` says which ones hold.
 
     Args:
         optimizer: Each of its groups has its own learning rate to begin with.

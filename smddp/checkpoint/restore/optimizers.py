@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -118,6 +119,11 @@ class NamedOptimizer:
         self._script: list[dict[str, Any]] = []
         self._script = self.script_options()
 
+    def note_added_groups(self) -> None:
+        """Remember the options of groups that were added, to be called before a schedule moves them."""
+        if len(self.optimizer.param_groups) != len(self._script):
+            self.script_options()
+
     def script_options(self) -> list[dict[str, Any]]:
         """Return the options that the script gave each group, before any schedule moved them."""
         groups = self.optimizer.param_groups
@@ -183,8 +189,9 @@ class NamedOptimizer:
 
     def _group_names(self) -> list[list[str]]:
         names = {id(weight): plain_name(name) for name, weight in self._module.named_parameters()}
+        numbers = count()  # over all groups, so that no two parameters without a name have one
         return [
-            [names.get(id(weight), f"#{number}") for number, weight in enumerate(group["params"])]
+            [names.get(id(weight), f"#{number}") for weight, number in zip(group["params"], numbers, strict=False)]
             for group in self.optimizer.param_groups
         ]
 
@@ -195,20 +202,26 @@ class NamedOptimizer:
             ValueError: The names are those of other parameters.
         """
         saved, own = _names(state), self._group_names()
-        saved_flat = [name for names in saved or [] for name in names]
-        own_flat = [name for names in own for name in names]
-        if saved is None or len(set(saved_flat)) != len(saved_flat) or len(set(own_flat)) != len(own_flat):
+        if saved is None:
             return None
+        saved_flat = [name for names in saved for name in names]
+        own_flat = [name for names in own for name in names]
+        pairs = zip(saved_flat, own_flat, strict=False)
+        nameless = [name for name in (*saved_flat, *own_flat) if _PLACEHOLDER.fullmatch(name)]
+        if list(map(len, saved)) == list(map(len, own)) and all(
+            one == other or _PLACEHOLDER.fullmatch(one) or _PLACEHOLDER.fullmatch(other) for one, other in pairs
+        ):
+            # In the same order numbers find the nameless, also those that have a name by now.
+            return None if nameless else saved
         missing = [name for name in own_flat if name not in saved_flat]
         missing += [name for name in saved_flat if name not in own_flat]
-        if not missing:
+        if not nameless and not missing:
             return saved
-        # A parameter that had no name when it was saved may have one now: its number finds it if the rest agrees.
-        if list(map(len, saved)) == list(map(len, own)) and all(
-            one == other or _PLACEHOLDER.fullmatch(one) or _PLACEHOLDER.fullmatch(other)
-            for one, other in zip(saved_flat, own_flat, strict=True)
-        ):
-            return None
+        if nameless and all(_PLACEHOLDER.fullmatch(name) for name in missing):
+            raise ValueError(
+                "parameters that are none of the model's have no names, and this script gives its optimizer parameters "
+                "in another order than the checkpoint's: give the groups in that order, or make them the model's"
+            )
         raise ValueError(
             f"it trained {len(saved_flat)} parameters and this one trains {len(own_flat)}; not in both: {some(missing)}"
         )

@@ -83,8 +83,9 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
     for name, part in state.items():
         if (sharding := _sharding(part)) is not None:
             raise ValueError(
-                f"{name!r} is sharded among the ranks ({sharding}), and a Checkpointer saves what each of them has all "
-                "of: save it with torch.distributed.checkpoint, or replicate the model (DistributedDataParallel)"
+                f"{name!r} is sharded among the ranks ({sharding}), and a Checkpointer saves only what every "
+                "rank has in full: save it with torch.distributed.checkpoint, or replicate the model "
+                "(DistributedDataParallel)"
             )
     if both := sorted(set(state) & set(per_rank)):
         raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")

@@ -1,8 +1,8 @@
 """What two scripts say of a learning rate schedule, compared.
 
 Which entries of a schedule's state are options is not guessed from their names: a checkpoint has those that its script
-began with. One of an older version has only the state at its step. There PyTorch's own schedules are known by a list of
-the entries that their steps change; of other schedules it cannot be told, and is not guessed.
+began with. A checkpoint of an older version has only the state at its step. For PyTorch's own schedules a list names
+the entries that their steps change; for other schedules smddp says that it cannot tell.
 """
 
 from __future__ import annotations

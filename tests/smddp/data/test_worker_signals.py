@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,3 +182,20 @@ child.join()
 print(child.exitcode)
 """
     assert int(subprocess.check_output([sys.executable, "-c", program], timeout=60)) == -number
+
+
+def test_a_daemon_that_a_script_has_forked_does_not_hold_the_end_of_its_rank(
+    run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    program = """
+import multiprocessing, time
+import smddp
+
+def main(job):
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(200,), daemon=True).start()
+
+if __name__ == "__main__":
+    smddp.run(main)
+"""
+    (rank,) = run_ranks(program, [{"SMDDP_RUN_DIR": str(tmp_path / "run"), "FORK_PYTHON_FINALIZES": "1"}])
+    assert rank.code == 0, rank

@@ -221,3 +221,13 @@ def test_half_weights_keep_what_a_forward_pass_assigns_and_see_norm_layers_that_
     model.norm.register_forward_hook(lambda _norm, inputs, _outputs: given.append(inputs[0].dtype))
     trainer.step(trainer.model(torch.ones(3, 2)).float().mean())
     assert given == [torch.float32]
+
+
+def test_an_average_that_is_evaluated_between_updates_goes_on_though_its_forward_pass_assigns_buffers() -> None:
+    model = Assigns(first=1.0)
+    average = ExponentialMovingAverage(model, 0.5)
+    average.update_parameters(model)
+    average(torch.full((2, 1), 5.0))
+    model.seen = torch.full((2,), 3.0)
+    average.update_parameters(model)
+    assert torch.equal(average.module.seen, torch.full((2,), 4.0))

@@ -300,3 +300,45 @@ def test_a_part_that_fails_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="this run's other"):
         Checkpointer(tmp_path, {"model": again, "other": Fails()}).load()
     assert torch.equal(again["first"].weight, torch.zeros(3, 3))
+
+
+def test_parameters_without_a_name_are_not_exchanged(job: Job) -> None:
+    def groups(module: nn.ModuleDict, beside: list[nn.Parameter]) -> list[dict[str, Any]]:
+        return [
+            {"params": [module["first"].weight, beside[0]], "weight_decay": 0.1},
+            {"params": [module["second"].weight, beside[1]], "weight_decay": 0.0},
+        ]
+
+    module, beside = model(), [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
+    trained(job, torch.optim.SGD(groups(module, beside), lr=0.1, momentum=0.9), module)
+    again = model()
+    resumed(job, torch.optim.SGD(groups(again, beside), lr=0.1, momentum=0.9), again, on_change="refuse")
+    other = model()
+    with pytest.raises(
+        CheckpointError, match="have no names, and this script gives its optimizer parameters in another"
+    ):
+        resumed(job, torch.optim.SGD(groups(other, beside)[::-1], lr=0.1, momentum=0.9), other, on_change="take")
+
+
+def test_the_options_of_a_group_that_is_added_while_a_schedule_runs_are_those_that_the_script_gave_it(job: Job) -> None:
+    def optimizers(module: nn.ModuleDict) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        optimizer = torch.optim.SGD(module["first"].parameters(), lr=0.1)
+        return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def add(optimizer: torch.optim.Optimizer, module: nn.ModuleDict) -> None:
+        optimizer.add_param_group({"params": module["second"].parameters(), "lr": 0.1, "initial_lr": 0.1})
+
+    module = model()
+    optimizer, schedule = optimizers(module)
+    trainer = Trainer(job, module, optimizer, scheduler=schedule)
+    add(optimizer, module)
+    for _ in range(3):
+        trainer.step(module["first"](torch.ones(1, 3)).sum() + module["second"](torch.ones(1, 3)).sum())
+    trainer.save(wait=True)
+    leave()
+    again = model()
+    optimizer, schedule = optimizers(again)
+    add(optimizer, again)
+    trainer = Trainer(job, again, optimizer, scheduler=schedule, checkpoints=CheckpointPolicy(on_change="refuse"))
+    assert trainer.resume()
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.0729)
