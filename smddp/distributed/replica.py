@@ -44,8 +44,8 @@ _SHOWN = 3
 class Replica(DistributedDataParallel):
     """One rank's copy of a model; making it gives all ranks the weights and buffers of rank 0.
 
-    Parameters that are frozen, unfrozen, added or replaced later are noticed by the next forward pass with gradients,
-    or by ``follow``, on all ranks alike. The gradients that the ranks add up are those of the parameters as they are
+    Parameters that are frozen, unfrozen, added, replaced or cast later are noticed by the next forward pass with
+    gradients, or by ``follow``, on all ranks alike. The gradients that the ranks add up are those of the parameters as they are
     then, and parameters that were added have the values of rank 0.
 
     Args:
@@ -88,8 +88,10 @@ class Replica(DistributedDataParallel):
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
         weights, _ = tensors_of(self.module)
-        if (trainable := [weight.requires_grad for weight in weights]) != self._trainable or self._differs(weights):
-            if not any(trainable):  # for now, as a GAN's critic while the generator learns: nothing is to be averaged
+        if _kinds(weights) != self._kinds or self._differs(weights):
+            if not any(
+                weight.requires_grad for weight in weights
+            ):  # for now, as a GAN's critic while the generator learns: nothing is to be averaged
                 return self.module(*inputs, **kwargs)
             self._reconnect(weights)
         self.averages = self.require_backward_grad_sync = not (self._accumulates and self._accumulates())
@@ -107,7 +109,9 @@ class Replica(DistributedDataParallel):
     def follow(self) -> None:
         """Give all ranks the layers of rank 0 that were added or replaced since the last forward pass; collective."""
         weights, _ = tensors_of(self.module)
-        if self._differs(weights) and any(weight.requires_grad for weight in weights):
+        if (self._differs(weights) or _kinds(weights) != self._kinds) and any(
+            weight.requires_grad for weight in weights
+        ):
             self._reconnect(weights)
 
     def share_buffers(self) -> None:
@@ -152,13 +156,13 @@ class Replica(DistributedDataParallel):
         self.broadcast_buffers = False
         self._weights, _ = tensors_of(module)  # kept, so that no other parameter gets an id of theirs
         self._ids = [id(weight) for weight in self._weights]
-        self._trainable = [weight.requires_grad for weight in self._weights]
+        self._kinds = _kinds(self._weights)
         if not options.find_unused_parameters:  # else DDP keeps the buckets that it began with
             self._settle_buckets(options)
         # After the rehearsal, whose gradients are none: what a hook counts and keeps begins with the first step.
         register_cast(self, options)
         if powersgd is not None:
-            powersgd.register(self, self._trainable)
+            powersgd.register(self, [weight.requires_grad for weight in self._weights])
 
     def _differs(self, weights: Sequence[nn.Parameter]) -> bool:
         return [id(weight) for weight in weights] != self._ids
@@ -203,6 +207,14 @@ class Replica(DistributedDataParallel):
             self.module = module
         for parameter in parameters:
             parameter.grad = None
+
+
+def _kinds(weights: Iterable[nn.Parameter]) -> list[tuple[bool, torch.dtype, torch.device]]:
+    """Return what a script may change of a parameter, and DDP then no longer averages it.
+
+    ``module.half()`` and ``module.to()`` keep the parameter and exchange its data, and autograd forgets DDP's hooks.
+    """
+    return [(weight.requires_grad, weight.dtype, weight.device) for weight in weights]
 
 
 def tensors_of(module: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:

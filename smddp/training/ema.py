@@ -45,14 +45,10 @@ class ExponentialMovingAverage(AveragedModel):
     def __init__(self, module: nn.Module, decay: float) -> None:
         if not isinstance(decay, int | float) or not 0 < decay < 1:
             raise ValueError(f"ema={decay!r}: give the decay, a number between 0 and 1, such as 0.999")
-        coarse = {str(weight.dtype) for weight in module.parameters() if weight.dtype in (torch.half, torch.bfloat16)}
-        if coarse:
-            raise ValueError(
-                f"ema={decay} of weights in {', '.join(sorted(coarse))}: an update would round to "
-                "nothing; keep the weights in float32, as precision 'bf16', 'fp16' and 'O2' do"
-            )
+        _check_weights(module, decay)
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         super().__init__(module, multi_avg_fn=self._average)
+        self._decay = decay
         self.n_averaged: Tensor = self.n_averaged.cpu()  # read at each update
         self.requires_grad_(False).eval()
         self._know(module)
@@ -81,13 +77,15 @@ class ExponentialMovingAverage(AveragedModel):
         self._known, _ = tensors_of(model)
 
     @staticmethod
-    def _layout_of(model: nn.Module) -> tuple[list[int], list[int], list[tuple[str, torch.Size, torch.dtype]]]:
+    def _layout_of(model: nn.Module) -> tuple[list[Any], ...]:
         """Return what changes with the model's layers: a buffer may be another tensor at each step."""
-        parts, parameters = [id(part) for part in model.modules()], [id(weight) for weight in tensors_of(model)[0]]
-        return parts, parameters, [(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()]
+        parts, parameters = [id(part) for part in model.modules()], tensors_of(model)[0]
+        weights = [(id(weight), weight.dtype) for weight in parameters]
+        return parts, weights, [(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()]
 
     def _follow(self, model: nn.Module) -> None:
         """Become a copy of the model as it is now, with the averages of what was there before."""
+        _check_weights(model, self._decay)
         averages = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
         known = {id(weight) for weight in self._known}
         kept = {name for name, weight in model.named_parameters() if id(weight) in known}
@@ -97,8 +95,17 @@ class ExponentialMovingAverage(AveragedModel):
         fresh = copy.deepcopy(model, buffers).requires_grad_(False).eval()
         for name, value in chain(fresh.named_parameters(), fresh.named_buffers()):
             average = averages.get(name)
-            if name in kept and average is not None and (average.shape, average.dtype) == (value.shape, value.dtype):
+            if name in kept and average is not None and average.shape == value.shape:
                 value.copy_(average)
         self.module.__dict__.update(fresh.__dict__)  # in place: a trainer shows this very module
         self._know(model)
         logger.info("the average of the weights follows the model, whose layers or buffers are others now")
+
+
+def _check_weights(model: nn.Module, decay: float) -> None:
+    coarse = {str(weight.dtype) for weight in model.parameters() if weight.dtype in (torch.half, torch.bfloat16)}
+    if coarse:
+        raise ValueError(
+            f"ema={decay} of weights in {', '.join(sorted(coarse))}: an update would round to "
+            "nothing; keep the weights in float32, as precision 'bf16', 'fp16' and 'O2' do"
+        )

@@ -25,9 +25,13 @@ logger = logging.getLogger(__name__)
 
 NAMES = "param_names"
 """The key of a group's parameter names in a saved state."""
+DTYPES = "param_dtypes"
+"""The key of a group's parameter dtypes in a saved state."""
+KIND = "kind"
+"""The key of the optimizer's class in a saved state."""
 RATE_OPTIONS = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})
 """Options of a group that schedules compute from."""
-_IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "params", NAMES}
+_IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "params", NAMES, DTYPES}
 """Options of a group that change how an optimizer computes, and not what."""
 _NOT_OF_THE_KIND = {*_IMPLEMENTATION, "maximize", "initial_lr"}
 """Options of a group that do not tell one kind of optimizer from another."""
@@ -134,9 +138,10 @@ class NamedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, with ``param_names`` in each group, and the script's own options."""
         state = self._taken()
-        for group, names in zip(state["param_groups"], self._group_names(), strict=True):
-            group[NAMES] = names
-        return {**state, SCRIPT_OPTIONS: copied(self.script_options())}
+        groups = self.optimizer.param_groups
+        for group, own, names in zip(state["param_groups"], groups, self._group_names(), strict=True):
+            group[NAMES], group[DTYPES] = names, [str(weight.dtype) for weight in own["params"]]
+        return {**state, KIND: self._kind, SCRIPT_OPTIONS: copied(self.script_options())}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """See that the state fits; nothing is changed.
@@ -144,6 +149,10 @@ class NamedOptimizer:
         Raises:
             ValueError: It is one of another optimizer, or of other parameters, or options differ and may not.
         """
+        if (saved := state.get(KIND, self._kind)) != self._kind:
+            raise ValueError(
+                f"it is one of another kind than this run's {self._kind}: {saved}; train with that, or start anew"
+            )
         check_optimizer(self.optimizer, state, by_name=self._saved_groups(state) is not None)
         self.changes = self._compare(state)
         told = self._told()
@@ -163,8 +172,11 @@ class NamedOptimizer:
         self.changes = self._compare(state)
         told = self._told()
         have_names = [NAMES in group for group in optimizer.param_groups]
-        self._give(self._in_own_order(state))
+        ordered = self._in_own_order(state)
+        self._give(ordered)
+        self._keep_dtypes(ordered)
         for group, has_names in zip(optimizer.param_groups, have_names, strict=True):
+            group.pop(DTYPES, None)
             if not has_names:
                 group.pop(NAMES, None)
         if self._on_change == "take":
@@ -180,6 +192,30 @@ class NamedOptimizer:
         if told and self._speaks:
             holds = "this script's" if self._on_change == "take" else "the checkpoint's"
             logger.warning("the optimizer goes on with %s options: %s", holds, "; ".join(told))
+
+    def _keep_dtypes(self, state: Mapping[str, Any]) -> None:
+        """Give the state of each parameter the dtypes that it was saved with: PyTorch casts it to the parameter's.
+
+        A parameter that this script has in another dtype than the checkpoint's is left to PyTorch.
+        """
+        for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
+            for weight, number, dtype in zip(group["params"], saved["params"], saved.get(DTYPES, ()), strict=False):
+                if str(weight.dtype) != dtype:
+                    continue
+                own = self._states.get(weight, {})
+                for name, value in state["state"].get(number, {}).items():
+                    present = own.get(name)
+                    both = isinstance(value, torch.Tensor) and isinstance(present, torch.Tensor)
+                    if both and present.dtype != value.dtype:
+                        own[name] = value.to(present.device, copy=True)
+
+    @property
+    def _kind(self) -> str:
+        return type(self.optimizer).__name__
+
+    @property
+    def _states(self) -> Mapping[torch.Tensor, dict[str, Any]]:
+        return self.optimizer.state
 
     def _taken(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
@@ -239,11 +275,14 @@ class NamedOptimizer:
     def _in_own_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state with its parameters in the order and the groups of this optimizer."""
         saved = self._saved_groups(state)
-        plain = {name: value for name, value in state.items() if name != SCRIPT_OPTIONS}
+        plain = {name: value for name, value in state.items() if name not in (SCRIPT_OPTIONS, KIND)}
         if saved is None:
             return plain
+        names_of_all = [name for names in saved for name in names]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        number_of = dict(zip((name for names in saved for name in names), numbers, strict=True))
+        number_of = dict(zip(names_of_all, numbers, strict=True))
+        dtypes = [dtype for group in state["param_groups"] for dtype in group.get(DTYPES, ())]
+        dtype_of = dict(zip(names_of_all, dtypes, strict=False))
         moments, groups, number = {}, [], 0
         for sources, names in zip(self._sources(state), self._group_names(), strict=True):
             own_numbers = []
@@ -252,7 +291,9 @@ class NamedOptimizer:
                     moments[number] = state["state"][number_of[name]]
                 own_numbers.append(number)
                 number += 1
-            groups.append({**state["param_groups"][sources[0]], "params": own_numbers, NAMES: names})
+            own_dtypes = [dtype_of.get(name, "") for name in names]
+            group = {**state["param_groups"][sources[0]], "params": own_numbers, NAMES: names, DTYPES: own_dtypes}
+            groups.append(group)
         return {**plain, "state": moments, "param_groups": groups}
 
     def _compare(self, state: Mapping[str, Any]) -> list[GroupChanges]:
@@ -295,7 +336,7 @@ class NamedOptimizer:
 
 def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a group's options, without its parameters."""
-    return {name: copied(value) for name, value in group.items() if name not in ("params", NAMES)}
+    return {name: copied(value) for name, value in group.items() if name not in ("params", NAMES, DTYPES)}
 
 
 def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: bool = False) -> None:

@@ -6,7 +6,7 @@ What can be seen beforehand, a part that is not there or a module of another mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ from smddp.checkpoint.restore.optimizers import check_optimizer, some
 from smddp.checkpoint.restore.reader import Loaded
 from smddp.distributed.sharding import find_sharded_weight, find_sharding
 from smddp.errors import CheckpointError
-from smddp.job.weight_names import in_names_of, plain_state
+from smddp.job.weight_names import in_names_of, plain_name, plain_state
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,18 @@ def _sharding(part: object) -> str | None:
     return None
 
 
+def _empty_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[tuple[torch.nn.Module, str, str]]:
+    """Yield the buffers that are None here, as a forward pass has not assigned them yet, and are in the state.
+
+    Each comes as its module, its name there, and its name in the state.
+    """
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner._buffers.items():  # noqa: SLF001
+            key = f"{prefix}.{name}" if prefix else name
+            if buffer is None and isinstance(state.get(key), torch.Tensor):
+                yield owner, name, key
+
+
 class Restoration:
     """A checkpoint about to be given to the parts of a run, on one rank."""
 
@@ -166,6 +178,9 @@ class Restoration:
             state = self._loaded.unflatten(name)
             if isinstance(part, torch.nn.Module):
                 state = in_names_of(part.state_dict(), state)
+                device = next((weight.device for weight in part.parameters()), None)
+                for owner, buffer, key in _empty_buffers(part, state):
+                    setattr(owner, buffer, state[key].to(device, copy=True))
             self._give(name, part, state)
         is_new = self._rank >= len(self._ranks)
         own = {} if is_new else self._ranks[self._rank]
@@ -206,9 +221,10 @@ class Restoration:
             for key in present
             if key in saved and _shape(saved[key]) != _shape(present[key]) and not is_lazy(present[key])
         ]
+        empty = {plain_name(key) for _, _, key in _empty_buffers(module, in_names_of(module.state_dict(), saved))}
         problems = {
             "missing": [key for key in present if key not in saved],
-            "unexpected": [key for key in saved if key not in present],
+            "unexpected": [key for key in saved if key not in present and key not in empty],
             "misshapen": misshapen,
         }
         found = [f"{len(keys)} {problem}: {some(keys)}" for problem, keys in problems.items() if keys]

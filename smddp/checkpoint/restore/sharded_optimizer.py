@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smddp.checkpoint.restore.optimizers import NAMES, NamedOptimizer
+from smddp.checkpoint.restore.optimizers import DTYPES, NAMES, NamedOptimizer
 from smddp.checkpoint.restore.script_options import OnChange
 from smddp.distributed import Ranks
 
@@ -74,6 +74,14 @@ class ShardedOptimizer(NamedOptimizer):
                 gathered |= values
         self._gathered = dict(sorted(gathered.items())) if keep else None
 
+    @property
+    def _kind(self) -> str:
+        return type(self._sharded.optim).__name__
+
+    @property
+    def _states(self) -> Mapping[torch.Tensor, dict[str, Any]]:
+        return self._sharded.optim.state  # type: ignore[no-any-return]
+
     def _taken(self) -> dict[str, Any]:
         assert self._gathered is not None, "gather_state_dict comes before state_dict"
         state, self._gathered = self._gathered, None
@@ -95,7 +103,7 @@ class ShardedOptimizer(NamedOptimizer):
                     share[local_number] = state["state"][number]
                 local_numbers.append(local_number)
                 local_number += 1
-            options = {name: value for name, value in saved.items() if name != NAMES}
+            options = {name: value for name, value in saved.items() if name not in (NAMES, DTYPES)}
             groups.append({**options, "params": local_numbers})
         local.load_state_dict({"state": share, "param_groups": groups})
 

@@ -231,3 +231,59 @@ def test_an_average_that_is_evaluated_between_updates_goes_on_though_its_forward
     model.seen = torch.full((2,), 3.0)
     average.update_parameters(model)
     assert torch.equal(average.module.seen, torch.full((2,), 4.0))
+
+
+CASTS = """
+import torch
+from torch import nn
+import smddp
+
+def main(job):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp32")
+    generator = torch.Generator().manual_seed(job.cluster.rank)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        model.to(dtype)
+        for _ in range(2):
+            trainer.step(trainer.model(torch.randn(4, 3, generator=generator).to(dtype)).square().mean())
+        weights = torch.cat([weight.detach().flatten().double() for weight in model.parameters()])
+        assert (trainer.gather(weights[None]) == weights).all(), dtype
+    print("equal")
+
+if __name__ == "__main__":
+    smddp.run(main)
+"""
+
+
+def test_ranks_stay_equal_when_the_model_is_cast_while_it_trains(
+    run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    ranks = run_ranks(CASTS, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
+    assert [(rank.code, rank.printed) for rank in ranks] == [(0, "equal\n")] * 2, ranks
+
+
+def test_an_average_of_weights_that_are_cast_is_followed_or_refused() -> None:
+    model = nn.Linear(2, 1)
+    average = ExponentialMovingAverage(model, 0.5)
+    average.update_parameters(model)
+    before = model.weight.detach().clone()
+    with torch.no_grad():
+        model.double().weight.add_(1.0)
+    average.update_parameters(model)
+    assert average.module.weight.dtype == torch.float64
+    assert torch.allclose(average.module.weight, before.double() + 0.5)
+    with pytest.raises(ValueError, match="an update would round to nothing"):
+        average.update_parameters(model.bfloat16())
+
+
+def test_a_buffer_that_was_none_is_resumed(job: Job) -> None:
+    model = Assigns(first=None)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.step(trainer.model(torch.ones(3, 1)))
+    trainer.save(wait=True)
+    del trainer
+    leave()
+    again = Assigns(first=None)
+    assert Trainer(job, again, torch.optim.SGD(again.parameters(), lr=0.1)).resume()
+    assert torch.equal(again.seen, torch.ones(2))

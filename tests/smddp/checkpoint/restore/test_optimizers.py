@@ -342,3 +342,38 @@ def test_the_options_of_a_group_that_is_added_while_a_schedule_runs_are_those_th
     trainer = Trainer(job, again, optimizer, scheduler=schedule, checkpoints=CheckpointPolicy(on_change="refuse"))
     assert trainer.resume()
     assert optimizer.param_groups[1]["lr"] == pytest.approx(0.0729)
+
+
+def test_the_state_of_an_optimizer_keeps_its_dtypes(job: Job) -> None:
+    def bfloat16() -> nn.ModuleDict:
+        return model().bfloat16()
+
+    module = bfloat16()
+    optimizer = torch.optim.NAdam(module.parameters(), lr=0.1)
+    trainer = Trainer(job, module, optimizer, precision="fp32")
+    for _ in range(3):
+        inputs = torch.ones(1, 3, dtype=torch.bfloat16)
+        trainer.step(module["first"](inputs).sum() + module["second"](inputs).sum())
+    trainer.save(wait=True)
+    del trainer
+    leave()
+    again = bfloat16()
+    weights = [again["second"].weight, again["first"].weight]
+    other = torch.optim.NAdam(weights, lr=0.1)
+    Trainer(job, again, other, precision="fp32").resume()
+    for name, value in optimizer.state[module["first"].weight].items():
+        taken = other.state[again["first"].weight][name]
+        assert taken.dtype == value.dtype, name
+        assert torch.equal(taken, value), name
+    assert "param_dtypes" not in other.param_groups[0]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.RAdam, torch.optim.Adamax])
+def test_another_kind_of_optimizer_whose_options_are_all_there_is_refused(
+    job: Job, kind: type[torch.optim.Optimizer]
+) -> None:
+    module = model()
+    trained(job, torch.optim.Adam(module.parameters()), module)
+    again = model()
+    with pytest.raises(CheckpointError, match=f"another kind than this run's {kind.__name__}: Adam"):
+        resumed(job, kind(again.parameters()), again)
