@@ -24,6 +24,7 @@ _RAISED_BY_SDK = frozenset(
     {"sagemaker.exceptions.UnexpectedStatusException", "sagemaker.core.utils.exceptions.FailedStatusError"}
 )
 """What V2 and V3 raise for a job that failed."""
+_BY_TEXT = frozenset({"eval", "exec", "globals", "locals", "vars"})
 _PIPELINE_SESSIONS = frozenset({"LocalPipelineSession", "PipelineSession"})
 
 
@@ -193,6 +194,11 @@ def _left(script: Script, calls: dict[cst.Call, str], kept: Sequence[ScriptJob])
         yield Note(line=script.line(use), is_open=True, found=found, remedy="Have it name what the Estimator is.")
     if kept:
         yield from _left_beside(script)
+        for call in script.nodes(cst.Call):
+            if isinstance(call.func, cst.Name) and call.func.value in _BY_TEXT and script.variable(call.func) is None:
+                found = f"{call.func.value}() reaches variables in a way that this does not follow"
+                remedy = "See that no estimator is among them."
+                yield Note(line=script.line(call), is_open=True, found=found, remedy=remedy)
 
 
 def _left_beside(script: Script) -> Iterator[Note]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import libcst as cst
 from libcst.metadata import (
     Assignment,
+    ClassScope,
     GlobalScope,
     ImportAssignment,
     MetadataWrapper,
@@ -132,10 +133,10 @@ class Script:
         elif isinstance(assign, cst.AnnAssign) and assign.value is value:
             target = assign.target
         if isinstance(target, cst.Attribute):
-            return self._attribute(target)
+            return self.attribute(target)
         return self.variable(target) if isinstance(target, cst.Name) else None
 
-    def _attribute(self, target: cst.Attribute) -> Variable:
+    def attribute(self, target: cst.Attribute) -> Variable:
         """Return an attribute, such as ``self.estimator``, as the variable that it is within its class."""
         inside: cst.CSTNode = target
         while not isinstance(inside, cst.ClassDef | cst.Module):
@@ -161,6 +162,18 @@ class Script:
             bindings = tuple(self._bound(each.node) for each in found)
             self._variables[key] = Variable(name.value, bindings, tuple(sorted(uses, key=self.line)))
         return self._variables[key]
+
+    def is_of_class(self, name: cst.CSTNode) -> bool:
+        """Return whether a node stands in a class itself, and not in a method: what it binds is an attribute, too."""
+        return isinstance(self.scope(name), ClassScope)
+
+    def precedes(self, statement: cst.CSTNode, node: cst.CSTNode) -> bool:
+        """Return whether a node is reached by a statement that stands before it, in its block or one around it."""
+        block = self.parent(self.parent(statement))
+        above = node
+        while above in self._parents and above is not block:
+            above = self.parent(above)
+        return above is block and self.line(statement) < self.line(node)
 
     def scope(self, node: cst.CSTNode) -> Scope | None:
         """Return the scope that a node stands in."""

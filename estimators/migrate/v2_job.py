@@ -27,6 +27,11 @@ _ON_BY_DEFAULT = {
 """What keeps what the SDK turns on by itself, and the parameters with which nothing changes."""
 _UNSEEN = "**"
 """Stands for the keys of a dict that can't be seen."""
+_THERE = (
+    "fit(), plan() and to_sagemaker(), and neither model_data nor deploy(): the TrainingJob that fit() returns has."
+)
+_HARMLESS = (cst.Expr, cst.Del, cst.Comparison, cst.If, cst.Assert, cst.FormattedStringExpression)
+"""Where an estimator may stand by itself, and goes nowhere."""
 SEND_ON = "Give what takes it estimator.to_sagemaker(), which is the SDK's own object."
 
 
@@ -103,23 +108,51 @@ class V2Jobs:
         text = self.script.text(arg.value)
         if keys is None:
             remedy = "Estimator refuses a name that it does not know, where PyTorch ignores it."
-            job.tell(arg, f"**{text} stays as it is: its keys are not written out in this script", remedy)
+            found = f"**{text} stays as it is: its keys are not written out in this script"
+            job.tell(arg, found, f"See that they are its parameters. {remedy}", is_open=True)
             return {_UNSEEN}
         for key in sorted(keys - self.known):
             new = names.V1_NAMES.get(key)
             remedy = f"Call it {new} there." if new else f"Remove it there. {nearest(key, self.known)}"
-            job.tell(arg, f"**{text} has {key!r}, which is no parameter of the Estimator", remedy, is_open=True)
+            job.block(arg, f"**{text} has {key!r}, which is no parameter of the Estimator", remedy)
         return keys
 
     def _look_at_uses(self, job: ScriptJob) -> None:
         variable = self.script.assigned_to(job.call)
         if variable is not None:
             job.variables.add(variable)
+            self._look_at_variable(job, variable)
         of_the_job: list[tuple[cst.Attribute, str]] = []
         for use in (job.call,) if variable is None else variable.uses:
             of_the_job += self._look_at(job, use)
         if of_the_job:
             self._name_job(job, variable, of_the_job)
+
+    def _look_at_variable(self, job: ScriptJob, variable: Variable) -> None:
+        """Look at what else the variable may hold, and at where else the estimator may be used."""
+        if not all(self._is_estimator_or_none(bound) for bound in variable.bindings):
+            found = f"{variable.name} is not always an estimator that is made here"
+            job.block(job.call, found, "Give it a variable of its own.")
+        elsewhere = list(self._used_elsewhere(job, variable))
+        for node in elsewhere:
+            found = f"{self.script.text(node)} may be the estimator of line {self.script.line(job.call)}"
+            job.tell(node, found, f"There it has {_THERE}", is_open=True)
+        if not variable.uses and not elsewhere:
+            found = f"{variable.name} is not used in this script"
+            job.tell(job.call, found, f"Whoever imports it has {_THERE}", is_open=True)
+
+    def _used_elsewhere(self, job: ScriptJob, variable: Variable) -> Iterator[cst.Attribute]:
+        """Yield what may be the estimator that is an attribute, of objects that this does not follow."""
+        owner, _, name = variable.name.rpartition(".")
+        if owner or self.script.is_of_class(job.call):
+            for node in self.script.nodes(cst.Attribute):
+                if node.attr.value == name and not self.script.attribute(node).bindings:
+                    yield node
+
+    def _is_estimator_or_none(self, bound: cst.BaseExpression | None) -> bool:
+        if isinstance(bound, cst.Call):
+            return self.script.imported_name(bound.func) in names.PYTORCH | names.GENERIC
+        return isinstance(bound, cst.Name) and bound.value == "None"
 
     def _look_at(self, job: ScriptJob, use: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
         """Look at a use of the estimator; yield an attribute that the TrainingJob has, with its name there."""
@@ -144,7 +177,7 @@ class V2Jobs:
                 job.tell(use, f"{callee} takes the SDK's own object", "It gets to_sagemaker().")
             else:
                 self._tell_passed_on(job, use)
-        elif not isinstance(parent, cst.Expr | cst.AnnAssign) and (use is not job.call or not _is_plain(parent)):
+        elif not isinstance(parent, _HARMLESS):
             self._tell_passed_on(job, use)
 
     def _look_at_fit(self, job: ScriptJob, call: cst.CSTNode) -> None:
@@ -156,7 +189,7 @@ class V2Jobs:
 
     def _tell_passed_on(self, job: ScriptJob, use: cst.CSTNode) -> None:
         found = "the estimator goes on to code that this does not follow"
-        job.tell(use, found, "There it has fit(), plan() and to_sagemaker(); fit() returns the TrainingJob.")
+        job.tell(use, found, f"There it has {_THERE}", is_open=True)
 
     def _name_job(self, job: ScriptJob, variable: Variable | None, uses: list[tuple[cst.Attribute, str]]) -> None:
         """Have the result of ``fit`` in a variable, and what is asked of the job asked of that."""
@@ -173,6 +206,9 @@ class V2Jobs:
             assert fit is not None
             job.edit(fit, lambda updated: cst.Assign([cst.AssignTarget(cst.Name(name))], updated.value))
         for use, attribute in uses:
+            if not any(self.script.precedes(fit, use) for fit in fits if fit is not None):
+                found = f"{self.script.text(use)}: fit() may not have come before it, or not to its end"
+                job.tell(use, found, f"Then there is no {name}: ask it where fit() has returned it.", is_open=True)
             asked = cst.Attribute(cst.Name(name), cst.Name(attribute))
             job.edit(use, lambda _, asked=asked: asked)  # type: ignore[misc]
 
@@ -240,12 +276,6 @@ def _why_renamed(name: str) -> str:
 
 def _is_named(arg: cst.Arg, name: str) -> bool:
     return arg.keyword is not None and arg.keyword.value == name
-
-
-def _is_plain(parent: cst.CSTNode) -> bool:
-    return (
-        isinstance(parent, cst.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0].target, cst.Name)
-    )
 
 
 def _is_fit(script: Script, use: cst.CSTNode) -> bool:
