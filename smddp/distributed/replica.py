@@ -45,8 +45,8 @@ class Replica(DistributedDataParallel):
     """One rank's copy of a model; making it gives all ranks the weights and buffers of rank 0.
 
     Parameters that are frozen, unfrozen, added, replaced or cast later are noticed by the next forward pass with
-    gradients, or by ``follow``, on all ranks alike. The gradients that the ranks add up are those of the parameters as they are
-    then, and parameters that were added have the values of rank 0.
+    gradients, or by ``follow``, on all ranks alike. The gradients that the ranks add up are those of the parameters as
+    they are then, and parameters that were added have the values of rank 0.
 
     Args:
         module: The model, on its device or devices.

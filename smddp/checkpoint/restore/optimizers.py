@@ -205,8 +205,9 @@ class NamedOptimizer:
                 own = self._states.get(weight, {})
                 for name, value in state["state"].get(number, {}).items():
                     present = own.get(name)
-                    both = isinstance(value, torch.Tensor) and isinstance(present, torch.Tensor)
-                    if both and present.dtype != value.dtype:
+                    if not isinstance(value, torch.Tensor) or not isinstance(present, torch.Tensor):
+                        continue
+                    if present.dtype != value.dtype:
                         own[name] = value.to(present.device, copy=True)
 
     @property
