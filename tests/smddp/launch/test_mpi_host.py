@@ -91,7 +91,7 @@ def test_what_a_rank_leaves_behind_ends_though_orted_waits_for_its_output(start,
     end = begin(tmp_path / "line")
     await_that(lambda: (tmp_path / "left").exists() and (tmp_path / "left").read_text())
     await_that(lambda: started(int((tmp_path / "left").read_text())) is None)
-    os.write(end, b"0\n")
+    os.write(end, b'0 ""\n')
     os.close(end)
     assert host.wait(timeout=30) == 0
 
