@@ -174,7 +174,7 @@ CHECKPOINTS = {"checkpoint_s3_uri": "s3://jobs/checkpoints"}
         ({"checkpoint_s3_uri": "s3://jobs"}, [], ["checkpoint_s3_uri"]),
         ({"checkpoint_s3_uri": "s3://data/train/"}, ["checkpoint_s3_uri"], []),
         ({"checkpoint_s3_uri": "s3://data/train/run-7"}, [], ["checkpoint_s3_uri"]),
-        ({"checkpoint_s3_uri": "s3://data/training"}, [], []),
+        ({"checkpoint_s3_uri": "s3://data/training"}, [], ["checkpoint_s3_uri"]),
         ({"output_path": "s3://jobs/a/b", "checkpoint_s3_uri": "s3://jobs/a"}, ["checkpoint_s3_uri"], []),
         ({"output_path": "s3://jobs/a", "checkpoint_s3_uri": "s3://jobs/a/run-7"}, [], []),
         ({"metric_definitions": [{"Name": "loss", "Regex": "loss=("}]}, ["metric_definitions"], []),
