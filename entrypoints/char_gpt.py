@@ -75,6 +75,7 @@ def main(config: Config, job: smddp.Job) -> None:
         precision=config.precision,
         accumulate=config.accumulate,
         clip_norm=1.0,
+        checkpoints=smddp.CheckpointPolicy(on_change="take"),  # a rerun with more steps has its own schedule
         seed=config.seed,
         log_every=20,
     )

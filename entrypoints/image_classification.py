@@ -69,7 +69,9 @@ def main(config: Config, job: smddp.Job) -> None:
         accumulate=config.accumulate,
         clip_norm=config.clip_norm,
         checkpoints=smddp.CheckpointPolicy(
-            every=config.checkpoint_every, keep=smddp.Retention(best=1, metric="accuracy")
+            every=config.checkpoint_every,
+            keep=smddp.Retention(best=1, metric="accuracy"),
+            on_change="take",  # a rerun with more epochs has its own schedule
         ),
         log_every=config.log_every,
         seed=config.seed,

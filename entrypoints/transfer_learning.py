@@ -82,7 +82,10 @@ def main(config: Config, job: smddp.Job) -> None:
         scheduler=smddp.warmup_cosine(optimizer, warmup_steps=steps // 20, total_steps=max(steps, 1)),
         precision=config.precision,
         ema=config.ema,
-        checkpoints=smddp.CheckpointPolicy(keep=smddp.Retention(last=1, best=1, metric="accuracy")),
+        checkpoints=smddp.CheckpointPolicy(
+            keep=smddp.Retention(last=1, best=1, metric="accuracy"),
+            on_change="take",  # a rerun with more epochs has its own schedule
+        ),
         seed=config.seed,
     )
     loader = trainer.loader(train, batch_size=config.batch_size, num_workers=config.workers)
