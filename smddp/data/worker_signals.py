@@ -72,9 +72,9 @@ def _end(_signal_number: int, _frame: FrameType | None) -> None:
 def end_daemons_at_exit() -> None:
     """End daemonic processes that outlive SIGTERM, once, when this process exits.
 
-    Under ``smddp.run`` each process that a script forks is one: it inherits the rank's handler. multiprocessing sends
-    them SIGTERM at exit and waits without a bound. This hook is registered later than
-    multiprocessing's, and so runs before it.
+    Under ``smddp.run`` a forked process outlives SIGTERM too: it inherits the rank's handler. At exit multiprocessing
+    sends daemons SIGTERM and waits without a bound. This hook is registered later than multiprocessing's, and so runs
+    before it.
     """
     atexit.register(_end_daemons, os.getpid())
 

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from smddp.distributed.membership import Membership
 from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import NEWEST, PREFIX
-from smddp.job.printed_error import LOST_CONTACT, hint
+from smddp.job.printed_error import CAUSE_SECONDS, LOST_CONTACT, hint
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ _REPORT = "first_failure/report"
 _READERS = "first_failure/readers"
 _ENDED = "first_failure/ended"
 _POLL_SECONDS = 0.5
-_CAUSE_SECONDS = 3.0
 _HEED_SECONDS = 10.0
 
 _NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
@@ -108,7 +107,7 @@ class FirstFailure:
         if self._store is None:
             return report
         if lost_contact:
-            if self._known.wait(_CAUSE_SECONDS):
+            if self._known.wait(CAUSE_SECONDS):
                 assert self._report is not None
                 return self._report
             if hint(report) is None:  # else it says itself what it means
@@ -124,7 +123,7 @@ class FirstFailure:
         """Return once all ranks have read the report, or after three seconds: this process may now end."""
         if self._store is None:
             return
-        deadline = time.monotonic() + _CAUSE_SECONDS
+        deadline = time.monotonic() + CAUSE_SECONDS
         try:
             while self._store.add(_READERS, 0) < self._world_size and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -139,7 +138,7 @@ class FirstFailure:
         """
         self._over.set()
         if self._watcher is not None:
-            self._watcher.join(_CAUSE_SECONDS)
+            self._watcher.join(CAUSE_SECONDS)
         if self._store is not None and code is not None:
             with suppress(RuntimeError):  # rank 0 is gone, and the store with it
                 self._store.compare_set(_ENDED, "", f"{self._rank} {code}")

@@ -88,7 +88,7 @@ class Replica(DistributedDataParallel):
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
         weights, _ = tensors_of(self.module)
-        if _kinds(weights) != self._kinds or self._differs(weights):
+        if _layout(weights) != self._layout:
             if not any(
                 weight.requires_grad for weight in weights
             ):  # for now, as a GAN's critic while the generator learns: nothing is to be averaged
@@ -109,9 +109,7 @@ class Replica(DistributedDataParallel):
     def follow(self) -> None:
         """Give all ranks the layers of rank 0 that were added or replaced since the last forward pass; collective."""
         weights, _ = tensors_of(self.module)
-        if (self._differs(weights) or _kinds(weights) != self._kinds) and any(
-            weight.requires_grad for weight in weights
-        ):
+        if _layout(weights) != self._layout and any(weight.requires_grad for weight in weights):
             self._reconnect(weights)
 
     def share_buffers(self) -> None:
@@ -155,17 +153,13 @@ class Replica(DistributedDataParallel):
         # The forward pass shall wait for nobody but in its backward pass: buffers are shared at each optimizer step.
         self.broadcast_buffers = False
         self._weights, _ = tensors_of(module)  # kept, so that no other parameter gets an id of theirs
-        self._ids = [id(weight) for weight in self._weights]
-        self._kinds = _kinds(self._weights)
+        self._layout = _layout(self._weights)
         if not options.find_unused_parameters:  # else DDP keeps the buckets that it began with
             self._settle_buckets(options)
         # After the rehearsal, whose gradients are none: what a hook counts and keeps begins with the first step.
         register_cast(self, options)
         if powersgd is not None:
             powersgd.register(self, [weight.requires_grad for weight in self._weights])
-
-    def _differs(self, weights: Sequence[nn.Parameter]) -> bool:
-        return [id(weight) for weight in weights] != self._ids
 
     def _reconnect(self, weights: Sequence[nn.Parameter]) -> None:
         """Follow a change of the parameters; DDP itself knows only those of its making."""
@@ -174,7 +168,8 @@ class Replica(DistributedDataParallel):
             logger.info("%d of the model's %d parameters are trainable now", now, len(weights))
         # Those of micro-batches before: what is frozen now would not be averaged later, and settling clears them.
         self.average_gradients()
-        if self.powersgd is not None and self._differs(weights):
+        layouts = (_layout(weights), self._layout)
+        if self.powersgd is not None and len({tuple(each[:-1] for each in layout) for layout in layouts}) > 1:
             self.powersgd.forget("the model has other parameters now")
         gradients = [weight.grad for weight in weights]
         self._connect(self.module, self._membership, self._options, self.powersgd)
@@ -209,12 +204,12 @@ class Replica(DistributedDataParallel):
             parameter.grad = None
 
 
-def _kinds(weights: Iterable[nn.Parameter]) -> list[tuple[bool, torch.dtype, torch.device]]:
-    """Return what a script may change of a parameter, and DDP then no longer averages it.
+def _layout(weights: Iterable[nn.Parameter]) -> list[tuple[int, torch.dtype, torch.device, bool]]:
+    """Return what DDP must be made anew for: which parameters there are, their kinds, and which are trainable.
 
     ``module.half()`` and ``module.to()`` keep the parameter and exchange its data, and autograd forgets DDP's hooks.
     """
-    return [(weight.requires_grad, weight.dtype, weight.device) for weight in weights]
+    return [(id(weight), weight.dtype, weight.device, weight.requires_grad) for weight in weights]
 
 
 def tensors_of(module: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:

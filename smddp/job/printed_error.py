@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+CAUSE_SECONDS = 3.0
+"""How long a rank that only lost contact waits for the failure of the rank that caused it."""
+
 LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MPI error", re.IGNORECASE)
 """What torch's words have in common if another rank could not be reached."""
 

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-_METADATA = "_metadata"  # where torch.nn.Module.state_dict() keeps the versions of its modules
+METADATA = "_metadata"
+"""Where ``torch.nn.Module.state_dict()`` keeps the versions of its modules."""
 _COMPILED = "_orig_mod"
 
 
@@ -38,7 +39,7 @@ def in_names_of(own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str
     """
     if not _is_compiled(own):
         return plain_state(state)
-    names = {plain_name(name): name for name in [*getattr(own, _METADATA, {}), *own]}
+    names = {plain_name(name): name for name in [*getattr(own, METADATA, {}), *own]}
     return _renamed(state, lambda name: names.get(plain_name(name), name))
 
 
@@ -48,7 +49,7 @@ def _is_compiled(names: Iterable[object]) -> bool:
 
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:
     renamed = OrderedDict((rename(name), value) for name, value in state.items())
-    if (versions := getattr(state, _METADATA, None)) is not None:
+    if (versions := getattr(state, METADATA, None)) is not None:
         # What is compiled comes after the module around it, and its version is the one that counts.
-        setattr(renamed, _METADATA, OrderedDict((rename(name), version) for name, version in versions.items()))
+        setattr(renamed, METADATA, OrderedDict((rename(name), version) for name, version in versions.items()))
     return renamed

@@ -33,6 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from smddp.job.failure_report import describe_rank_exit, find_printed, killed_by
+from smddp.job.printed_error import CAUSE_SECONDS
 from smddp.launch.failure_file import FailureFile, host_name
 from smddp.launch.node_lines import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
@@ -41,9 +42,6 @@ from smddp.process.exit_codes import RESUMABLE, stop_announced
 from smddp.process.output_lines import STDOUT
 
 logger = logging.getLogger(__name__)
-
-_CAUSE_SECONDS = 3.0
-"""How long a failure of another rank is waited for where one only lost contact; as long as a rank waits by itself."""
 
 _LOOK_SECONDS = 0.05
 
@@ -202,7 +200,7 @@ class Agent(SimpleElasticAgent):
             None,
         )
         self._lost_contact_at = self._lost_contact_at or time.monotonic()
-        if cause is None and not is_last and time.monotonic() < self._lost_contact_at + _CAUSE_SECONDS:
+        if cause is None and not is_last and time.monotonic() < self._lost_contact_at + CAUSE_SECONDS:
             self._awaits_cause = True
             time.sleep(_LOOK_SECONDS)  # if all ranks here have ended, nothing else waits
             return None

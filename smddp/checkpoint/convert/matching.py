@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from smddp.job.weight_names import plain_name
+from smddp.job.weight_names import METADATA, plain_name
 
-_METADATA = "_metadata"  # where torch.nn.Module.state_dict() keeps the versions of its modules
 _REPLICATED = "module."  # what DistributedDataParallel puts before them, and AveragedModel too
 _AVERAGED = "n_averaged"  # AveragedModel's count, beside them
 
@@ -131,7 +130,7 @@ def _keep_versions(
     weights: Mapping[str, Any], state: OrderedDict[str, Any], names: Mapping[str, str], origins: Mapping[str, str]
 ) -> None:
     """Let the module know by which version of each of its layers a weight was saved, as its own state_dict would."""
-    versions = getattr(weights, _METADATA, None)
+    versions = getattr(weights, METADATA, None)
     if not isinstance(versions, Mapping):
         return
     kept = dict(versions)
@@ -139,4 +138,4 @@ def _keep_versions(
         layer = origins.get(name, "").rpartition(".")[0]
         if layer in versions:
             kept[own_name.rpartition(".")[0]] = versions[layer]
-    setattr(state, _METADATA, kept)
+    setattr(state, METADATA, kept)

@@ -25,9 +25,9 @@ import torch
 
 from smddp.checkpoint.format.tensors import DTYPES
 from smddp.errors import CheckpointError
+from smddp.job.weight_names import METADATA
 
 _TAG = "$"
-_METADATA = "_metadata"  # where torch.nn.Module.state_dict() keeps the versions of its modules
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _KINDS = {kind: name for name, kind in _DICTS.items()}
 
@@ -91,7 +91,7 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor], more: MoreKind
     pairs = {unflatten(key, tensors, more): unflatten(value, tensors, more) for key, value in skeleton["items"]}
     result = _DICTS[kind](pairs)
     if "metadata" in skeleton:
-        setattr(result, _METADATA, unflatten(skeleton["metadata"], tensors, more))
+        setattr(result, METADATA, unflatten(skeleton["metadata"], tensors, more))
     return result
 
 
@@ -142,9 +142,9 @@ class _Parts:
             _TAG: _KINDS[type(value)],
             "items": [list(pair) for pair in zip(keys, items.values(), strict=True)],
         }
-        if hasattr(value, _METADATA):
-            metadata = getattr(value, _METADATA)
-            tagged["metadata"] = self.skeleton(metadata, f"{path}.{_METADATA}", _join(name, "metadata"))
+        if hasattr(value, METADATA):
+            metadata = getattr(value, METADATA)
+            tagged["metadata"] = self.skeleton(metadata, f"{path}.{METADATA}", _join(name, "metadata"))
         return tagged
 
     def _add_tensor(self, tensor: torch.Tensor, path: str, name: str) -> str:

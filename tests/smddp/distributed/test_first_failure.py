@@ -50,7 +50,7 @@ def test_a_rank_that_lost_contact_waits_for_the_cause(ranks: list[FirstFailure])
 def test_lost_contact_is_the_report_where_no_cause_comes(
     ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(first_failure, "CAUSE_SECONDS", 0.3)
     report = ranks[0].settle("Connection closed by peer", lost_contact=True)
     assert report == f"{first_failure._NO_CAUSE}\nConnection closed by peer"
 
@@ -59,7 +59,7 @@ def test_lost_contact_is_the_report_where_no_cause_comes(
 def test_a_rank_that_ended_well_too_early_is_named(
     ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(first_failure, "CAUSE_SECONDS", 0.3)
     ranks[1].close(code=code)
     report = ranks[0].settle("Connection closed by peer", lost_contact=True)
     assert f"Rank 1 of 2 had ended before, with exit code {code}: did it leave the loop while others" in report
@@ -68,7 +68,7 @@ def test_a_rank_that_ended_well_too_early_is_named(
 def test_a_timeout_is_not_told_as_a_rank_that_was_killed(
     ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(first_failure, "CAUSE_SECONDS", 0.3)
     told = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete"
     report = ranks[0].settle(told, lost_contact=True)
     assert "did not come to a collective in time" in report
@@ -80,7 +80,7 @@ def test_a_timeout_is_not_told_as_a_rank_that_was_killed(
 def test_a_failed_rank_stays_until_all_have_read_and_no_longer(
     memberships: list[Membership], ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_failure, "_CAUSE_SECONDS", 30.0)
+    monkeypatch.setattr(first_failure, "CAUSE_SECONDS", 30.0)
     ranks[0].settle("ValueError on rank 0", lost_contact=False)
     started = time.monotonic()
     ranks[0].await_readers()
