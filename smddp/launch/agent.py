@@ -231,6 +231,7 @@ class Agent(SimpleElasticAgent):
         if (report := self._failure_file.read()) is not None:
             logger.warning("The report of the round that ended: %s", report)
             self._failure_file.forget()  # every node has ended its ranks before it comes to the next round
+        self._lost_contact_at = None
         self._processes.end_leftovers()  # they hold GPU memory, and may write to the checkpoint directory
         super()._restart_workers(worker_group)
 

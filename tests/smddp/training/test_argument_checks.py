@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,6 @@ from torch.optim.lr_scheduler import SequentialLR, StepLR
 
 import smddp
 from smddp.metrics import CsvFile
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    smddp.leave()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,6 @@ from smddp import Trainer
 from smddp.distributed import leave
 from smddp.job import Job
 from smddp.training.ema import ExponentialMovingAverage
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
-
 
 # Each model is trained twice on the same batches: by a Trainer, and by the loop that one would write with torch's DDP,
 # which is made anew after each change of the layers.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import safetensors.torch
 import torch
@@ -12,20 +9,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from smddp import Trainer, load_weights
-from smddp.distributed import leave
 from smddp.job import Job
 from smddp.training.ema import ExponentialMovingAverage
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
 
 
 def network() -> nn.Sequential:

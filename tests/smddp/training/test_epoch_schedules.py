@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,8 @@ from torch.utils.data import TensorDataset
 
 from smddp import CheckpointPolicy, Trainer
 from smddp.checkpoint.restore.script_options import OnChange
-from smddp.distributed import leave
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-    stop_signal.requested = False
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
 
 
 class Run:

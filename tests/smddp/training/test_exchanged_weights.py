@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,18 +12,10 @@ from torch.utils.data import TensorDataset
 
 from smddp import Trainer
 from smddp.checkpoint import list_checkpoints
-from smddp.distributed import leave
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 
 Exchange = Callable[[nn.Module, Sequence[Tensor]], object]
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    stop_signal.requested = False
-    leave()
 
 
 def by_state_dict(model: nn.Module, values: Sequence[Tensor]) -> None:

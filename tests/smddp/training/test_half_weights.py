@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from smddp import Trainer
-from smddp.distributed import leave
 from smddp.job import Job
 from smddp.training.half_weights import HalfWeightsModel
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
 
 
 class Network(nn.Module):

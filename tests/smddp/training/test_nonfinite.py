@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,6 @@ from smddp.checkpoint import list_checkpoints
 from smddp.distributed import leave
 from smddp.errors import TrainingDivergedError
 from smddp.job import Job
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
 
 
 def network() -> nn.Sequential:

@@ -45,11 +45,6 @@ def _end() -> Iterator[None]:
     gc.collect()  # loaders whose workers would live as long as this process
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
-
-
 def points() -> TensorDataset:
     return TensorDataset(torch.arange(SAMPLES, dtype=torch.float32).unsqueeze(1) / SAMPLES)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from torch import nn
@@ -54,11 +53,6 @@ def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     leave()
     stop_signal.requested = False
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import gc
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +18,6 @@ from smddp.job import Job
 from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training.open_runs import open_runs
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-    stop_signal.requested = False
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from smddp.checkpoint import Manifest, list_checkpoints
 from smddp.data import ElasticSampler
 from smddp.data.pipes import PipeDataset
 from smddp.data.shards import ShardedDataset
-from smddp.distributed import agreement, leave
+from smddp.distributed import agreement
 from smddp.job import Job
 from smddp.job.channels import Input
 from smddp.process.preemption import Stopped, stop_signal
@@ -30,18 +30,6 @@ def _fast_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """How often ranks look up depends on how fast they are: here always very fast."""
     ticks = itertools.count()
     monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6))
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-    stop_signal.requested = False
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
 
 
 def dataset() -> TensorDataset:
