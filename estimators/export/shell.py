@@ -23,9 +23,9 @@ def exports(variables: Mapping[str, str]) -> list[str]:
 
 def env_words(variables: Mapping[str, str]) -> list[str]:
     """Return the words in front of a command that set the other variables for it; none if there are no others."""
-    others = [f"{name}={value}" for name, value in variables.items() if not _IDENTIFIER.fullmatch(name)]
-    assert all(_NAME.match(word) for word in others), others
-    return ["env", *others] if others else []
+    others = {name: value for name, value in variables.items() if not _IDENTIFIER.fullmatch(name)}
+    assert all(map(_NAME.fullmatch, others)), list(others)
+    return ["env", *(f"{name}={value}" for name, value in others.items())] if others else []
 
 
 def command_line(words: Iterable[str]) -> str:

@@ -94,7 +94,7 @@ class AwsErrors:
             answer = self._inner(environ, keep)
             status = int(answered[0][0].split()[0])
             if status >= 400:
-                content = read_answer(answer)
+                content = _read(answer)
                 if status >= 500 or content.lstrip()[:5].lower() in (b"<!doc", b"<html"):
                     raise _UnansweredError(answered[0][0])
                 answer = [content]
@@ -119,19 +119,12 @@ class RequiredMembers:
         shape = operation.is_sagemakers and service_model().operation_model(operation.name).output_shape
         if not shape:
             return self._inner(environ, start_response)
-        head: list[Any] = []
-
-        def keep(*status_and_headers: Any) -> Any:
-            head[:] = status_and_headers
-            return io.BytesIO().write
-
-        content = read_answer(self._inner(environ, keep))
-        status, headers, *rest = head
+        status, headers, content = ask(self._inner, environ)
         if status.startswith("200"):
             content = json.dumps(_complete(shape, json.loads(content))).encode()
             others = [(name, value) for name, value in headers if name.lower() != "content-length"]
             headers = [*others, ("Content-Length", str(len(content)))]
-        start_response(status, headers, *rest)
+        start_response(status, headers)
         return [content]
 
 
@@ -155,7 +148,19 @@ def _complete(shape: Any, value: Any) -> Any:
     }
 
 
-def read_answer(answer: Iterable[bytes]) -> bytes:
+def ask(inner: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
+    """Return the status, the headers and the whole body that an application answers a request with."""
+    head: list[Any] = []
+
+    def keep(*status_and_headers: Any) -> Any:
+        head[:] = status_and_headers
+        return io.BytesIO().write  # nobody writes in this way any more
+
+    content = _read(inner(environ, keep))
+    return head[0], head[1], content
+
+
+def _read(answer: Iterable[bytes]) -> bytes:
     """Return all of an application's answer, and close it, as WSGI demands of a caller that does not hand it on."""
     try:
         return b"".join(answer)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from estimators.local.api.front import DOCUMENT, OPERATION, read_answer
+from estimators.local.api.front import DOCUMENT, OPERATION, ask
 from estimators.local.api.log_pattern import LogPattern
 from estimators.local.api.refusal import refuse
 from estimators.local.engine import ApiError
@@ -99,19 +99,14 @@ class LogFilter:
     def _ask(self, environ: WSGIEnvironment, operation: str, document: dict[str, Any]) -> dict[str, Any]:
         """Send `inner` another request of the same client; its answer."""
         content = json.dumps(document).encode()
-        head: list[Any] = []
-
-        def keep(status: str, headers: list[tuple[str, str]], *_: Any) -> Any:
-            head[:] = [status, headers]
-
         asked = {
             **environ,
             "HTTP_X_AMZ_TARGET": _TARGET + operation,
             "CONTENT_LENGTH": str(len(content)),
             "wsgi.input": io.BytesIO(content),
         }
-        body = read_answer(self._inner(asked, keep))
-        if not head[0].startswith("200"):
-            raise _RefusedError(head[0], head[1], body)
+        status, headers, body = ask(self._inner, asked)
+        if not status.startswith("200"):
+            raise _RefusedError(status, headers, body)
         answer: dict[str, Any] = json.loads(body)
         return answer

@@ -9,10 +9,10 @@ import io
 import json
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
-from estimators.local.api.front import OPERATION, read_answer
+from estimators.local.api.front import OPERATION, ask
 from estimators.local.api.operation import ApiOperation
 from estimators.service_model import service_model, violations
 
@@ -58,15 +58,7 @@ class RolesByName:
         return [content]
 
     def _ask(self, environ: WSGIEnvironment, form: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
-        head: list[Any] = []
-
-        def keep(*status_and_headers: Any) -> Any:
-            head[:] = status_and_headers
-            return io.BytesIO().write
-
-        asked = {**environ, "CONTENT_LENGTH": str(len(form)), "wsgi.input": io.BytesIO(form)}
-        content = read_answer(self._inner(asked, keep))
-        return head[0], head[1], content
+        return ask(self._inner, {**environ, "CONTENT_LENGTH": str(len(form)), "wsgi.input": io.BytesIO(form)})
 
 
 def _is_name(text: str) -> bool:
