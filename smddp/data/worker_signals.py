@@ -14,10 +14,12 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from smddp.process import fork_server
@@ -45,11 +47,15 @@ class OutliveStop:
 
     def __call__(self, worker_id: int) -> None:
         """Replace the handler that torch gave this worker."""
-        parent = os.getppid()
+        parent, rank = os.getppid(), multiprocessing.parent_process()
 
         def ignore_while_parent_lives(_signal_number: int, _frame: FrameType | None) -> None:
             if os.getppid() != parent:
                 os._exit(0)
+
+        if rank is not None and rank.pid != parent:
+            # A fork server lives for as long as its children: neither this nor torch sees there that the rank is gone.
+            threading.Thread(target=_end_with, args=(rank,), daemon=True).start()
 
         signal.signal(_END_SIGNAL, _end)
         for number in STOP_SIGNALS:
@@ -62,6 +68,11 @@ class OutliveStop:
             )
         if self.then is not None:
             self.then(worker_id)
+
+
+def _end_with(rank: BaseProcess) -> None:
+    rank.join()  # of a parent it waits for the end, and collects nothing
+    os._exit(0)
 
 
 def _end(_signal_number: int, _frame: FrameType | None) -> None:

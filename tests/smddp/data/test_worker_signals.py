@@ -84,11 +84,35 @@ if __name__ == "__main__":
 """
 
 
+FORKSERVER = "trainer.loader(Slow(), batch_size=4, num_workers=2, multiprocessing_context='forkserver')"
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def start(tmp_path: Path, loader: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """Starts a rank, and returns it with the numbers of its two workers once it trains."""
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.replace("LOADER", loader))
+    environ = {**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")}
+    rank = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True
+    )
+    assert rank.stdout is not None
+    workers = [int(pid) for pid in rank.stdout.readline().split()]
+    assert len(workers) == 2
+    return rank, workers
+
+
+def await_end(workers: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
 
 
 @pytest.mark.usefixtures("fork_python")
@@ -101,24 +125,13 @@ def alive(pid: int) -> bool:
 )
 @pytest.mark.slow
 def test_sigterm_to_the_process_group_is_a_stop_with_a_checkpoint(tmp_path: Path, loader: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(PROGRAM.replace("LOADER", loader))
-    environ = {**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")}
-    rank = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True
-    )
-    assert rank.stdout is not None
-    workers = [int(pid) for pid in rank.stdout.readline().split()]
-    assert len(workers) == 2
+    rank, workers = start(tmp_path, loader)
     for pid in [*workers, rank.pid]:  # as a signal to the group arrives: workers first is the worst case
         os.kill(pid, signal.SIGTERM)
     assert rank.wait(60) == 75
     (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
     assert checkpoint.step >= 5
-    deadline = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, workers))
+    await_end(workers)
 
 
 @pytest.mark.usefixtures("fork_python")
@@ -151,22 +164,19 @@ def test_a_fork_server_that_a_stop_would_end_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_fork_server_and_its_workers_outlive_a_stop(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    loader = "trainer.loader(Slow(), batch_size=4, num_workers=2, multiprocessing_context='forkserver')"
-    script.write_text(PROGRAM.replace("LOADER", loader))
-    environ = {**os.environ, "SMDDP_RUN_DIR": str(tmp_path / "run")}
-    rank = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True
-    )
-    assert rank.stdout is not None
-    workers = [int(pid) for pid in rank.stdout.readline().split()]
+    rank, workers = start(tmp_path, FORKSERVER)
     os.killpg(rank.pid, signal.SIGTERM)
     assert rank.wait(60) == 75
     assert list_checkpoints(tmp_path / "run" / "checkpoints")[0].step >= 5
-    deadline = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, workers))
+    await_end(workers)
+
+
+@pytest.mark.slow
+def test_workers_of_the_fork_server_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
+    rank, workers = start(tmp_path, FORKSERVER)
+    rank.kill()
+    rank.wait()
+    await_end(workers)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
