@@ -75,12 +75,13 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
 
 
 def _running(access: Access) -> list[_Job]:
-    return sorted(
+    jobs = {  # a set: a job that is stopped between two questions is on both lists
         _Job(kind, job[f"{kind}Name"])
         for kind in _KINDS
-        for status in ("InProgress", "Stopping")
+        for status in ("InProgress", "Stopping")  # in the order of its life, so that none is on neither list
         for job in _listed(access, f"List{kind}s", f"{kind}Summaries", status)
-    )
+    }
+    return sorted(jobs)
 
 
 def _listed(access: Access, operation: str, member: str, status: str) -> Iterator[dict[str, Any]]:

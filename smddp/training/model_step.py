@@ -59,6 +59,7 @@ class ModelStep:
             self.model = self._replica = Replica(wrapped, membership, accumulates=accumulates, options=options)
         self._optimized = step.parameters()
         self._left_with: list[Tensor] | None = None
+        self._first_shapes = _shapes(module)
         # After the replica, which has given all ranks rank 0's weights.
         self.average = None if ema is None else ExponentialMovingAverage(module, ema)
 
@@ -122,6 +123,12 @@ class ModelStep:
         if self._replica is not None:
             self._replica.follow()
 
+    def reshaped(self) -> dict[str, tuple[list[int], list[int]]]:
+        """Return the first shape and the present one of each saved tensor that has changed it, such as a memory."""
+        now = _shapes(self._module)
+        first = self._first_shapes
+        return {name: (first[name], now[name]) for name in first if now.get(name, first[name]) != first[name]}
+
     def note_weights(self) -> None:
         """Remember the weights as they are now, between two steps."""
         self._left_with = _norms(self._module)
@@ -154,6 +161,10 @@ class ModelStep:
             self._replica.share_buffers()
         if self.average is not None and self.step.applied:
             self.average.update_parameters(self._module)
+
+
+def _shapes(module: nn.Module) -> dict[str, list[int]]:
+    return {name: list(each.shape) for name, each in module.state_dict().items() if isinstance(each, Tensor)}
 
 
 def _norms(module: nn.Module) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ from smddp.checkpoint.restore.restoring import Stateful, check_parts
 from smddp.checkpoint.restore.schedules import OptimizerSchedules
 from smddp.checkpoint.restore.script_options import OnChange
 from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer, is_sharded
+
+logger = logging.getLogger(__name__)
 
 _Trainer = TypeVar("_Trainer")
 
@@ -62,7 +65,7 @@ def state_parts(
     if taken := sorted(name for name in extra if name in _OWN or name in trained or name in own):
         raise ValueError(f"state has {', '.join(taken)}: the trainer's own parts have these names; choose others")
     parts = {
-        name: DictState(part) if isinstance(part, dict) else _scheduled(part, of_optimizers)
+        name: DictState(name, part, speaks=speaks) if isinstance(part, dict) else _scheduled(part, of_optimizers)
         for name, part in extra.items()
     }
     check_parts(parts, {})
@@ -97,10 +100,18 @@ def with_parts_of_kept(
 
 
 class DictState:
-    """The user's dict, such as the counter of an early stop: saved as it is, and restored in place."""
+    """The user's dict, such as the counter of an early stop: saved as it is, and restored in place.
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    Args:
+        name: The user's, for the log.
+        values: The dict.
+        speaks: Whether this rank tells in the log which of the script's keys a checkpoint lacks.
+    """
+
+    def __init__(self, name: str, values: dict[str, Any], *, speaks: bool) -> None:
+        self._name = name
         self._values = values
+        self._speaks = speaks
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy."""
@@ -108,6 +119,11 @@ class DictState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the dict's items."""
+        if self._speaks and (missing := [repr(key) for key in self._values if key not in state]):
+            logger.warning(
+                "state=%r has no %s any more: it is as the checkpoint has it, which was saved without",
+                *(self._name, ", ".join(missing)),
+            )
         self._values.clear()
         self._values.update(state)
 

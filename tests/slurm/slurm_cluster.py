@@ -26,6 +26,7 @@ _SRUN_PORTS = 40
 
 _CONFIGURATION = """
 ClusterName=smddp
+FirstJobId={controller}
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmctldPort={controller}
@@ -69,6 +70,9 @@ def can_run_slurm() -> bool:
 
 class SlurmCluster:
     """A cluster, from when it is entered until it is left.
+
+    Its jobs are numbered from its controller's port on: ranks derive the port they meet at from the number, and those
+    of two clusters on this machine must not meet.
 
     Args:
         directory: An empty one of its own, with a short path: sockets lie in it.

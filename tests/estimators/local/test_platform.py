@@ -288,6 +288,20 @@ def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["access", "records", "storage"]
 
 
+def test_a_job_that_is_stopped_while_jobs_are_listed_is_named_once(monkeypatch, caplog):
+    def ask(_access, operation, _request):
+        if operation == "DescribeTrainingJob":
+            return {"TrainingJobStatus": "Stopped"}
+        if operation == "StopTrainingJob":
+            listed.clear()
+        return {f"{operation.removeprefix('List')[:-1]}Summaries": listed if operation == "ListTrainingJobs" else []}
+
+    listed = [{"TrainingJobName": "both"}]  # in the list of each status that is asked for
+    monkeypatch.setattr(running_jobs, "ask", ask)
+    running_jobs.end(None, grace_seconds=1.0)
+    assert [record.message.count("both") for record in caplog.records] == [1, 1]
+
+
 def await_object(platform, key: str, *, seconds: float = 60) -> None:
     s3 = platform.boto_session.client("s3")
     await_that(lambda: s3.list_objects_v2(Bucket=platform.default_bucket, Prefix=key).get("Contents"), seconds=seconds)

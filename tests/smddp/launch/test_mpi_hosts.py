@@ -119,10 +119,11 @@ class TestTwoContainers:
         assert hosts.codes() == ["75", "75"]
         assert [hosts.failure(host) for host in HOSTS] == [None, None]
 
-    def test_a_failing_rank_ends_both_hosts_with_its_code(self, hosts):
+    def test_a_failing_rank_ends_both_hosts_with_its_code_and_reason(self, hosts):
         hosts.start("fail")
         assert hosts.codes() == ["9", "9"]
-        assert "mpirun on algo-1 ended with code 9" in hosts.failure("algo-2")
+        reason = "Rank 3 of 4 on algo-2 ended with code 9, and said no reason."
+        assert [hosts.failure(host) for host in HOSTS] == [reason, reason]
 
     @pytest.mark.parametrize(("lost", "left"), [HOSTS, HOSTS[::-1]])
     def test_a_lost_host_ends_the_other_soon_with_a_reason_that_names_it(self, hosts, lost, left):

@@ -12,6 +12,7 @@ from torch import nn
 
 from smddp import Trainer
 from smddp.distributed import leave
+from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.training.ema import ExponentialMovingAverage
 
@@ -275,3 +276,32 @@ def test_a_buffer_that_was_none_is_resumed(job: Job) -> None:
     again = Assigns(first=None)
     assert Trainer(job, again, torch.optim.SGD(again.parameters(), lr=0.1)).resume()
     assert torch.equal(again.seen, torch.ones(2))
+
+
+def test_a_buffer_that_grows_is_told_at_the_first_save_for_a_resume_can_t_load_it(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+            self.register_buffer("memory", torch.zeros(0, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.memory = torch.cat([self.memory, x.detach()])
+            return self.layer(x).mean()  # type: ignore[no-any-return]
+
+    def trainer_of_anew() -> Trainer:
+        model = Remembers()
+        return Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    trainer = trainer_of_anew()
+    trainer.save(wait=True)
+    assert "changed the shape" not in caplog.text
+    for _ in range(2):
+        trainer.step(trainer.model(torch.ones(3, 1)))
+        trainer.save(wait=True)
+    assert caplog.text.count("the model has changed the shape of memory from [0, 1] to [3, 1].") == 1
+    del trainer
+    with pytest.raises(CheckpointError, match="memory"):
+        trainer_of_anew().resume()

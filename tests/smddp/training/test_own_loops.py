@@ -664,6 +664,16 @@ def test_a_save_that_is_asked_for_has_what_changed_since_the_last_one(job: Job) 
     assert patience == {"bad": 1}
 
 
+def test_a_key_that_a_dict_of_the_script_has_got_since_is_named_when_it_goes(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    Parts(job, state={"patience": {"bad": 1}}).trainer.save(wait=True)
+    patience = {"bad": 0, "best": 0.5}
+    Parts(job, state={"patience": patience}).trainer.resume()
+    assert patience == {"bad": 1}
+    assert "state='patience' has no 'best' any more: it is as the checkpoint has it" in caplog.text
+
+
 def test_a_loader_that_comes_again_beside_the_training_loader_ends_no_step(job: Job) -> None:
     parts = Parts(job, accumulate=2)
     labelled = parts.trainer.loader(points(), batch_size=8)
