@@ -13,6 +13,7 @@ from typing import Any
 from estimators.errors import EstimatorError
 from estimators.image import instance_groups
 from estimators.problem import Problem, error, nearest, warning
+from smddp.container.command import PROCESSES_PER_HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +69,6 @@ NAMES: Mapping[str, Mapping[str, Any]] = {
     "parameter_server": {"parameter_server": {"enabled": True}},
 }
 """What ``Estimator(distribution="…")`` stands for."""
-
-PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
-"""The hyperparameter that AWS's training toolkit reads the number of processes from, for torchrun too."""
 
 _INSTANCE_GROUPS = "instance_groups"
 """Beside a kind in the dict: the groups of hosts that it starts ranks on."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from estimators.checks import aws_limits
-from estimators.distribution import PROCESSES_PER_HOST, trained_groups, uses_data_parallel_library
+from estimators.distribution import trained_groups, uses_data_parallel_library
 from estimators.image import instance_groups
 from estimators.problem import Problem, error, warning
 from estimators.request_rules import LONGEST_RUNTIME
-from smddp.container.command import check_processes_per_host, check_settings
+from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST, check_processes, check_settings
 from smddp.container.contract import fault_of_hyperparameter
 from smddp.errors import JobError
 
@@ -194,8 +195,9 @@ def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | N
 def check_launch_settings(arguments: Arguments) -> Iterator[Problem]:
     """Yield what the container would refuse of the settings by which its ranks start."""
     environment = arguments.get("environment")
-    processes = arguments.get("hyperparameters", {}).get(PROCESSES_PER_HOST, 1)
-    yield from _refused("hyperparameters", lambda: check_processes_per_host(processes))
+    for name in (PROCESSES_PER_HOST, PROCESSES_IN_ALL):
+        processes = arguments.get("hyperparameters", {}).get(name, 1)
+        yield from _refused("hyperparameters", partial(check_processes, name, processes))
     if isinstance(environment, Mapping) and all(isinstance(value, str) for value in environment.values()):
         yield from _refused("environment", lambda: check_settings(environment))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from estimators import distribution
 from estimators.image import instance_groups
+from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST
 
 _COUNT = re.compile(r"[1-9][0-9]{0,3}")
 
@@ -27,6 +28,8 @@ class Topology:
     """How many hosts get ranks; None if a training recipe says it."""
     processes_per_host: int | None
     """Ranks on each host; None if the container decides (one a GPU, or one)."""
+    stated_processes: int | None = None
+    """Ranks over all hosts, if the job asks mpirun for fewer than the hosts take."""
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Topology:
@@ -36,22 +39,24 @@ class Topology:
         if "instance_type" in arguments:
             hosts.append((arguments.get("instance_count"), arguments["instance_type"]))
         given = arguments.get("distribution")
+        launcher = distribution.launcher(given)
         trained = distribution.trained_groups(arguments)
         counts = [group.instance_count for group in trained] or [count for count, _ in hosts]
         whole = [count for count in counts if isinstance(count, int)]
-        stated = str(arguments.get("hyperparameters", {}).get(distribution.PROCESSES_PER_HOST, ""))
         return cls(
             hosts=tuple(hosts),
-            launcher=distribution.launcher(given),
+            launcher=launcher,
             trained=tuple(str(group.instance_group_name) for group in trained) if len(trained) < len(groups) else (),
             hosts_with_ranks=sum(whole) if len(whole) == len(counts) else None,
-            processes_per_host=distribution.processes_per_host(given)
-            or (int(stated) if _COUNT.fullmatch(stated) else None),
+            processes_per_host=distribution.processes_per_host(given) or _stated(arguments, PROCESSES_PER_HOST),
+            stated_processes=_stated(arguments, PROCESSES_IN_ALL) if launcher == "mpirun" else None,
         )
 
     @property
     def processes(self) -> int | None:
         """Ranks over all hosts; None if it is not known."""
+        if self.stated_processes is not None:
+            return self.stated_processes
         if self.processes_per_host is None or self.hosts_with_ranks is None:
             return None
         return self.processes_per_host * self.hosts_with_ranks
@@ -66,3 +71,8 @@ class Topology:
             return f"{hosts}, {launcher}"
         total = "" if self.processes in (None, self.processes_per_host) else f", {self.processes} in all"
         return f"{hosts}, {launcher}, {self.processes_per_host} processes on each{total}"
+
+
+def _stated(arguments: Mapping[str, Any], hyperparameter: str) -> int | None:
+    stated = str(arguments.get("hyperparameters", {}).get(hyperparameter, ""))
+    return int(stated) if _COUNT.fullmatch(stated) else None

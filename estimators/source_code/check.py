@@ -16,7 +16,7 @@ from estimators.source_code.ignore_rules import IGNORE_FILE
 from estimators.source_code.package import PACKAGE, imports_at_top, needs_package, package_requirements
 from estimators.source_code.source import SourceCode
 from estimators.source_code.tree import Tree
-from smddp.container.entry_point import ONLY_PYTHON_EVERYWHERE, fault_below, fault_of_name, is_package
+from smddp.container.entry_point import fault_of_name, fault_under_torchrun, is_package
 from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 
 _OTHER_ARCHIVES = tuple(
@@ -86,12 +86,8 @@ def _check_form(source: SourceCode, launcher: str | None) -> Iterator[Problem]:
         remedy = f"Give {plain!r}." if fault_of_name(plain) is None else "Rename it."
         yield error("entry_point", f"every container refuses it: {fault.rstrip('.')}", remedy)
     package = is_package(source.program, _names_at_top(source))
-    if launcher and (fault := fault_below(launcher, source.program, package=package)):
-        if launcher in ONLY_PYTHON_EVERYWHERE:
-            yield error("distribution", fault.rstrip("."), "Give a Python file, without a setup.py beside it.")
-        else:
-            remedy = "AWS's toolkit starts it in each rank. For both, give a Python file, without a setup.py beside it."
-            yield warning("distribution", f"smddp's container refuses it: {fault.rstrip('.')}", remedy)
+    if launcher == "torchrun" and (fault := fault_under_torchrun(source.program, package=package)):
+        yield error("distribution", fault.rstrip("."), "Give a Python file, without a setup.py beside it.")
 
 
 def _names_at_top(source: SourceCode) -> set[str]:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from smddp.container.contract import Contract
-from smddp.container.entry_point import fault_below, is_package
+from smddp.container.entry_point import fault_under_torchrun, is_package
 from smddp.container.environment import MASTER_PORT, user_arguments
+from smddp.container.job_process import SHELL
+from smddp.container.source import top_files
 from smddp.errors import JobError
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,11 @@ logger = logging.getLogger(__name__)
 _PROCESSES_PER_CPU = 4
 _FEW_PROCESSES = 64
 """Ranks that a host always takes, however few its CPUs."""
+
+PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+"""The hyperparameter that AWS's training toolkit, too, reads the ranks on each host from, for torchrun as well."""
+PROCESSES_IN_ALL = "sagemaker_mpi_num_processes"
+"""That of the ranks on all hosts, if they shall be fewer; for mpirun alone."""
 
 _REFUSED = {
     "sagemaker_multi_worker_mirrored_strategy_enabled": "The multi-worker mirrored strategy",
@@ -62,26 +69,34 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     Raises:
         JobError: The distribution asked for can't be had here.
     """
-    package = is_package(entry_point, [path.name for path in contract.code_dir.glob("*") if path.is_file()])
+    package = is_package(entry_point, top_files(contract.code_dir))
     arguments = user_arguments(contract.hyperparameters)
     launcher = _launcher(contract.framework) if contract.current_group in contract.distribution_groups else None
     restarts, port = _max_restarts(environ), _master_port(environ)
     if restarts and launcher in (None, "mpi"):
         logger.warning("SMDDP_MAX_RESTARTS=%d does nothing here: only ranks of torchrun's can be restarted.", restarts)
-    if launcher is None:
-        if package:
-            return Command(words=("-m", entry_point[:-3].replace("/", "."), *arguments), package=True)
-        if entry_point.endswith(".py"):
-            return Command(words=(entry_point, *arguments))
-        return Command(words=("/bin/sh", "-c", 'exec "./$0" "$@"', entry_point, *arguments), through_shell=True)
-    if fault := fault_below(launcher, entry_point, package=package):
+    if launcher == "torchrun" and (fault := fault_under_torchrun(entry_point, package=package)):
         raise JobError(fault)
+    is_shell = not package and not entry_point.endswith(".py")
+    if launcher is None and is_shell:
+        return Command(words=(*SHELL, entry_point, *arguments), through_shell=True)
+    program = [entry_point]  # for python, and for the launchers alike
+    if is_shell:
+        program = ["-m", "smddp.container.job_process", entry_point]
+    elif package:
+        program = ["-m", entry_point.removesuffix(".py").replace("/", ".")]
+    if launcher is None:
+        return Command(words=(*program, *arguments), package=package)
     processes = 1 if launcher == "parameter_server" else _processes_per_host(contract.framework, gpus)
-    if launcher == "mpi" and contract.current_host != contract.master_host:
-        return Command(words=("-m", "smddp.launch.mpi_host", "--first", contract.master_host))
-    words = _mpirun(contract, processes) if launcher == "mpi" else _torchrun(contract, processes, port, restarts)
-    many = processes * len(contract.distribution_hosts) > 1
-    return Command(words=("-m", *words, entry_point, *arguments), many=many)
+    ranks = processes * len(contract.distribution_hosts)
+    if launcher == "mpi":
+        ranks = _mpi_ranks(contract.framework, ranks)
+        if contract.current_host != contract.master_host:
+            return Command(words=("-m", "smddp.launch.mpi_host", "--first", contract.master_host), package=package)
+        words = _mpirun(contract, processes, ranks)
+    else:
+        words = _torchrun(contract, processes, port, restarts)
+    return Command(words=("-m", *words, *program, *arguments), package=package, many=ranks > 1)
 
 
 def check_settings(environ: Mapping[str, str]) -> None:
@@ -94,18 +109,21 @@ def check_settings(environ: Mapping[str, str]) -> None:
     _master_port(environ)
 
 
-def check_processes_per_host(given: object) -> None:
-    """Check the hyperparameter ``sagemaker_mpi_num_of_processes_per_host``.
+def check_processes(name: str, given: object) -> None:
+    """Check a hyperparameter that is a number of processes.
 
     Raises:
-        JobError: It is no number of processes.
+        JobError: It is none.
     """
     if not re.fullmatch(r"[1-9]\d*", str(given)):
-        raise JobError(f"sagemaker_mpi_num_of_processes_per_host={given!r} must be a whole number, 1 or more.")
+        raise JobError(f"{name}={given!r} must be a whole number, 1 or more.")
 
 
 def _launcher(framework: Mapping[str, Any]) -> str | None:
-    """Return what starts the ranks: "mpi", "torchrun", "parameter_server" (torchrun, too); None for a plain script."""
+    """Return what starts the ranks; None for a plain script.
+
+    It is "mpi", or "torchrun", which also starts those of "smdistributed" and "parameter_server".
+    """
     for name, what in _REFUSED.items():
         if framework.get(name):
             raise JobError(f"{what} ({name}) are not for PyTorch here: use the distribution torch_distributed.")
@@ -119,7 +137,7 @@ def _launcher(framework: Mapping[str, Any]) -> str | None:
                 "SMDDP WAS ASKED FOR AND IS NOT HERE: smdistributed.dataparallel can't be imported in this image. "
                 "The ranks start through torchrun and all-reduce over NCCL (GPUs) or gloo (CPUs)."
             )
-        return "torchrun"
+        return "smdistributed"
     if framework.get("sagemaker_parameter_server_enabled"):
         logger.warning(
             "PyTorch has no parameter server of its own: this starts one rank a host, which a script can make servers "
@@ -130,13 +148,25 @@ def _launcher(framework: Mapping[str, Any]) -> str | None:
 
 
 def _processes_per_host(framework: Mapping[str, Any], gpus: int) -> int:
-    given = framework.get("sagemaker_mpi_num_of_processes_per_host") or gpus or 1
-    check_processes_per_host(given)
+    given = framework.get(PROCESSES_PER_HOST) or gpus or 1
+    check_processes(PROCESSES_PER_HOST, given)
     most = _most_processes()
     if len(str(given)) > 9 or int(given) > most:
         raise JobError(
-            f"sagemaker_mpi_num_of_processes_per_host={str(given)[:20]} is more than this host takes: at most {most}. "
+            f"{PROCESSES_PER_HOST}={str(given)[:20]} is more than this host takes: at most {most}. "
             "Ask for fewer, or for more instances."
+        )
+    return int(given)
+
+
+def _mpi_ranks(framework: Mapping[str, Any], most: int) -> int:
+    """Return how many ranks mpirun starts: as many as the hosts take, unless the job asks for fewer."""
+    given = framework.get(PROCESSES_IN_ALL) or most
+    check_processes(PROCESSES_IN_ALL, given)
+    if len(str(given)) > 9 or int(given) > most:
+        raise JobError(
+            f"{PROCESSES_IN_ALL}={str(given)[:20]} is more than the job's hosts take together: {most}. Ask for fewer, "
+            f"or for more on each host by {PROCESSES_PER_HOST}."
         )
     return int(given)
 
@@ -171,9 +201,11 @@ def _torchrun(contract: Contract, processes: int, port: str | None, restarts: in
     return [*words, "--max-restarts", str(restarts)] if restarts else words
 
 
-def _mpirun(contract: Contract, processes: int) -> list[str]:
+def _mpirun(contract: Contract, processes: int, ranks: int) -> list[str]:
     words = ["smddp.launch.mpirun", "--processes", str(processes)]
     hosts = contract.distribution_hosts
+    if ranks < processes * len(hosts):
+        words += ["--ranks", str(ranks)]
     if len(hosts) > 1:
         words += [
             "--hosts",

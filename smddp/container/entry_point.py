@@ -11,9 +11,6 @@ from collections.abc import Container
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*")
 _SETUP = "setup.py"
 
-ONLY_PYTHON_EVERYWHERE = frozenset({"torchrun"})
-"""Launchers of whose ranks `fault_below` holds for AWS's toolkit, too."""
-
 
 def fault_of_name(entry_point: str) -> str | None:
     """Return what is wrong with the path of an entry point in the source bundle, and what is allowed; None if right."""
@@ -30,21 +27,18 @@ def is_package(entry_point: str, files: Container[str]) -> bool:
     """Return whether the code is a Python package, which is installed, and runs as a module.
 
     Args:
-        entry_point: The entry point.
+        entry_point: The entry point; of a package it may also be a module's name, without ``.py``.
         files: The names of what lies at the top of the bundle.
     """
-    return _SETUP in files and entry_point.endswith(".py")
+    return _SETUP in files and not entry_point.endswith(".sh")
 
 
-def fault_below(launcher: str, entry_point: str, *, package: bool) -> str | None:
-    """Return why a launcher can't start an entry point in its ranks; None if it can.
+def fault_under_torchrun(entry_point: str, *, package: bool) -> str | None:
+    """Return why torchrun can't start an entry point in its ranks; None if it can.
 
-    Args:
-        launcher: What starts the ranks, such as torchrun.
-        entry_point: The entry point.
-        package: Whether the code is a Python package.
+    The other launchers start any: AWS's toolkit and this container alike.
     """
     if not package and entry_point.endswith(".py"):
         return None
     kind = f"part of a Python package (there is a {_SETUP})" if package else "no Python file"
-    return f"{launcher} starts one Python file in every rank, but {entry_point} is {kind}."
+    return f"torchrun starts one Python file in every rank, but {entry_point} is {kind}."

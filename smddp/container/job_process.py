@@ -2,6 +2,9 @@
 
 It also inherits, reaps and ends whatever the job leaves behind. Output passes through unchanged; the end of the
 standard error is kept, for the failure's reason.
+
+``python -m smddp.container.job_process train.sh --lr 0.1`` is a rank that is a shell script. A launcher tells its ranks
+alone of a stop, and a shell tells nobody: this stands in front of it, and tells all that it runs.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +27,9 @@ from smddp.process.process_tree import Descendants, reap_children, send_to_those
 from smddp.process.program import Program
 
 logger = logging.getLogger(__name__)
+
+SHELL = ("/bin/sh", "-c", 'exec "./$0" "$@"')
+"""Runs a program of the code directory, whose name and arguments follow, by its first line."""
 
 GROUP_GRACE = 120.0
 """Seconds that the programs of a shell script have to end after a stop: what SageMaker gives a container."""
@@ -109,3 +116,8 @@ def _await_group(group: int) -> None:
         while time.monotonic() < deadline:
             if os.waitpid(-group, os.WNOHANG) == (0, 0):
                 time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.exit(run([*SHELL, *sys.argv[1:]], environ=os.environ, directory=Path.cwd(), group=True).code)

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from smddp.container.bundle import unpack
-from smddp.container.entry_point import fault_of_name
+from smddp.container.entry_point import fault_of_name, is_package
 from smddp.errors import SourceError
 
 
@@ -50,7 +50,7 @@ def fetch_source(uri: str, code_dir: Path, *, region: str | None, environ: Mappi
 
 
 def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
-    """Return the entry point, if it is a plain relative path of a file in the code directory.
+    """Return the entry point, if it is a plain relative path of a file in the code directory, or a package's module.
 
     Raises:
         SourceError: It is not; the message lists the files that there are.
@@ -62,6 +62,8 @@ def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
     if fault := fault_of_name(entry_point):
         raise SourceError(fault)
     path = code_dir / entry_point
+    if path.suffix != ".py" and is_package(entry_point, top_files(code_dir)):
+        return entry_point  # a module's name; whether there is one is known when the package is installed
     if not path.is_file():
         raise SourceError(f"There is no entry point {entry_point} in the source bundle, which holds {_list(code_dir)}.")
     if not path.resolve().is_relative_to(code_dir.resolve()):
@@ -69,6 +71,11 @@ def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
     if path.suffix != ".py":
         path.chmod(path.stat().st_mode | 0o111)  # a program; some archivers lose the bit
     return entry_point
+
+
+def top_files(code_dir: Path) -> set[str]:
+    """Return the names of the files at the top of the code directory."""
+    return {path.name for path in code_dir.glob("*") if path.is_file()}
 
 
 def _download(bucket: str, key: str, target: Path, region: str | None, endpoint: str | None) -> None:

@@ -52,6 +52,7 @@ def mpirun_command(
     *,
     hosts: Sequence[str] = (),
     interface: str | None = None,
+    ranks: int | None = None,
 ) -> list[str]:
     """Return the mpirun command line that runs ``command`` in ``processes`` ranks on each host.
 
@@ -61,14 +62,16 @@ def mpirun_command(
         command: What each rank runs.
         hosts: All hosts, this one first; none means this one alone.
         interface: The network interface between the hosts; None leaves it to mpirun to choose.
+        ranks: The ranks on all hosts, if they are fewer: the first hosts are filled first.
     """
+    np = str(ranks or processes * max(len(hosts), 1))
     if len(hosts) < 2:
         # One host needs no way to others: without this, OpenMPI 4 refuses to start where there is no ssh.
-        mpirun = ["mpirun", "--host", f"localhost:{processes}", "-np", str(processes), "--mca", "plm", "isolated"]
+        mpirun = ["mpirun", "--host", f"localhost:{processes}", "-np", np, "--mca", "plm", "isolated"]
     else:
         # By its full path: that tells the other hosts, whose ssh sessions know no PATH of ours, where OpenMPI is.
         mpirun = [shutil.which("mpirun") or "mpirun", "--host", ",".join(f"{host}:{processes}" for host in hosts)]
-        mpirun += ["-np", str(processes * len(hosts)), "--mca", "plm_rsh_agent", " ".join(SSH)]
+        mpirun += ["-np", np, "--mca", "plm_rsh_agent", " ".join(SSH)]
         mpirun += ["--mca", "plm_rsh_no_tree_spawn", "1"]
         for layer in ("btl", "oob") if interface else ():
             mpirun += ["--mca", f"{layer}_tcp_if_include", str(interface)]
@@ -77,12 +80,13 @@ def mpirun_command(
     return [*mpirun, "--allow-run-as-root", *options, *command]
 
 
-def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) -> int:
+def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequence[str] = ()) -> int:
     """Run an mpirun command line and wait for it, forwarding SIGTERM and SIGINT to the ranks on this host.
 
     Args:
         command: The command line.
         ranks: How many it starts.
+        per_host: How many of them a host takes.
         others: The other hosts that it starts ranks on.
 
     Returns:
@@ -110,9 +114,8 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
     lost = _await(mpirun, connections, leftovers)
     code = mpirun.exit_code()
     hosts = [host_name(), *others]
-    reason = (
-        "" if code in (0, RESUMABLE) or lost or mpirun.stops else _reason(tail.text, code, ranks=ranks, hosts=hosts)
-    )
+    is_failure = code not in (0, RESUMABLE) and not lost and not mpirun.stops
+    reason = _reason(tail.text, code, ranks=ranks, per_host=per_host, hosts=hosts) if is_failure else ""
     for connection in connections:
         connection.close(code or int(bool(lost)), reason)
     if lost:
@@ -122,14 +125,14 @@ def launch(command: Sequence[str], *, ranks: int, others: Sequence[str] = ()) ->
     return code
 
 
-def _reason(printed: str, code: int, *, ranks: int, hosts: Sequence[str]) -> str:
+def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequence[str]) -> str:
     """Return why the job failed, by what all ranks and mpirun have printed; nothing if mpirun named no rank."""
     of_ranks = _BANNER.split(printed, maxsplit=1)[0]
     if killed := _KILLED.search(printed):
         rank, host, code = int(killed[1]), killed[2], 128 + int(killed[3])
     elif ended := _ENDED.search(printed):
         rank = int(ended[1] or ended[2])
-        host = hosts[rank * len(hosts) // ranks]
+        host = hosts[rank // per_host]
     else:
         return ""
     return describe_rank_exit(code, rank=rank, world_size=ranks, host=host, tail=of_ranks, many=ranks > 1)
@@ -164,9 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m smddp.launch.mpirun", description=__doc__.splitlines()[0], allow_abbrev=False
     )
     parser.add_argument("--processes", type=int, default=1, help="ranks on each host")
+    parser.add_argument("--ranks", type=int, help="ranks on all hosts, if fewer")
     parser.add_argument("--hosts", type=lambda text: text.split(","), default=[], help="all hosts, this one first")
     parser.add_argument("--interface", help="the network interface between the hosts")
     parser.add_argument("--option", action="append", default=[], help="one more word for mpirun; may be repeated")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as for python -m")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
@@ -176,15 +181,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python += ["-m", "mpi4py"]  # an uncaught exception then aborts the other ranks
     if given.hosts:
         python = [sys.executable, str(Path(__file__).with_name("mpi_rank.py")), *python]
+    if given.module:
+        python.append("-m")
+    ranks = given.ranks or given.processes * max(len(given.hosts), 1)
     command = mpirun_command(
         given.processes,
         given.option,
         [*python, given.script, *given.arguments],
         hosts=given.hosts,
         interface=given.interface,
+        ranks=ranks,
     )
     try:
-        return launch(command, ranks=given.processes * max(len(given.hosts), 1), others=given.hosts[1:])
+        return launch(command, ranks=ranks, per_host=given.processes, others=given.hosts[1:])
     except DistributedError as error:
         tell_failure(error)
         return 1

@@ -209,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--master-port", type=int, default=0, help="on one node 0: any free port")
     parser.add_argument("--max-restarts", type=int, default=0, help="of all ranks of all nodes, after a failure")
     parser.add_argument("--stop-with-parent", action="store_true", help="stop, with a checkpoint, if the parent dies")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as for python -m")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
@@ -216,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_parent_death_signal = 1  # linux/prctl.h
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM, 0, 0, 0)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if given.node_rank == 0 and (line := find_spawn_call(Path(given.script))) is not None:
+    is_first_with_file = given.node_rank == 0 and not given.module
+    if is_first_with_file and (line := find_spawn_call(Path(given.script))) is not None:
         logger.warning(
             "%s spawns ranks in line %d, and torchrun's agent starts ranks, too: if the script does so in each of "
             "them, they wait for one another until a timeout. %s",
@@ -233,7 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             master_port=given.master_port,
             max_restarts=given.max_restarts,
         )
-        return launch(node, [sys.executable, given.script, *given.arguments])
+        python = [sys.executable, "-m"] if given.module else [sys.executable]
+        return launch(node, [*python, given.script, *given.arguments])
     except DistributedError as error:
         tell_failure(error)
         return 1

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import itertools
+import json
 import logging
+import re
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-from smddp.container.command import choose_command
+from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST, choose_command
 from smddp.container.contract import read_contract
+from smddp.container.entry_point import fault_of_name
 from smddp.errors import JobError
 
 MPI, DDP, TORCH, SMDDP = (
@@ -159,11 +166,34 @@ def test_what_is_not_for_pytorch_is_refused(opt_ml, name):
         choose(opt_ml, **{f"sagemaker_{name}_enabled": True})
 
 
-def test_ranks_need_a_python_file(opt_ml):
+def test_ranks_of_torchrun_need_a_python_file(opt_ml):
     with pytest.raises(JobError, match=r"train\.sh is no Python file"):
         choose(opt_ml, "train.sh", **{TORCH: True})
     with pytest.raises(JobError, match=r"train\.py is part of a Python package"):
         choose(opt_ml.code("setup.py", ""), **{TORCH: True})
+
+
+@pytest.mark.parametrize("enabled", [MPI, DDP, SMDDP, "sagemaker_parameter_server_enabled"])
+def test_other_ranks_may_be_shell_scripts_and_modules_of_a_package(opt_ml, enabled):
+    shell = choose(opt_ml, "bin/train.sh", **{enabled: True, "lr": 1})
+    assert shell.words[-5:] == ("-m", "smddp.container.job_process", "bin/train.sh", "--lr", "1")
+    assert not shell.package
+    opt_ml.code("setup.py", "")
+    for name in ("trainer/main.py", "trainer.main"):
+        module = choose(opt_ml, name, **{enabled: True, "lr": 1})
+        assert module.words[-4:] == ("-m", "trainer.main", "--lr", "1")
+        assert module.package
+    assert not choose(opt_ml, "bin/train.sh", **{enabled: True}).package
+
+
+def test_mpi_starts_fewer_ranks_than_the_hosts_take_if_the_job_asks_for_them(opt_ml):
+    few = {MPI: True, PROCESSES_PER_HOST: 2, PROCESSES_IN_ALL: 3}
+    first = choose(two_hosts(opt_ml, "algo-1"), **few)
+    assert first.words[2:6] == ("--processes", "2", "--ranks", "3")
+    assert "--ranks" not in choose(two_hosts(opt_ml, "algo-1"), **few | {PROCESSES_IN_ALL: 4}).words
+    for wrong, fault in ((5, "5 is more than the job's hosts take together: 4"), ("two", "must be a whole number")):
+        with pytest.raises(JobError, match=fault):
+            choose(two_hosts(opt_ml, "algo-1"), **few | {PROCESSES_IN_ALL: wrong})
 
 
 def two_groups(opt_ml, current, group):
@@ -201,3 +231,122 @@ def test_a_group_outside_the_distribution_runs_plain(opt_ml):
         "--master-addr",
         "algo-2",
     )
+
+
+PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
+
+ENTRIES = {
+    "a file": ("train.py", ()),
+    "a file in a directory": ("bin/train.py", ()),
+    "a shell script": ("train.sh", ()),
+    "a program": ("bin/program", ()),
+    "a package": ("main.py", ("setup.py",)),
+    "a package's module": ("trainer.main", ("setup.py",)),
+    "a shell script beside a package": ("train.sh", ("setup.py",)),
+    "a name of another language": ("tränen.py", ()),
+}
+RANKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "mpi": {MPI: True},
+    "two each": {MPI: True, PROCESSES_PER_HOST: 2},
+    "three in all": {MPI: True, PROCESSES_PER_HOST: 2, PROCESSES_IN_ALL: 3},
+    "torchrun": {TORCH: True, PROCESSES_PER_HOST: 2},
+    "pytorchddp": {DDP: True, PROCESSES_PER_HOST: 2},
+    "smdistributed": {SMDDP: True, PROCESSES_PER_HOST: 2},
+    "parameter_server": {PARAMETER_SERVER: True},
+}
+
+# What AWS's toolkit would start, for each layout in a file: how many ranks, and each one's words after python, or None
+# for what it refuses. Of mpirun's command line a rank's own words are all behind the last option.
+TOOLKIT = """
+import contextlib, json, os, sys
+from pathlib import Path
+from sagemaker_training import environment, entry_point, errors, mpi, process, smdataparallel, torch_distributed
+from sagemaker_pytorch_container import training
+
+def words(command):
+    command = list(map(str, command))
+    if command[-3:-1] == ["/bin/sh", "-c"]:
+        return ["sh", *command[-1].split()]
+    words = command[command.index(sys.executable) + 1:] if sys.executable in command else command
+    words = words[2:] if words[:2] == ["-m", "mpi4py"] else words
+    return words[1:] if words[0] == "--" else words
+
+def started(**given):
+    process.validate_entry_point(given["user_entry_point"])
+    view = environment.Environment()
+    runner = entry_point.runner.get(
+        given["runner_type"], given["user_entry_point"], given["args"], given["env_vars"]
+    )
+    command = runner._create_command()
+    if given["runner_type"] is entry_point.runner.SMDataParallelRunnerType:
+        command += super(type(runner), runner)._create_command()
+    if "-np" in command:
+        return int(command[command.index("-np") + 1]), words(command)
+    if "--nproc_per_node" in command:
+        each = int(command[command.index("--nproc_per_node") + 1])
+        return each * len(view.hosts), command[command.index(given["user_entry_point"]):]
+    return 1, words(command)
+
+base, found = Path(os.environ["SAGEMAKER_BASE_DIR"]), []
+for layout in json.loads(Path(sys.argv[1]).read_text()):
+    for name in ("main.py", "setup.py"):
+        (base / "code" / name).unlink(missing_ok=True)
+    for name in layout["files"]:
+        (base / "code" / name).write_text("")
+    (base / "input/config/hyperparameters.json").write_text(
+        json.dumps({name: json.dumps(value) for name, value in layout["hyperparameters"].items()})
+    )
+    entry_point.run = lambda **given: found.append(started(**given))
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            training.train(environment.Environment())
+        except errors.ClientError:
+            found.append(None)
+print(json.dumps(found))
+"""
+
+
+def ours(opt_ml, entry_point: str, hyperparameters: dict[str, Any]) -> list[Any] | None:
+    if fault_of_name(entry_point):
+        return None
+    try:
+        line = " ".join(choose(opt_ml, entry_point, **hyperparameters).words)
+    except JobError:
+        return None
+    line = re.sub(r'^(/bin/sh -c exec "./\$0" "\$@"|(.*)-m smddp.container.job_process) ', r"\2sh ./", line)
+    started = re.match(r"-m smddp\.launch\.\S+ (?P<options>(?:--\S+ \S+ )+)", line)
+    options = "" if started is None else started["options"]
+    numbers = dict(re.findall(r"--(processes|nproc-per-node|ranks) (\d+)", options))
+    each = numbers.get("processes") or numbers.get("nproc-per-node")
+    ranks = int(numbers.get("ranks", 0)) or (2 * int(each) if each else 1)
+    return [ranks, line[0 if started is None else started.end() :].split()]
+
+
+@pytest.mark.toolkit
+@pytest.mark.slow
+def test_64_layouts_start_as_under_the_toolkit(opt_ml, tmp_path):
+    two_hosts(opt_ml, "algo-1").code("requirements.txt", "").config("inputdataconfig", {})
+    layouts = [
+        {"files": files, "hyperparameters": {"lr": "1", "sagemaker_program": name, **asked}}
+        for (name, files), asked in itertools.product(ENTRIES.values(), RANKS.values())
+    ]
+    (tmp_path / "layouts").write_text(json.dumps(layouts))
+    done = subprocess.run(
+        [sys.executable, "-c", TOOLKIT, str(tmp_path / "layouts")],
+        env=opt_ml.environ({"SM_STUDIO_LOCAL_MODE": "true"}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    differing = []
+    for layout, theirs in zip(layouts, json.loads(done.stdout), strict=True):
+        (opt_ml.base / "code" / "setup.py").unlink(missing_ok=True)
+        for name in layout["files"]:
+            opt_ml.code(name, "")
+        asked = layout["hyperparameters"]
+        if (found := ours(opt_ml, asked["sagemaker_program"], asked)) != theirs:
+            differing.append((asked, theirs, found))
+    # A parameter server's ranks, one a host as there, are joined here.
+    assert [each for each in differing if PARAMETER_SERVER not in each[0]] == []
+    assert all(found == [2, words] for _, (_, words), found in differing)

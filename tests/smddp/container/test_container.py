@@ -258,6 +258,48 @@ def test_of_two_hosts_both_have_the_traceback_of_the_one_that_failed(make_opt_ml
         assert (opt_ml.failure or "").startswith("ValueError: the data is broken (rank 0 of 2 on 127.0.0.1)\nTraceback")
 
 
+LAUNCHERS = [
+    pytest.param("sagemaker_mpi_enabled", "OMPI_COMM_WORLD_RANK", marks=pytest.mark.mpi),
+    pytest.param("sagemaker_pytorch_ddp_enabled", "RANK", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("launcher", "rank"), LAUNCHERS)
+def test_ranks_that_are_shell_scripts_are_stopped_with_all_that_they_run(opt_ml, launcher, rank):
+    opt_ml.code("inner.py", STOPPABLE.replace('"RANK"', repr(rank)))
+    opt_ml.code("train.sh", f'echo "$@" ${rank}\n{sys.executable} inner.py\n')
+    asked = {launcher: True, "sagemaker_mpi_num_of_processes_per_host": 2, "sagemaker_program": "train.sh"}
+    process = opt_ml.hyperparameters(text="a b", **asked).start()
+    lines = [process.stdout.readline().strip() for _ in range(4)]
+    assert sorted(lines) == ["--text a b 0", "--text a b 1", "ready", "ready"]
+    process.terminate()
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert [(opt_ml.base / "code" / f"saved-{number}").exists() for number in range(2)] == [True, True]
+    assert opt_ml.failure is None
+
+
+@pytest.mark.parametrize(("launcher", "rank"), LAUNCHERS)
+def test_ranks_that_are_a_package_s_module_give_its_exception_as_the_reason(opt_ml, launcher, rank):
+    opt_ml.code("setup.py", "from setuptools import setup\nsetup(name='trainer', version='1', packages=['trainer'])")
+    opt_ml.code("trainer/__init__.py", "").code("trainer/lib.py", "def fail(): raise ValueError('no such class')")
+    begin = f"import os, sys, time\nfrom trainer.lib import fail\nrank = os.environ['{rank}']\n"
+    told = "os.write(1, f'{rank} {sys.argv[1:]}\\n'.encode())\n"
+    opt_ml.code("trainer/main.py", f"{begin}{told}time.sleep(0.5)\nif rank == '1': fail()\ntime.sleep(600)")
+    asked = {launcher: True, "sagemaker_mpi_num_of_processes_per_host": 2, "sagemaker_program": "trainer.main"}
+    done = opt_ml.hyperparameters(lr=1, **asked).train(PIP_NO_BUILD_ISOLATION="0")
+    assert done.returncode == 1, done.stderr
+    assert sorted(done.stdout.splitlines()[-2:]) == ["0 ['--lr', '1']", "1 ['--lr', '1']"]
+    assert (opt_ml.failure or "").startswith("ValueError: no such class (rank 1 of 2 on algo-1)\nTraceback")
+
+
+@pytest.mark.mpi
+def test_mpi_starts_as_many_ranks_in_all_as_the_job_asks_for(opt_ml):
+    opt_ml.code("train.py", "import os; os.write(1, os.environ['OMPI_COMM_WORLD_SIZE'].encode() + b'\\n')")
+    asked = {"sagemaker_mpi_num_of_processes_per_host": 4, "sagemaker_mpi_num_processes": 3}
+    done = opt_ml.hyperparameters(sagemaker_program="train.py", sagemaker_mpi_enabled=True, **asked).train()
+    assert done.stdout.split() == ["3"] * 3, done.stderr
+
+
 @pytest.mark.parametrize("end", ["", "\\r"])
 def test_a_last_line_without_an_end_is_ended_before_the_program_speaks(opt_ml, end):
     opt_ml.code("train.py", f"print('step=1'); print('acc=93', end='{end}')").hyperparameters(

@@ -23,19 +23,19 @@ def test_the_user_s_options_come_last_and_before_the_program():
 
 def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
     with pytest.raises(DistributedError, match="install OpenMPI"):
-        launch(["no-such-mpirun"], ranks=1)
+        launch(["no-such-mpirun"], ranks=1, per_host=1)
 
 
 def test_the_host_of_a_failed_rank_is_found_by_its_number():
     printed = "no such file\n" + "-" * 74 + "\nmpirun detected that\n\n  Process name: [[1,1],2]\n  Exit code:    1\n"
-    assert mpirun._reason(printed, 1, ranks=4, hosts=["algo-1", "algo-2"]) == (
-        "Rank 2 of 4 on algo-2 ended with code 1: no such file"
-    )
+    for ranks, per_host in ((4, 2), (3, 2)):
+        reason = mpirun._reason(printed, 1, ranks=ranks, per_host=per_host, hosts=["algo-1", "algo-2"])
+        assert reason == f"Rank 2 of {ranks} on algo-2 ended with code 1: no such file"
 
 
 def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
     started = []
-    monkeypatch.setattr(mpirun, "launch", lambda command, ranks, others: started.append(command) or 0)
+    monkeypatch.setattr(mpirun, "launch", lambda command, **_: started.append(command) or 0)
     assert mpirun.main(["--processes", "2", "train.py", "--h", "a", "--option", "b", "--p", "1", "--i", "2"]) == 0
     assert started[0][-9:] == ["train.py", "--h", "a", "--option", "b", "--p", "1", "--i", "2"]
     assert started[0][:5] == ["mpirun", "--host", "localhost:2", "-np", "2"]
