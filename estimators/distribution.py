@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from estimators.errors import EstimatorError
-from estimators.image import instance_groups
+from estimators.instances import instance_groups
 from estimators.problem import Problem, error, nearest, warning
 from smddp.container.command import PROCESSES_PER_HOST
 

@@ -23,6 +23,7 @@ from estimators.checks import aws_limits, channels, parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
+from estimators.instances import instance_preferences as known_preferences
 from estimators.large_hyperparameters import carry
 from estimators.plan import FitArguments, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import Problem, nearest
@@ -75,6 +76,7 @@ class Estimator:
         role: str | None = None,
         instance_type: str | None = None,
         instance_count: int | None = None,
+        instance_preferences: Sequence[str | Mapping[str, Any]] | None = None,
         distribution: str | Mapping[str, Any] | None = None,
         hyperparameters: Any = None,
         framework_version: str | None = None,
@@ -95,7 +97,10 @@ class Estimator:
             dependencies: More files and directories to upload beside the script.
             role: The IAM role that the job runs as, ARN or name; by default the one in the SDK's configuration.
             instance_type: What the hosts are, such as ``ml.g5.xlarge``.
-            instance_count: How many hosts there are; by default one, or what the recipe says.
+            instance_count: How many hosts there are; by default one, or what the recipe or the preferences say.
+            instance_preferences: Up to five types instead of one: the job takes the first that AWS has. Each is a type,
+                or a dict of ``instance_type`` and ``instance_count`` (in each of them, or in none), and perhaps
+                ``training_plan_arns``.
             distribution: What starts the ranks: "torchrun", "pytorchddp", "mpi", "smdistributed",
                 "parameter_server", the SDK's own dict, or None for the script alone.
             hyperparameters: A dict, or the dataclass that the script takes.
@@ -108,9 +113,9 @@ class Estimator:
             max_wait: Seconds that a spot job may take, waiting included; at least `max_run`.
             checkpoint_s3_uri: The S3 prefix where /opt/ml/checkpoints is kept, during the job and for the next.
             sagemaker_session: Where to send the job; by default to AWS, as boto3 is configured.
-            **others: Every other parameter of ``sagemaker.pytorch.PyTorch``, with the same name and meaning. Without
-                ``metric_definitions``, a script that imports smddp gets those of the lines that it prints; ``[]`` is
-                none.
+            **others: Every other parameter of ``sagemaker.pytorch.PyTorch``, with the same name and meaning; and
+                ``mlflow_config``, the request's MlflowConfig as a dict. Without ``metric_definitions``, a script that
+                imports smddp gets those of the lines that it prints; ``[]`` is none.
 
         Raises:
             EstimatorError: A parameter is unknown, or can't be put into a request at all.
@@ -122,7 +127,8 @@ class Estimator:
             "dependencies": _paths("dependencies", dependencies),
             "role": role,
             "instance_type": instance_type,
-            "instance_count": 1 if instance_count is None and not _COUNTED_BY & others.keys() else instance_count,
+            "instance_count": instance_count,
+            "instance_preferences": instance_preferences,
             "distribution": from_name(distribution),
             "hyperparameters": _encoded(hyperparameters),
             "framework_version": framework_version,
@@ -135,6 +141,8 @@ class Estimator:
             **others,
         }
         known = {name: value for name, value in stated.items() if value is not None}
+        if not _COUNTED_BY & others.keys() and all(each.instance_count is None for each in known_preferences(known)):
+            known.setdefault("instance_count", 1)
         defaults = {name: value for name, (value, unless) in _SAFE_DEFAULTS.items() if not unless & known.keys()}
         self.arguments: Mapping[str, Any] = MappingProxyType({**defaults, **known})
         """The parameters for ``PyTorch``, as far as they are decided without the SDK."""

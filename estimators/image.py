@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_WITH_GPUS = ("ml.g", "ml.p")
-"""How the names of instance types begin that the SDK takes for those with GPUs."""
-
-
-def instance_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the job's instance groups; none of what is no ``sagemaker.instance_group.InstanceGroup``."""
-    given = arguments.get("instance_groups")
-    known = ("instance_group_name", "instance_type", "instance_count")
-    groups = given if isinstance(given, (list, tuple)) else ()
-    return tuple(group for group in groups if all(hasattr(group, name) for name in known))
+from estimators.instances import deciding_type, for_pytorch, instance_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +38,7 @@ class Framework:
         distribution = arguments.get("distribution")
         return cls(
             region=region,
-            instance_type=arguments.get("instance_type"),
+            instance_type=for_pytorch(arguments).get("instance_type"),
             instance_groups=list(instance_groups(arguments)) or None,
             distribution=distribution if isinstance(distribution, Mapping) else None,
             entry_point=arguments.get("entry_point"),
@@ -62,8 +53,7 @@ class Framework:
         """The type that decides the image: of the job, or of its first group with GPUs, or of its first."""
         if not self.instance_groups:
             return self.instance_type
-        types = [str(group.instance_type) for group in self.instance_groups]
-        return next((name for name in types if name.startswith(_WITH_GPUS)), types[0])
+        return deciding_type([str(group.instance_type) for group in self.instance_groups])
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
 from estimators.errors import EstimatorError
-from estimators.image import instance_groups
+from estimators.instances import instance_groups, instance_preferences
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -57,8 +57,8 @@ def _wheels(arguments: Mapping[str, Any]) -> dict[str, bytes]:
     """Return what smddp needs as wheels; nothing for an image of whose Python nothing is said: the plan has warned."""
     if (py_version := arguments.get("py_version")) is None:
         return {}
-    groups = [getattr(group, "instance_type", None) for group in instance_groups(arguments)]
-    types = [name for name in (arguments.get("instance_type"), *groups) if isinstance(name, str)]
-    found = source_code.package_wheels(py_version, types)
+    several = [*instance_groups(arguments), *instance_preferences(arguments)]
+    types = [arguments.get("instance_type"), *(getattr(each, "instance_type", None) for each in several)]
+    found = source_code.package_wheels(py_version, [name for name in types if isinstance(name, str)])
     logger.info("the bundle has %s as wheels, for the job has no network", source_code.PACKAGE)
     return found

@@ -19,6 +19,8 @@ Path = tuple[str | int, ...]
 _MADE_BY_SDK: Mapping[str, str] = {
     "TrainingJobName": "base_job_name",
     "ResourceConfig.InstanceGroups": "instance_groups",
+    "ResourceConfig.InstancePreferences": "instance_preferences",
+    "MlflowConfig": "mlflow_config",
     "AlgorithmSpecification.TrainingImageConfig": "training_repository_access_mode",
     "DebugHookConfig": "debugger_hook_config",
     "DebugRuleConfigurations": "rules",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from estimators.checks import aws_limits
 from estimators.distribution import trained_groups, uses_data_parallel_library
-from estimators.image import instance_groups
+from estimators.instances import instance_groups, instance_preferences, request_form
 from estimators.problem import Problem, error, warning
 from estimators.request_rules import LONGEST_RUNTIME
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST, check_processes, check_settings
@@ -82,16 +83,45 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
     groups, instance_type = arguments.get("instance_groups"), arguments.get("instance_type")
     if groups and (instance_type or arguments.get("instance_count")):
         yield error("instance_groups", "given together with instance_type or instance_count", "Give one or the other.")
-    if not groups and not instance_type:
-        yield error("instance_type", "missing", "Give one, such as 'ml.g5.xlarge', or instance_groups.")
+    preferences = arguments.get("instance_preferences")
+    if preferences is not None and (groups or instance_type):
+        remedy = "Give one of the three."
+        yield error("instance_preferences", "given together with instance_type or instance_groups", remedy)
+    if preferences is not None and len(instance_preferences(arguments)) != _length(preferences):
+        remedy = 'Give a list such as ["ml.p4d.24xlarge", {"instance_type": "ml.g5.48xlarge", "instance_count": 2}].'
+        yield error("instance_preferences", f"it is {preferences!r:.200}", remedy)
+    if preferences is None and not groups and not instance_type:
+        remedy = "Give one, such as 'ml.g5.xlarge', or instance_groups, or instance_preferences."
+        yield error("instance_type", "missing", remedy)
     if isinstance(instance_type, str) and not instance_type.startswith(("ml.", "local")):
         yield error("instance_type", f"{instance_type!r} is no type of SageMaker's", f"Try 'ml.{instance_type}'.")
+    for name in (each.instance_type for each in instance_preferences(arguments)):
+        if name.startswith("local"):
+            yield error("instance_preferences", f"{name!r} is this machine", "Give it as the instance_type alone.")
+        elif not name.startswith("ml."):
+            yield error("instance_preferences", f"{name!r} is no type of SageMaker's", f"Try 'ml.{name}'.")
+        else:
+            for problem in aws_limits.check("instance_type", name):
+                yield replace(problem, parameter="instance_preferences")
     if groups and (not isinstance(groups, (list, tuple)) or len(instance_groups(arguments)) != len(groups)):
         remedy = "Give a list of sagemaker.instance_group.InstanceGroup."
         yield error("instance_groups", f"it is {groups!r:.100}", remedy)
     count = arguments.get("instance_count")
     if isinstance(count, int) and count < 1:
         yield error("instance_count", f"it is {count}", "Give at least 1.")
+
+
+def check_mlflow(arguments: Arguments) -> Iterator[Problem]:
+    """Yield that the place of the job's MLflow run can't be read."""
+    given = arguments.get("mlflow_config")
+    if given is not None and request_form(given, "MlflowConfig") is None:
+        known = "mlflow_resource_arn, mlflow_experiment_name, mlflow_run_name"
+        yield error("mlflow_config", f"it is {given!r:.200}", f"Give a dict with {known}.")
+
+
+def _length(given: Any) -> int:
+    """Return how many preferences there are to be; what is no list, or an empty one, has as many as no list has."""
+    return len(given) or -1 if isinstance(given, list | tuple) else -1
 
 
 def check_groups_without_ranks(arguments: Arguments) -> Iterator[Problem]:
@@ -163,7 +193,8 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
         )
         return
     groups = trained_groups(arguments)
-    types = {arguments.get("instance_type"), *(getattr(group, "instance_type", None) for group in groups)}
+    several = [*groups, *instance_preferences(arguments)]
+    types = {arguments.get("instance_type"), *(getattr(each, "instance_type", None) for each in several)}
     for instance_type in sorted(name for name in types if isinstance(name, str) and name not in supported):
         yield error(
             "distribution",

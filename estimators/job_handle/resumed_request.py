@@ -50,6 +50,8 @@ def sent_request(description: Mapping[str, Any]) -> dict[str, Any]:
     request = {key: copy.deepcopy(value) for key, value in description.items() if key in shape.members and value != []}
     if not request["OutputDataConfig"].get("KmsKeyId"):  # a description says "" for none
         request["OutputDataConfig"].pop("KmsKeyId", None)
+    for selected in ("SelectedInstanceType", "SelectedInstanceCount"):  # a description says what became of preferences
+        request.get("ResourceConfig", {}).pop(selected, None)
     return request
 
 
@@ -73,6 +75,10 @@ def resumed_request(description: Mapping[str, Any], changes: Changes, name: str)
                 "instance_type and instance_count can't be changed: the job has instance groups. Send it by an "
                 "Estimator with other instance_groups and the same checkpoint_s3_uri."
             )
+        if changes.instance_type is not None:
+            resources.pop("InstancePreferences", None)
+        for preference in resources.get("InstancePreferences", ()):
+            preference.pop("InstanceCount", None)
         resources.update(_stated(InstanceType=changes.instance_type, InstanceCount=changes.instance_count))
     stopping.update(_stated(MaxRuntimeInSeconds=changes.max_run, MaxWaitTimeInSeconds=changes.max_wait))
     if changes.use_spot_instances is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal, InvalidOperation
 from typing import Any
 
+from estimators.instances import instance_preferences
 from estimators.plan.duration import in_words
 from estimators.plan.price_table import PriceTable
 from estimators.plan.topology import Topology
@@ -56,7 +57,9 @@ class Cost:
         if unknown := next(_unknown(topology, arguments, table, rules), None):
             return cls(source=table.source, unknown=unknown)
         assert rules is not None
-        hosts = [(count, table.prices[name]) for count, name in topology.hosts if count is not None]
+        ways = [topology.hosts, *((each,) for each in topology.instead)]  # it may be the dearest
+        priced = [[(count, table.prices[name]) for count, name in way if count is not None] for way in ways]
+        hosts = max(priced, key=lambda way: sum(count * price.on_demand for count, price in way))
         kept = arguments.get("keep_alive_period_in_seconds") or 0
         seconds = (arguments.get("max_run") or 0) + kept
         of_rules = sum((table.prices[name].on_demand for name in rules), Decimal(0))
@@ -143,13 +146,16 @@ def _unknown(
     topology: Topology, arguments: Mapping[str, Any], table: PriceTable, rules: Sequence[str] | None
 ) -> Iterator[str]:
     """Yield why the cost of a job is not known."""
-    if "training_plan" in arguments:
+    if "training_plan" in arguments or any(
+        "TrainingPlanArns" in each.members for each in instance_preferences(arguments)
+    ):
         yield "a training plan is paid for when it is bought, not by the hour"
-    if not topology.hosts or any(type(count) is not int or count < 1 for count, _ in topology.hosts):
+    hosts = [*topology.hosts, *topology.instead]
+    if not hosts or any(type(count) is not int or count < 1 for count, _ in hosts):
         yield "the number of hosts is not known"
     if rules is None:
         yield "the instances of its rules are known only once it has no errors and no variables of a pipeline"
-    for name in (*(name for _, name in topology.hosts), *(rules or ())):
+    for name in (*(name for _, name in hosts), *(rules or ())):
         if not isinstance(name, str) or name not in table.prices:
             yield table.missing.get(str(name), f"{table.source} has no price of {name}")
     for parameter in ("max_run", "keep_alive_period_in_seconds"):

@@ -108,7 +108,8 @@ def _cost(
         rules: tuple[str, ...] | None = cost.rule_instances(request)
     else:
         rules = None if _COSTS_OF_THEIR_OWN & arguments.keys() else ()
-    types = [name for name in (*(name for _, name in topology.hosts), *(rules or ())) if isinstance(name, str)]
+    hosts = [name for _, name in (*topology.hosts, *topology.instead)]
+    types = [name for name in (*hosts, *(rules or ())) if isinstance(name, str)]
     return Cost.of(topology, arguments, price_table(call.prices, types, session), rules=rules)
 
 
@@ -161,6 +162,7 @@ def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session
     yield from parameters.check_switches(arguments, adapter().switches())
     yield from parameters.check_dropped(arguments)
     yield from parameters.check_instances(arguments)
+    yield from parameters.check_mlflow(arguments)
     if not by_sdk:
         yield from parameters.check_time(arguments)
     yield from distribution.check(arguments.get("distribution"))

@@ -71,6 +71,7 @@ class Plan:
         """Return it as JSON holds it."""
         return {
             "hosts": [{"count": count, "instance_type": name} for count, name in self.topology.hosts],
+            "instead": [{"count": count, "instance_type": name} for count, name in self.topology.instead],
             "launcher": self.topology.launcher,
             "processes_per_host": self.topology.processes_per_host,
             "processes": self.topology.processes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from estimators import distribution
-from estimators.image import instance_groups
+from estimators.instances import instance_groups, instance_preferences
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST
 
 _COUNT = re.compile(r"[1-9][0-9]{0,3}")
@@ -20,6 +20,8 @@ class Topology:
 
     hosts: tuple[tuple[int | None, str], ...]
     """How many of which instance type: one pair, or one for each instance group; None if a training recipe says it."""
+    instead: tuple[tuple[int | None, str], ...] = ()
+    """Likewise, the types of `instance_preferences` after the first: the first that AWS has is taken."""
     launcher: str
     """What runs the script on each host, or on those of the `trained` groups; on others the script runs alone."""
     trained: tuple[str, ...] = ()
@@ -38,16 +40,21 @@ class Topology:
         hosts: list[tuple[int | None, str]] = [(group.instance_count, group.instance_type) for group in groups]
         if "instance_type" in arguments:
             hosts.append((arguments.get("instance_count"), arguments["instance_type"]))
+        stated = arguments.get("instance_count")
+        preferred = [(each.instance_count or stated, each.instance_type) for each in instance_preferences(arguments)]
+        hosts += preferred[:1]
         given = arguments.get("distribution")
         launcher = distribution.launcher(given)
         trained = distribution.trained_groups(arguments)
         counts = [group.instance_count for group in trained] or [count for count, _ in hosts]
         whole = [count for count in counts if isinstance(count, int)]
+        vary = len({count for count, _ in preferred}) > 1
         return cls(
             hosts=tuple(hosts),
+            instead=tuple(preferred[1:]),
             launcher=launcher,
             trained=tuple(str(group.instance_group_name) for group in trained) if len(trained) < len(groups) else (),
-            hosts_with_ranks=sum(whole) if len(whole) == len(counts) else None,
+            hosts_with_ranks=sum(whole) if len(whole) == len(counts) and not vary else None,
             processes_per_host=distribution.processes_per_host(given) or _stated(arguments, PROCESSES_PER_HOST),
             stated_processes=_stated(arguments, PROCESSES_IN_ALL) if launcher == "mpirun" else None,
         )
@@ -62,15 +69,17 @@ class Topology:
         return self.processes_per_host * self.hosts_with_ranks
 
     def __str__(self) -> str:
-        hosts = " + ".join(
-            f"{'as many as the recipe says' if count is None else count} × {instance_type}"
-            for count, instance_type in self.hosts
-        )
+        hosts = ", or ".join([" + ".join(map(_in_words, self.hosts)), *map(_in_words, self.instead)])
         launcher = f"{self.launcher} on {', '.join(self.trained)}" if self.trained else self.launcher
         if self.processes_per_host is None:
             return f"{hosts}, {launcher}"
         total = "" if self.processes in (None, self.processes_per_host) else f", {self.processes} in all"
         return f"{hosts}, {launcher}, {self.processes_per_host} processes on each{total}"
+
+
+def _in_words(hosts: tuple[int | None, str]) -> str:
+    count, instance_type = hosts
+    return f"{'as many as the recipe says' if count is None else count} × {instance_type}"
 
 
 def _stated(arguments: Mapping[str, Any], hyperparameter: str) -> int | None:

@@ -12,6 +12,7 @@ import boto3
 
 from estimators import api_retries
 from estimators.errors import EstimatorError
+from estimators.instances import BEYOND_PYTORCH, complete, for_pytorch
 from estimators.sdk import request_values, training_images
 from estimators.sdk.code_place import UploadCode
 from estimators.sdk.library import Session
@@ -75,8 +76,8 @@ class _Staged(PyTorchWithoutTelemetry):
 
 @lru_cache(maxsize=1)
 def parameter_names() -> frozenset[str]:
-    """Return the names of all parameters of ``PyTorch`` and its bases."""
-    return frozenset(parameter.name for parameter in _parameters())
+    """Return the names of all parameters of ``PyTorch`` and its bases, and of those that it lacks."""
+    return BEYOND_PYTORCH | {parameter.name for parameter in _parameters()}
 
 
 @lru_cache(maxsize=1)
@@ -105,8 +106,13 @@ def trainer(
     """Return ``sagemaker.pytorch.PyTorch`` from its parameters by name.
 
     Raises:
-        EstimatorError: The SDK refuses them.
+        EstimatorError: The SDK refuses them, or has no place for them.
     """
+    if lost := sorted(BEYOND_PYTORCH & arguments.keys()):
+        raise EstimatorError(
+            f"PyTorch of the SageMaker Python SDK V2 has no {', '.join(lost)}, so that no pipeline, tuner or "
+            "to_sagemaker() can hold it. Leave it out, or use fit() without a PipelineSession, which sends it."
+        )
     return _made(PyTorchWithoutTelemetry, arguments, session)
 
 
@@ -116,7 +122,8 @@ _Kind = TypeVar("_Kind", bound=PyTorch)
 def _made(kind: type[_Kind], arguments: Mapping[str, Any], session: Session) -> _Kind:
     try:
         with without_maintenance_notice():
-            made: _Kind = kind(**arguments, sagemaker_session=_not_overruling(arguments, _unconfigured(session)))
+            agreeing = _not_overruling(arguments, _unconfigured(session))
+            made: _Kind = kind(**for_pytorch(arguments), sagemaker_session=agreeing)
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
     return made
@@ -140,7 +147,7 @@ def request(
     step = pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
     if step is not None:  # in a pipeline's session fit() only notes what is to be called
         step.func(*step.func_args, **step.func_kwargs)
-    return requests[0]
+    return complete(requests[0], arguments)
 
 
 def _unconfigured(session: Session) -> Session:
@@ -182,7 +189,7 @@ def send(
     """Upload a job's code, send its request, and return its name."""
     patient = copy.copy(session)
     if not is_local(session):
-        patient.sagemaker_client = _PatientClient(session.sagemaker_client)
+        patient.sagemaker_client = _PatientClient(session.sagemaker_client, arguments)
     pytorch = _made(_Staged, request_values.without_repository(arguments), patient)
     if uploaded := code():
         pytorch.staged = UploadedCode(*uploaded)
@@ -192,16 +199,17 @@ def send(
 
 
 class _PatientClient:
-    """boto3's client, but for CreateTrainingJob, which is made again while AWS throttles it."""
+    """boto3's client, but for CreateTrainingJob, which is completed, and made again while AWS throttles it."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, arguments: Mapping[str, Any]) -> None:
         self._client = client
+        self._arguments = arguments
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     def create_training_job(self, **request: Any) -> None:
-        api_retries.create_training_job(self._client, request)
+        api_retries.create_training_job(self._client, complete(request, self._arguments))
 
 
 def is_local(session: Session | None) -> bool:

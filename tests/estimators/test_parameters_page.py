@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from estimators import Estimator
+from estimators.instances import BEYOND_PYTORCH
 from estimators.sdk.adapter import adapter
 from estimators.sent_code import sent_code
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "estimator.md").read_text()
 PARAMETERS, FIT = PAGE.split("## All parameters\n")[1].split("### What `fit` takes\n")
 _ROW = re.compile(r"^\| `(\w+)` \| `(.+?)` \| (.+?) \| .+ \|$", re.MULTILINE)
-_TIME = re.compile(r"-\d{4}(-\d\d){5}-\d{3}")
+_TIME = re.compile(r"-\d{4}(-\d\d){5}-\d{1,3}")
 """What the SDK puts after the base of a job's name."""
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
@@ -58,6 +59,7 @@ def compiler() -> Any:
     return TrainingCompilerConfig()
 
 
+MLFLOW = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "entry_point": lambda: ("code/other.py", {}),
     "source_dir": lambda: ("s3://jobs/old/sourcedir.tar.gz", {"source_dir": "code", "entry_point": "train.py"}),
@@ -87,6 +89,11 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "keep_alive_period_in_seconds": lambda: (60, {}),
     "training_plan": lambda: (PLAN, {}),
     "instance_placement_config": lambda: ({"EnableMultipleJobs": True}, {}),
+    "instance_preferences": lambda: (
+        ["ml.g5.xlarge", {"instance_type": "ml.c5.large"}],
+        {"instance_preferences": ["ml.m5.large"], "instance_type": None},
+    ),
+    "mlflow_config": lambda: ({"mlflow_resource_arn": MLFLOW}, {}),
     "subnets": lambda: (["subnet-2"], VPC),
     "security_group_ids": lambda: (["sg-2"], VPC),
     "encrypt_inter_container_traffic": lambda: (True, {}),
@@ -150,7 +157,7 @@ def defaults_of_pytorch() -> dict[str, Any]:
     from sagemaker.pytorch import PyTorch
 
     bases = [vars(base)["__init__"] for base in reversed(inspect.getmro(PyTorch)[:-1]) if "__init__" in vars(base)]
-    return signature(*bases)
+    return {**signature(*bases), **dict.fromkeys(BEYOND_PYTORCH)}
 
 
 def shown(default: object) -> str:

@@ -23,6 +23,7 @@ _WHOLE = re.compile(r"[0-9]{1,10}")
 _NUMBER = re.compile(r"[0-9]{1,10}(\.[0-9]{1,20})?(e-[0-9]{1,3})?")
 _TARGET = re.compile(r"[A-Za-z0-9]{1,80}(:[A-Z]{1,8})?")
 _HOST = re.compile(r"algo-[1-9][0-9]{0,2}")
+_INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -129,18 +130,27 @@ class JobFault(Fault):
 class NoCapacity(JobFault):
     """There are no instances when an attempt of a job is to start: it waits in Starting, or fails with CapacityError.
 
+    A job with instance preferences takes the next of them instead, as long as there is one.
+
     Examples:
         >>> str(NoCapacity(seconds=30))
         'no-capacity seconds=30'
+        >>> str(NoCapacity(instance_type="ml.p4d.24xlarge"))
+        'no-capacity instance_type=ml.p4d.24xlarge'
     """
 
     word: ClassVar[str] = "no-capacity"
     seconds: float | None = None
     """So long the job waits in Starting, and goes on; None: it fails at once."""
+    instance_type: str | None = None
+    """Of which there are none; None: of no type."""
 
     def __post_init__(self) -> None:
         Fault.__post_init__(self)
         _require(self, "seconds", most=LONGEST_SECONDS)
+        kind = self.instance_type
+        if kind is not None and not (isinstance(kind, str) and _INSTANCE_TYPE.fullmatch(kind)):
+            raise ValueError(f"{self.word}: instance_type={str(kind)[:80]!r}: give one such as ml.g5.xlarge")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

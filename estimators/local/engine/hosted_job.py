@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,6 +21,7 @@ from estimators.hosts.exit import Exit
 from estimators.local.engine import states
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.errors import invalid
+from estimators.local.engine.hosts import InstanceGroup
 from estimators.local.engine.job_request import JobRequest
 from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 from estimators.local.engine.metrics import Metrics
@@ -241,6 +242,9 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         with self._changed:
             self._heed_limits()
             return self._ending in (Ending.STOP, Ending.CLOSE)
+
+    def allocated(self, groups: Sequence[InstanceGroup]) -> None:
+        """Note of which groups the hosts of the next attempt are."""
 
     def await_capacity(self, seconds: float) -> None:
         """Return after so many seconds, or when the job is to end, be it for the platform's sake."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from estimators.local.engine.artifacts import model_uri
 from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.hosted_job import HostedJob
+from estimators.local.engine.hosts import InstanceGroup
 from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 from estimators.local.engine.request import TrainingRequest
 
@@ -71,6 +72,13 @@ class JobRecord(HostedJob[TrainingRequest]):
             for name, value in members.items():
                 self._updates[name] = merged(self._updates.get(name), value)
             self.note()
+
+    def allocated(self, groups: Sequence[InstanceGroup]) -> None:
+        """Show which of the types that the job prefers its hosts are of."""
+        if self.request.instead and not self.ended:
+            (group,) = groups
+            selected = {"SelectedInstanceType": group.instance_type, "SelectedInstanceCount": group.count}
+            self.update({"ResourceConfig": selected})
 
     @property
     def _may_begin_again(self) -> bool:

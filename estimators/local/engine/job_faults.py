@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from estimators.local.chaos import Chaos, JobFault, LoseHost, NoCapacity, Reclaim
 from estimators.local.engine.errors import ApiError, FailedJobError
 from estimators.local.engine.hosted_job import HostedJob
+from estimators.local.engine.hosts import InstanceGroup
 from estimators.metric_definition import MetricDefinition, pieces, regex_of_line
 
 CAPACITY_ERROR = (
@@ -37,14 +38,34 @@ class JobFaults:
         self._job = job
         self._sources = (Chaos(job.request.faults), chaos)
         self._attempt: AttemptFaults | None = None
+        self._lacking: NoCapacity | None = None
+
+    def allocate(
+        self, ways: Sequence[tuple[InstanceGroup, ...]], say: Callable[[str], None]
+    ) -> tuple[InstanceGroup, ...]:
+        """Return the groups that the hosts of an attempt are of: the first of which there are instances, else the last.
+
+        Args:
+            ways: The groups that the job may have, the preferred ones first.
+            say: Is told of those that are passed over.
+        """
+        *preferred, last = ways
+        for groups in preferred:
+            lacking = self._meet_lack_of(groups)
+            if lacking is None:
+                self._lacking = None
+                return groups
+            say(f"[platform] chaos: {lacking}: no {groups[0].instance_type}: the next preference is tried")
+        self._lacking = self._meet_lack_of(last)
+        return last
 
     def await_capacity(self, say: Callable[[str], None]) -> None:
-        """Return when there are instances for an attempt, or the job is to end.
+        """Return when there are instances for the attempt that was allocated last, or the job is to end.
 
         Raises:
             FailedJobError: There are none.
         """
-        fault = self._meet(NoCapacity)
+        fault = self._lacking
         if fault is None:
             return
         if fault.seconds is None:
@@ -63,6 +84,10 @@ class JobFaults:
         """Take in a line that a host of the attempt prints."""
         if self._attempt is not None:
             self._attempt.read(line)
+
+    def _meet_lack_of(self, groups: Sequence[InstanceGroup]) -> NoCapacity | None:
+        types = {None, *(group.instance_type for group in groups)}
+        return self._meet(NoCapacity, lambda fault: fault.instance_type in types)
 
     def _meet(self, kind: type[F], fits: Callable[[F], bool] = lambda _: True) -> F | None:
         who = f"job {self._job.name}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from estimators.local.chaos import TAG, JobFault, LoseHost, Reclaim, parse, require_job_faults
+from estimators.local.chaos import TAG, JobFault, LoseHost, NoCapacity, Reclaim, parse, require_job_faults
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.local_files import LocalFiles
@@ -72,6 +72,7 @@ class JobRequest:
     members: Mapping[str, Any]
     """The request itself, for those who asked for it."""
     groups: tuple[InstanceGroup, ...]
+    """Of the job's hosts; if it prefers some types of instances to others, those of the first."""
     channels: tuple[InputChannel, ...]
     network_isolation: bool
     max_runtime: int
@@ -83,6 +84,8 @@ class JobRequest:
     tags: Mapping[str, str]
     faults: tuple[JobFault, ...]
     """What its attempts are to meet."""
+    instead: tuple[InstanceGroup, ...] = ()
+    """The types after the first that the job prefers, one of which its hosts are if there are none before it."""
     spot: bool = False
     max_wait: int | None = None
     """Seconds since the job's creation; None without spot."""
@@ -93,6 +96,11 @@ class JobRequest:
     metrics: tuple[MetricDefinition, ...] = ()
     files: LocalFiles | None = None
     """What of the job lies on this machine, and not in S3. No request over the API can say so."""
+
+    @property
+    def ways(self) -> tuple[tuple[InstanceGroup, ...], ...]:
+        """The groups of hosts that the job may have, the preferred ones first."""
+        return (self.groups, *((group,) for group in self.instead))
 
 
 def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
@@ -106,9 +114,14 @@ def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
 
 
 def read_faults(
-    tags: Mapping[str, str], groups: tuple[InstanceGroup, ...], *, spot: bool = False
+    tags: Mapping[str, str], ways: Sequence[tuple[InstanceGroup, ...]], *, spot: bool = False
 ) -> tuple[JobFault, ...]:
     """Return the faults of a job's tag, each of which its attempts can meet.
+
+    Args:
+        tags: The job's.
+        ways: The groups of hosts that it may have.
+        spot: Whether it is a spot job.
 
     Raises:
         ApiError: ValidationException, for one that they can't.
@@ -117,13 +130,16 @@ def read_faults(
         faults = require_job_faults(parse(tags.get(TAG, "")))
     except ValueError as error:
         raise invalid(f"Tags: {TAG}: {error}") from None
-    hosts = [host.name for host in name_hosts(groups)]
+    hosts = max(([host.name for host in name_hosts(groups)] for groups in ways), key=len)
+    types = {group.instance_type for groups in ways for group in groups}
     for fault in faults:
         if isinstance(fault, Reclaim) and not spot:
             raise invalid(f"Tags: {TAG}: {fault}: only spot jobs are reclaimed. Set EnableManagedSpotTraining.")
         if isinstance(fault, LoseHost) and fault.host not in hosts:
             known = " to ".join(dict.fromkeys((hosts[0], hosts[-1])))
             raise invalid(f"Tags: {TAG}: {fault}: the job has no such host, but {known}.")
+        if isinstance(fault, NoCapacity) and fault.instance_type not in (None, *types):
+            raise invalid(f"Tags: {TAG}: {fault}: the job asks for no such type, but {', '.join(sorted(types))}.")
     return faults
 
 

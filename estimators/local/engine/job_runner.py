@@ -126,13 +126,18 @@ class JobRunner(abc.ABC, Generic[Request_co]):
     def _attempt(self) -> bool:
         """Run one attempt, from new hosts to their end. Return whether the job is finished."""
         remove_tree(self._directory)
-        hosts = name_hosts(self._request.groups)
+        passed_over: list[str] = []
+        groups = self._faults.allocate(self._request.ways, passed_over.append)
+        hosts = name_hosts(groups)
         roots = {host.name: self._directory / host.name for host in hosts}
         logs = {host.name: self._log(host) for host in hosts}
         first_log = logs[hosts[0].name]
         self._job.metrics.report_to(first_log.say)
         for remark in self._remarks():
             first_log.say(f"[platform] {remark}")
+        for line in passed_over:
+            first_log.say(line)
+        self._job.allocated(groups)
         if self._retried_for:
             number, most = self._job.retries, self._request.max_retries
             first_log.say(f"[platform] Retry {number} of {most}, as RetryStrategy asks, after {self._retried_for}")

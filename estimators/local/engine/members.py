@@ -69,7 +69,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "ResourceConfig.TrainingPlanArn": Rule(fate=_R),
     "ResourceConfig.InstancePlacementConfig": Rule(fate=_R),
-    "ResourceConfig.InstancePreferences": Rule(fate=_NO),
+    "ResourceConfig.InstancePreferences": Rule(fate=_H, note="the first, unless chaos has `no-capacity` for its type"),
     "ResourceConfig.SelectedInstanceType": Rule(fate=_R),
     "ResourceConfig.SelectedInstanceCount": Rule(fate=_R),
     "StoppingCondition": Rule(fate=_H),

@@ -78,11 +78,11 @@ def _configuration(
             "current_group_name": host.group,
             "instance_groups": [
                 {
-                    "instance_group_name": group.name,
-                    "instance_type": group.instance_type,
-                    "hosts": _names([one for one in hosts if one.group == group.name], cluster),
+                    "instance_group_name": group,
+                    "instance_type": instance_type,
+                    "hosts": _names([one for one in hosts if one.group == group], cluster),
                 }
-                for group in request.groups
+                for group, instance_type in dict.fromkeys((one.group, one.instance_type) for one in hosts)
             ],
         },
     }

@@ -67,13 +67,14 @@ class TrainingRequest(JobRequest):
         """
         members = copy.deepcopy(check_request("CreateTrainingJob", request))
         refuse(broken_rules(members))
-        algorithm, groups = _algorithm(members), _groups(members)
+        algorithm, (groups, instead) = _algorithm(members), _groups(members)
         output, condition = members["OutputDataConfig"], members.get("StoppingCondition", {})
         return cls(
             name=members["TrainingJobName"],
             image=algorithm["TrainingImage"],
             members=members,
             groups=groups,
+            instead=instead,
             channels=tuple(_channels(members, algorithm["TrainingInputMode"])),
             checkpoints=_synced(members, "CheckpointConfig", "Checkpoint"),
             tensorboard=_synced(members, "TensorBoardOutputConfig", "TensorBoard"),
@@ -86,7 +87,9 @@ class TrainingRequest(JobRequest):
             network_isolation=members.get("EnableNetworkIsolation", False),
             max_runtime=condition.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
             max_wait=condition.get("MaxWaitTimeInSeconds"),
-            max_pending=condition.get("MaxPendingTimeInSeconds") if any(map(_is_accelerated, groups)) else None,
+            max_pending=condition.get("MaxPendingTimeInSeconds")
+            if any(map(_is_accelerated, (*groups, *instead)))
+            else None,
             max_retries=members.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0),
             entrypoint=tuple(algorithm.get("ContainerEntrypoint", ())),
             arguments=tuple(algorithm.get("ContainerArguments", ())),
@@ -97,7 +100,11 @@ class TrainingRequest(JobRequest):
             environment=members.get("Environment", {}),
             hyperparameters=members.get("HyperParameters", {}),
             tags=(tags := read_tags(members.get("Tags", ()))),
-            faults=read_faults(tags, groups, spot=members.get("EnableManagedSpotTraining", False)),
+            faults=read_faults(
+                tags,
+                [groups, *((each,) for each in instead)],
+                spot=members.get("EnableManagedSpotTraining", False),
+            ),
         )
 
     @property
@@ -115,21 +122,23 @@ def _algorithm(members: Mapping[str, Any]) -> Mapping[str, Any]:
     return algorithm
 
 
-def _groups(members: Mapping[str, Any]) -> tuple[InstanceGroup, ...]:
+def _groups(members: Mapping[str, Any]) -> tuple[tuple[InstanceGroup, ...], tuple[InstanceGroup, ...]]:
+    """Return the job's groups of hosts, and instead of them the types that it prefers less."""
     resources = members["ResourceConfig"]
-    if "InstancePreferences" in resources:
-        raise invalid("ResourceConfig.InstancePreferences is not offered by the local platform; give InstanceType.")
+    alone = {"InstanceGroupName": HOMOGENEOUS, **resources}
+    preferred = [{**alone, **each} for each in resources.get("InstancePreferences", ())]
     groups = tuple(
         InstanceGroup(
             name=group["InstanceGroupName"], instance_type=group["InstanceType"], count=group["InstanceCount"]
         )
-        for group in resources.get("InstanceGroups") or [{"InstanceGroupName": HOMOGENEOUS, **resources}]
+        for group in preferred or resources.get("InstanceGroups") or [alone]
     )
-    if (total := sum(group.count for group in groups)) > MAX_HOSTS:
+    counts = [group.count for group in groups]
+    if (total := max(counts) if preferred else sum(counts)) > MAX_HOSTS:
         raise ApiError(
             "ResourceLimitExceeded", f"The job asks for {total} instances; the local platform runs {MAX_HOSTS} at most."
         )
-    return groups
+    return (groups[:1], groups[1:]) if preferred else (groups, ())
 
 
 def _is_accelerated(group: InstanceGroup) -> bool:

@@ -14,7 +14,6 @@ from sagemaker.core.workflow.pipeline_context import PipelineSession
 from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.sdk.code_place import UploadCode
-from estimators.sdk.v3.parameters import Parameters
 from estimators.sdk.v3.request import ResolvedJob
 
 if TYPE_CHECKING:
@@ -140,4 +139,4 @@ def _refusals_told() -> Iterator[None]:
 
 
 def _job(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
-    return ResolvedJob.of(Parameters.of(arguments, session), session, job_name)
+    return ResolvedJob.of(arguments, session, job_name)

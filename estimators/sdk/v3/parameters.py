@@ -13,6 +13,7 @@ from sagemaker.core.config import config_schema
 
 from estimators.errors import EstimatorError
 from estimators.image import Framework
+from estimators.instances import BEYOND_PYTORCH
 from estimators.sdk.library import fw_utils, get_config_value
 from estimators.sdk.training_images import validated_distribution
 
@@ -136,8 +137,8 @@ class Parameters:
 
 
 def parameter_names() -> frozenset[str]:
-    """Return the names of all parameters."""
-    return frozenset({SESSION, *(field.name for field in fields(Parameters))})
+    """Return the names of all parameters, and of those that ``PyTorch`` lacks."""
+    return BEYOND_PYTORCH | {SESSION, *(field.name for field in fields(Parameters))}
 
 
 def switches() -> frozenset[str]:

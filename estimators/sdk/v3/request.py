@@ -11,6 +11,7 @@ from sagemaker.core.config import config_schema
 from sagemaker.core.jumpstart.utils import add_jumpstart_uri_tags, get_jumpstart_base_name_if_jumpstart_model
 from sagemaker.core.s3 import s3_path_join
 
+from estimators.instances import complete, for_pytorch
 from estimators.sdk import training_images
 from estimators.sdk.request_values import request_tags
 from estimators.sdk.sessions import merged
@@ -31,8 +32,10 @@ _TAGS = f"{config_schema.SAGEMAKER}.{config_schema.TRAINING_JOB}.{config_schema.
 class ResolvedJob:
     """A job with all that its request needs and that its parameters leave open."""
 
+    asked: Mapping[str, Any]
+    """The parameters of the Estimator."""
     parameters: Parameters
-    """With what the SDK's configuration says."""
+    """Those of ``PyTorch``, with what the SDK's configuration says."""
     session: Session
     """Whose region, role and configuration the job has."""
     base_name: str
@@ -45,8 +48,9 @@ class ResolvedJob:
     """Where the model goes, and what has no place of its own."""
 
     @classmethod
-    def of(cls, parameters: Parameters, session: Session, job_name: str | None) -> ResolvedJob:
+    def of(cls, arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
         """Return a job; one that has no name gets one of the base name, or the image, and the time."""
+        parameters = Parameters.of(for_pytorch(arguments), session)
         image = training_images.image_uri(parameters.framework(session.boto_region_name))
         base = (
             parameters.base_job_name
@@ -56,6 +60,7 @@ class ResolvedJob:
         bucket = None if parameters.output_path else session.default_bucket()
         default = s3_path_join("s3://", bucket, session.default_bucket_prefix, with_end_slash=True)
         return cls(
+            asked=arguments,
             parameters=parameters,
             session=session,
             base_name=base,
@@ -122,7 +127,7 @@ class ResolvedJob:
         }
         path = config_schema.TRAINING_JOB_PROFILE_CONFIG_PATH
         members["ProfilerConfig"] = self._with_configured(members["ProfilerConfig"], path)
-        return _given(**members)
+        return complete(_given(**members), self.asked)
 
     def _algorithm(self, inputs: Any) -> dict[str, Any]:
         given = self.parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from estimators.job_handle.resumed_request import Changes, resumed_request
 from estimators.local import LocalSageMaker
 from estimators.local.chaos import LoseHost, NoCapacity, Reclaim, ServerError, Slow, Throttle, tag
 from tests.estimators.local.submitted_jobs import await_end, describe, messages, submit
@@ -104,6 +106,40 @@ def test_a_job_waits_in_starting_for_capacity_and_can_be_stopped_there(sagemaker
     starting = job["SecondaryStatusTransitions"][0]
     assert (starting["EndTime"] - starting["StartTime"]).total_seconds() > 0.4
     assert messages(sagemaker, waits)[0] == "[platform] chaos: no-capacity seconds=0.5: the job waits in Starting"
+
+
+PREFERRED = [
+    {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1},
+    {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+]
+
+
+@pytest.mark.parametrize(
+    ("faults", "chosen"), [([], 0), ([NoCapacity(instance_type="ml.p4d.24xlarge")], 1), ([NoCapacity(count=2)], None)]
+)
+def test_a_job_takes_the_first_of_the_types_that_it_prefers_of_which_there_are_instances(
+    sagemaker: LocalSageMaker, faults: list[NoCapacity], chosen: int | None
+) -> None:
+    script = 'tr -d "\\n " < /opt/ml/input/config/resourceconfig.json; echo'
+    asked = {"ResourceConfig": {"InstancePreferences": PREFERRED, "VolumeSizeInGB": 1}}
+    name = submit(sagemaker, script, Tags=[tag(*faults)] if faults else [], **asked)
+    job = await_end(sagemaker, name)
+    resources = job["ResourceConfig"]
+    if chosen is None:
+        assert job["FailureReason"].startswith("CapacityError: Unable to provision")
+        return
+    selected = {f"Selected{name}": value for name, value in PREFERRED[chosen].items()}
+    assert resources == {**asked["ResourceConfig"], **selected}
+    told = json.loads(messages(sagemaker, name)[-1])
+    assert told["current_instance_type"] == PREFERRED[chosen]["InstanceType"]
+    assert len(told["hosts"]) == PREFERRED[chosen]["InstanceCount"]
+    again = resumed_request(job, Changes(**dict.fromkeys(Changes.__dataclass_fields__)), "again")
+    assert again["ResourceConfig"] == asked["ResourceConfig"]
+
+
+def test_a_type_that_a_job_does_not_ask_for_is_no_fault_of_it(sagemaker: LocalSageMaker) -> None:
+    with pytest.raises(ClientError, match=r"ml\.p3\.2xlarge: the job asks for no such type, but ml\.m5\.large"):
+        submit(sagemaker, "true", Tags=[tag(NoCapacity(instance_type="ml.p3.2xlarge"))])
 
 
 @pytest.mark.parametrize("fault", [Reclaim(step=3), Reclaim(seconds=3)])

@@ -29,6 +29,23 @@ def test_groups_are_added_up(build: Any) -> None:
     assert plan.cost.at_most == 3 * Decimal("0.23") + 2 * Decimal("1.408")
 
 
+def test_of_preferred_types_the_dearest_is_what_the_job_may_cost(build: Any) -> None:
+    preferences = ["ml.m5.xlarge", {"instance_type": "ml.g5.xlarge"}]
+    plan = build(instance_type=None, instance_count=2, instance_preferences=preferences).plan(prices=PRICES, max_cost=4)
+    assert plan.cost.per_hour == 2 * Decimal("1.408")
+    assert str(plan.topology) == "2 × ml.m5.xlarge, or 2 × ml.g5.xlarge, the script alone"
+    assert [problem.parameter for problem in plan.errors] == ["max_cost"]
+    many = [
+        {"instance_type": "ml.m5.xlarge", "instance_count": 9},
+        {"instance_type": "ml.g5.xlarge", "instance_count": 1},
+    ]
+    plan = build(instance_type=None, instance_preferences=many, distribution="torchrun").plan(prices=PRICES)
+    assert plan.cost.per_hour == 9 * Decimal("0.23")
+    assert plan.topology.hosts_with_ranks is None
+    no_price = build(instance_type=None, instance_preferences=["ml.m5.xlarge", "ml.p3.2xlarge"]).plan(prices=PRICES)
+    assert no_price.cost.unknown == "your prices has no price of ml.p3.2xlarge"
+
+
 def test_a_spot_job_costs_at_most_the_price_on_demand(build: Any) -> None:
     spot = {"use_spot_instances": True, "max_run": 3600, "max_wait": 7200}
     cost = build(**spot).plan(prices=PRICES).cost

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from estimators import Estimator
+from estimators.instances import BEYOND_PYTORCH
 from estimators.local import LocalSageMaker
+from estimators.sdk import dry_run
 from estimators.service_model import service_model
 from tests.sdk_v3 import python_with_sdk_v3
 
@@ -270,4 +273,53 @@ def test_the_parameters_are_those_of_v2_with_their_defaults(python: str, tmp_pat
             defaults |= {parameter.name: parameter.default for parameter in signature.parameters.values()}
     done = run(python, PARAMETERS, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {name: defaults[name] for name in v2.parameter_names()}
+    assert json.loads(done.stdout) == {name: defaults[name] for name in v2.parameter_names() - BEYOND_PYTORCH}
+
+
+PREFERENCES = """
+import json, os
+import boto3
+from sagemaker.core.helper.session_helper import Session
+from sagemaker.core.shapes import InstancePreference, MlflowConfig
+from estimators import Estimator
+from estimators.instances import BEYOND_PYTORCH
+from estimators.sdk import dry_run
+
+given = json.loads(os.environ["GIVEN"])
+alike = {
+    **given,
+    "instance_preferences": [InstancePreference(**each) for each in given["instance_preferences"]],
+    "mlflow_config": MlflowConfig(**given["mlflow_config"]),
+}
+session = Session(boto3.Session(region_name="us-east-1"))
+for arguments in (given, alike):
+    assert not Estimator("train.py", **arguments).plan().problems
+    request, refusal = dry_run.build(Estimator("train.py", **arguments).arguments, None, job_name="a", session=session)
+    assert refusal is None
+    print(json.dumps(request))
+"""
+
+
+@pytest.mark.slow
+def test_preferences_are_sent_as_with_v2(python: str, tmp_path: Path, sagemaker_session: Any) -> None:
+    arguments = {
+        "role": "arn:aws:iam::123456789012:role/A",
+        "framework_version": "2.6.0",
+        "py_version": "py312",
+        "instance_preferences": [
+            {"instance_type": "ml.g5.xlarge", "instance_count": 2},
+            {"instance_type": "ml.g6.xlarge", "instance_count": 1},
+        ],
+        "mlflow_config": {"mlflow_resource_arn": "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"},
+    }
+    done = run(python, PREFERENCES, tmp_path, GIVEN=json.dumps(arguments))
+    assert done.returncode == 0, done.stderr
+    of_v3, by_objects = map(json.loads, done.stdout.splitlines())
+    given = Estimator(str(tmp_path / "train.py"), **arguments).arguments
+    of_v2, refusal = dry_run.build(given, None, job_name="a", session=sagemaker_session)
+    assert refusal is None
+    assert of_v3 == by_objects
+    for member in ("ResourceConfig", "MlflowConfig", "HyperParameters"):
+        assert of_v3[member] == of_v2[member]
+    assert of_v2["ResourceConfig"]["InstancePreferences"][1] == {"InstanceType": "ml.g6.xlarge", "InstanceCount": 1}
+    assert not {"InstanceType", "InstanceCount"} & of_v2["ResourceConfig"].keys()

@@ -62,7 +62,7 @@ class JobToTrack:
         for name, text in members.get("HyperParameters", {}).items():
             yield name, _parameter(text)
         yield "SageMaker.ImageUri", {"StringValue": self.request.image}
-        for group in self.request.groups:
+        for group in () if self.request.instead else self.request.groups:  # else it is not known yet which
             prefix = "SageMaker." if len(self.request.groups) == 1 else f"SageMaker.InstanceGroups.{group.name}."
             yield f"{prefix}InstanceType", {"StringValue": group.instance_type}
             yield f"{prefix}InstanceCount", {"NumberValue": float(group.count)}

@@ -66,7 +66,7 @@ class ProcessingRequest(JobRequest):
             arguments=tuple(application.get("ContainerArguments", ())),
             environment=members.get("Environment", {}),
             tags=tags,
-            faults=read_faults(tags, groups),
+            faults=read_faults(tags, [groups]),
         )
 
 

@@ -32,7 +32,9 @@ ON = {"on": st.sampled_from(["s3", "s3:GET", "DescribeTrainingJob"])}
 FAULTS = st.one_of(
     *(st.builds(kind, **ON, **OFTEN) for kind in (Throttle, ServerError)),
     st.builds(Slow, **ON, seconds=SECONDS, **OFTEN),
-    st.builds(NoCapacity, seconds=st.none() | SECONDS, **OFTEN),
+    st.builds(
+        NoCapacity, seconds=st.none() | SECONDS, instance_type=st.sampled_from([None, "ml.m7i-flex.large"]), **OFTEN
+    ),
     st.builds(LoseHost, step=st.integers(0, 10**9), host=st.sampled_from(["algo-1", "algo-254"]), **OFTEN),
     st.builds(Reclaim, seconds=SECONDS, **OFTEN),
 )
@@ -72,6 +74,7 @@ def test_a_text_that_is_none_is_refused_with_a_reason_and_by_nothing_else(text: 
         ("reclaim step=3 count=0", "reclaim: count=0: give a whole number from 1"),
         ("reclaim step=3 probability=0", "probability=0 is never met"),
         ("lose-host step=3 host=../x", "host='../x': give algo-1, algo-2, …"),
+        ("no-capacity instance_type=p4", "no-capacity: instance_type='p4': give one such as ml.g5.xlarge"),
         ("throttle", "throttle needs on="),
         ("slow on=s3", "slow needs seconds="),
         ("throttle on=s3/x", "on='s3/x': give an operation such as DescribeTrainingJob"),

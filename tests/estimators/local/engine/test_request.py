@@ -108,8 +108,8 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ({"ResourceConfig": {"InstanceGroups": groups(1), "InstanceCount": 2}}, "either InstanceType"),
         ({"ResourceConfig": {"InstanceGroups": groups(1), "InstanceCount": 0}}, "either InstanceType"),
         (
-            {"ResourceConfig": {"InstancePreferences": [{"InstanceType": "ml.m5.large"}], "InstanceCount": 1}},
-            "InstancePreferences is not offered by the local platform; give InstanceType",
+            {"ResourceConfig": {"InstancePreferences": [{"InstanceType": "ml.m5.large", "InstanceCount": 255}]}},
+            "asks for 255 instances",
         ),
         ({"ResourceConfig": {"InstanceGroups": groups(1, 0)}}, "InstanceCount must be at least 1"),
         ({"ResourceConfig": {"InstanceGroups": groups(200, 55)}}, "asks for 255 instances"),
