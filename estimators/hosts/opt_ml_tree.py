@@ -177,10 +177,18 @@ class HostTree:
 
     @contextmanager
     def _found(self, path: PurePath) -> Iterator[Path]:
-        """Give a path of this machine that means what was found, whatever happens to its name meanwhile."""
+        """Give a path of this machine that means what was found, whatever happens to its name meanwhile.
+
+        Errors of the block name what the program knows: the other path, of a descriptor, tells a reader nothing.
+        """
         place = self._open(path)
+        given = _by_descriptor(place)
         try:
-            yield _by_descriptor(place)
+            yield given
+        except OSError as error:
+            if isinstance(error.filename, str | Path) and (named := Path(error.filename)).is_relative_to(given):
+                error.filename = str(self._seen_as / path / named.relative_to(given))
+            raise
         finally:
             os.close(place)
 

@@ -35,7 +35,7 @@ def place(name: str, description: Mapping[str, Any]) -> str:
 
 def listed(uri: str, s3: Any, *, deep: bool) -> list[CheckpointInfo]:
     """Return all checkpoints of a place, oldest first; one that may not be read does not hide the others."""
-    from smddp.checkpoint.restore.reader import inspect_each_alone
+    from smddp.checkpoint.restore.listing import inspect_each_alone
     from smddp.storage.parallel import in_parallel
 
     store = _store(uri, s3)
@@ -49,7 +49,7 @@ def require_something(uri: str, s3: Any) -> None:
     Raises:
         EstimatorError: The place is empty, or no checkpoint in it is valid.
     """
-    from smddp.checkpoint.restore.reader import inspect_each_alone
+    from smddp.checkpoint.restore.listing import inspect_each_alone
 
     store = _store(uri, s3)
     passed_over = []

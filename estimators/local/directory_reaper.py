@@ -57,7 +57,8 @@ def _remove(root: Path) -> bool:
                     here = _go_up(here, left[-1][0])
                 except FileNotFoundError:
                     return False
-                problem = _try(os.rmdir, left[-1][1].pop(), here) or problem
+                error = _try(os.rmdir, left[-1][1].pop(), here)
+                problem = problem or error  # what came first is why the directory is not empty
             continue
         error = _try(os.unlink, names[-1], here)
         if isinstance(error, IsADirectoryError):
@@ -70,7 +71,7 @@ def _remove(root: Path) -> bool:
             else:
                 left.append((_identity(here), inside))
                 continue
-        problem = error or problem
+        problem = problem or error
         names.pop()
     os.close(here)
     if problem is not None:
@@ -97,9 +98,9 @@ def _go_down(here: int, name: str) -> tuple[int, list[str]]:
         if found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:
             Path(f"/proc/self/fd/{there}").chmod(0o700)
         inside = [entry.name for entry in Path(f"/proc/self/fd/{there}").iterdir()]
-    except BaseException:
+    except OSError as error:
         os.close(there)
-        raise
+        raise OSError(error.errno, error.strerror, name) from error  # its own path, of a descriptor, tells nothing
     os.close(here)
     return there, inside
 

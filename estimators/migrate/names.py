@@ -109,7 +109,7 @@ NO_PLACE: Mapping[str, str] = {
     "requirements": "The training toolkit installs requirements.txt in source_dir: rename the file.",
     "instance_groups": "Give the Estimator instance_groups with sagemaker.core.instance_group.InstanceGroup.",
     "instance_placement_config": "Give the Estimator instance_placement_config as a dict.",
-    "instance_preferences": "Give one instance_type.",
+    "instance_preferences": "Give the Estimator instance_preferences as a list of types, or of dicts.",
     "max_pending_time_in_seconds": "Remove it: the Estimator has no such limit.",
     "compression_type": 'Write "GZIP" or "NONE" out, or give the Estimator disable_output_compression.',
     "algorithm_name": "Give a training_image: the Estimator trains a script, and no algorithm of the marketplace.",

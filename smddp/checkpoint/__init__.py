@@ -14,26 +14,49 @@ it, whose files are never changed once the manifest names them:
 What is not named in a valid manifest does not exist. No file is a pickle, and reading one runs no code.
 """
 
-from smddp.checkpoint.best import find_best
-from smddp.checkpoint.checkpointer import Checkpointer
-from smddp.checkpoint.convert import export, import_checkpoint
-from smddp.checkpoint.convert.weights import WeightsError, WeightsReport, load_weights
-from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.restore.reader import CheckpointInfo, list_checkpoints
-from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.save.save_request import SaveReport
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "CheckpointInfo",
-    "Checkpointer",
-    "Manifest",
-    "Retention",
-    "SaveReport",
-    "WeightsError",
-    "WeightsReport",
-    "export",
-    "find_best",
-    "import_checkpoint",
-    "list_checkpoints",
-    "load_weights",
-]
+if TYPE_CHECKING:
+    from smddp.checkpoint.best import find_best as find_best
+    from smddp.checkpoint.checkpointer import Checkpointer as Checkpointer
+    from smddp.checkpoint.convert import export as export
+    from smddp.checkpoint.convert import import_checkpoint as import_checkpoint
+    from smddp.checkpoint.convert.weights import WeightsError as WeightsError
+    from smddp.checkpoint.convert.weights import WeightsReport as WeightsReport
+    from smddp.checkpoint.convert.weights import load_weights as load_weights
+    from smddp.checkpoint.format.manifest import Manifest as Manifest
+    from smddp.checkpoint.restore.listing import CheckpointInfo as CheckpointInfo
+    from smddp.checkpoint.restore.listing import list_checkpoints as list_checkpoints
+    from smddp.checkpoint.retention import Retention as Retention
+    from smddp.checkpoint.save.save_request import SaveReport as SaveReport
+
+_HOMES = {
+    "CheckpointInfo": "smddp.checkpoint.restore.listing",
+    "Checkpointer": "smddp.checkpoint.checkpointer",
+    "Manifest": "smddp.checkpoint.format.manifest",
+    "Retention": "smddp.checkpoint.retention",
+    "SaveReport": "smddp.checkpoint.save.save_request",
+    "WeightsError": "smddp.checkpoint.convert.weights",
+    "WeightsReport": "smddp.checkpoint.convert.weights",
+    "export": "smddp.checkpoint.convert",
+    "find_best": "smddp.checkpoint.best",
+    "import_checkpoint": "smddp.checkpoint.convert",
+    "list_checkpoints": "smddp.checkpoint.restore.listing",
+    "load_weights": "smddp.checkpoint.convert.weights",
+}
+"""Where each name lives: it is loaded when it is asked for, because who lists checkpoints needs no torch."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'smddp.checkpoint' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

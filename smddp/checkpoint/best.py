@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from smddp.checkpoint.convert.sources import no_checkpoint_in
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.restore.reader import CheckpointInfo, inspect
+from smddp.checkpoint.restore.listing import CheckpointInfo, inspect
 from smddp.checkpoint.restore.settled import Look, look_until_settled
 from smddp.checkpoint.stores import Store, StoreError, open_store
+from smddp.checkpoint.stores.opening import no_checkpoint_in
 from smddp.errors import CheckpointError
 from smddp.storage.parallel import in_parallel
 

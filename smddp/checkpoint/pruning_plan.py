@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from smddp.checkpoint.restore.reader import CheckpointInfo, inspect
+from smddp.checkpoint.restore.listing import CheckpointInfo, inspect
 from smddp.checkpoint.retention import Retention, which_stay
 from smddp.checkpoint.stores import Store
 from smddp.errors import CheckpointError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smddp.checkpoint.format.manifest import Manifest, NewerFormatError
-from smddp.checkpoint.restore.verified import VerifiedFiles
+from smddp.checkpoint.restore.listing import check_sizes
 from smddp.checkpoint.stores import Store, StoreError
 from smddp.errors import CheckpointError
 
@@ -159,7 +159,7 @@ class Pruner:
             manifest = Manifest.from_json(content)
             if manifest.step != step:
                 raise CheckpointError(f"its manifest is that of step {manifest.step}")
-            VerifiedFiles(self._store, manifest).check_sizes()
+            check_sizes(self._store, manifest)
             value = None if self._keep.metric is None else manifest.metrics.get(self._keep.metric)
             self._known[step] = _Known(directory=manifest.directory, value=value)
         return self._known[step]

@@ -51,7 +51,7 @@ def list_(
     verify: Annotated[bool, typer.Option("--verify", help="Verify every byte.")] = False,
 ) -> None:
     """Show what each checkpoint is: step, epoch, age, size, metrics, and whether it is valid."""
-    from smddp.checkpoint.restore.reader import inspect_each_alone
+    from smddp.checkpoint.restore.listing import inspect_each_alone
     from smddp.cli.checkpoint_table import show
     from smddp.storage.parallel import in_parallel
 
@@ -71,7 +71,7 @@ def verify(location: _Location) -> None:
 
     Exit code 1 if one is damaged, unreadable, or of a newer smddp; or if none is valid.
     """
-    from smddp.checkpoint.restore.reader import inspect_each_alone
+    from smddp.checkpoint.restore.listing import inspect_each_alone
     from smddp.cli.checkpoint_table import describe, progress
 
     counts: dict[str, int] = {}
@@ -197,8 +197,8 @@ def _look_for(location: str, *, single: bool = True) -> tuple[Store, Iterator[in
     Raises:
         CheckpointError: There is none.
     """
-    from smddp.checkpoint.convert.sources import no_checkpoint_in, place_and_step
     from smddp.checkpoint.stores import open_store
+    from smddp.checkpoint.stores.opening import no_checkpoint_in, place_and_step
 
     place, step = place_and_step(location)
     store = open_store(place)

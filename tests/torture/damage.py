@@ -24,7 +24,8 @@ import torch
 from smddp.checkpoint import Checkpointer
 from smddp.checkpoint.format.tensors import bytes_of
 from smddp.checkpoint.restore import rng
-from smddp.checkpoint.restore.reader import Loaded, inspect, read_checkpoint, read_newest
+from smddp.checkpoint.restore.listing import inspect
+from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
 from smddp.checkpoint.stores import Store, open_store
 from smddp.checkpoint.stores.store import step_name
 from smddp.errors import CheckpointError

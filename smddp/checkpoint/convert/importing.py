@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
 from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
-from smddp.checkpoint.convert.sources import StateSource, find_source, split
+from smddp.checkpoint.convert.sources import StateSource, find_source
 from smddp.checkpoint.format.names import is_part_name
 from smddp.checkpoint.restore.restoring import RANKS, RNG
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.stores import open_store
+from smddp.checkpoint.stores.opening import split
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,9 @@ from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
 from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
 from smddp.checkpoint.convert.parts import is_name_of, parts_of
 from smddp.checkpoint.convert.torch_files import read_weights_file
-from smddp.checkpoint.format.names import MANIFEST_NAME
 from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
-from smddp.checkpoint.stores import Store, open_store
-from smddp.checkpoint.stores.store import step_of
+from smddp.checkpoint.stores import open_store
+from smddp.checkpoint.stores.opening import no_checkpoint_in, place_and_step
 from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 _FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz")
 """In S3, where there are no directories: what ends so is one object."""
-
-_CHECKPOINTS = "checkpoints"
-"""What a run's directory calls the one with its checkpoints."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -136,46 +132,6 @@ def find_source(location: str | os.PathLike[str]) -> StateSource:
             if (path / name).is_file():
                 return StateSource(kind="file", location=str(path / name))
     return StateSource(kind="checkpoint", location=text)
-
-
-def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Take the location of one checkpoint apart; that of a place with checkpoints has no step.
-
-    Raises:
-        CheckpointError: It is a local directory of a checkpoint's name that is not there.
-    """
-    place, step = split(location)
-    text = os.fspath(location)
-    if step is not None and not text.startswith("s3://") and not Path(text).exists():
-        raise CheckpointError(f"there is nothing at {text}")
-    return place, step
-
-
-def split(location: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Take the name of one checkpoint apart, whether it is there or not; any other has no step."""
-    text = os.fspath(location)
-    if text.startswith("s3://"):
-        place, _, name = text.rstrip("/").rpartition("/")
-        step = step_of(name)
-        return (text, None) if step is None else (place, step)
-    absolute = os.path.abspath(text)  # noqa: PTH100 - Path.resolve would follow links
-    step = step_of(os.path.basename(absolute))  # noqa: PTH119
-    return (text, None) if step is None or not text else (os.path.dirname(absolute), step)  # noqa: PTH120
-
-
-def no_checkpoint_in(store: Store) -> CheckpointError:
-    """Say that a place has no checkpoint, and where there may be some."""
-    text = str(store)
-    advice = f"a checkpoint is a directory step-… with a {MANIFEST_NAME}"
-    if not text.startswith("s3://"):
-        path = Path(text)
-        if not path.exists():
-            return CheckpointError(f"there is no directory {text}")
-        if not path.is_dir():
-            return CheckpointError(f"{text} is a file: give the directory that the checkpoints lie in")
-        if (path / _CHECKPOINTS).is_dir():
-            advice = f"did you mean {path / _CHECKPOINTS}?"
-    return CheckpointError(f"there is no checkpoint in {text}; {advice}")
 
 
 def _is_object(uri: str) -> bool:

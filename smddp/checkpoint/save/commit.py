@@ -21,9 +21,8 @@ from smddp.checkpoint.format.manifest import FileRecord, Manifest, NewerFormatEr
 from smddp.checkpoint.format.memory import tensor_at
 from smddp.checkpoint.format.names import DIGESTS_NAME, STATE_NAME, TENSORS_SUFFIX
 from smddp.checkpoint.format.tensors import Layout, header_size
-from smddp.checkpoint.restore.reader import inspect
+from smddp.checkpoint.restore.listing import check_sizes, inspect
 from smddp.checkpoint.restore.restoring import RANKS
-from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.retention import Pruner, Retention
 from smddp.checkpoint.save.rank_results import RankResult
 from smddp.checkpoint.save.save_request import SaveRequest
@@ -175,7 +174,7 @@ class Committer:
             },
         )
         data = manifest.to_json()
-        VerifiedFiles(self._store, manifest).check_sizes()
+        check_sizes(self._store, manifest)
         if self._hold is not None:
             self._hold.check()
         try:

@@ -198,3 +198,11 @@ def test_what_can_not_be_read_is_told_to_who_asks(tree: HostTree) -> None:
         assert list(tree.entries(PurePath(name), unread=unread.append)) == []
     assert [type(error) for error in unread] == [NotADirectoryError, LeadsOutError]
     assert "/opt/ml/model" in str(unread[0])
+
+
+def test_an_error_names_the_path_that_the_program_knows(tree: HostTree) -> None:
+    with pytest.raises(IsADirectoryError, match=r"'/opt/ml/checkpoints'"):
+        tree.remove(PurePath("checkpoints"))
+    (tree.root / "file").write_text("a")
+    with pytest.raises(NotADirectoryError, match=r"'/opt/ml/file/in-it'"), tree.reading(PurePath("file")) as file:
+        (file / "in-it").read_text()

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import subprocess
@@ -84,7 +85,7 @@ def test_what_can_not_be_removed_is_an_error_and_all_else_is_gone(tmp_path, monk
         unlink(name, **options)
 
     monkeypatch.setattr(os, "unlink", refuse)
-    with pytest.raises(OSError, match=r"file|not empty"):
+    with pytest.raises(PermissionError, match="file"):
         remove_tree(tmp_path / "tree")
     assert sorted(path.name for path in (tmp_path / "tree").rglob("*")) == ["file", "kept"]
 
@@ -96,3 +97,13 @@ def test_two_may_remove_one_tree_at_once(tmp_path):
         for _ in threads.map(remove_tree, [tmp_path / "tree"] * 2):  # raises what either did
             pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_can_not_be_opened_is_an_error_that_names_it(tmp_path, monkeypatch):
+    def refuse(path, mode):
+        raise PermissionError(errno.EPERM, "not permitted", str(path))
+
+    (tmp_path / "tree" / "closed").mkdir(parents=True, mode=0o300)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(PermissionError, match="not permitted: 'closed'"):
+        remove_tree(tmp_path / "tree")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from smddp.checkpoint.restore.reader import inspect, read_newest
+from smddp.checkpoint.restore.listing import inspect
+from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.stores import open_store
 from tests.smddp.checkpoint.by_hand import RUN, write_checkpoint
 from tests.torture.damage import damage_at_random

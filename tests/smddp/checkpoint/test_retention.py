@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.restore.reader import list_checkpoints
+from smddp.checkpoint.restore.listing import list_checkpoints
 from smddp.checkpoint.retention import Pruner, Retention, which_stay
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore

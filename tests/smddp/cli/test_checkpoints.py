@@ -342,15 +342,16 @@ def test_s3_without_credentials_is_one_line_and_code_2(
 
 
 @pytest.mark.slow
-def test_help_loads_neither_torch_nor_boto3() -> None:
-    program = (
-        "import sys; sys.argv = ['smddp', 'checkpoints', '--help']\n"
-        "from smddp import cli\n"
-        "try: cli.main()\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'boto3', 'numpy'} & set(sys.modules), sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+def test_help_and_the_list_load_neither_torch_nor_boto3(place: Path) -> None:
+    for arguments in (["--help"], ["ls", str(place)]):
+        program = (
+            f"import sys; sys.argv = ['smddp', 'checkpoints', *{arguments}]\n"
+            "from smddp import cli\n"
+            "try: cli.main()\n"
+            "except SystemExit as end: assert not end.code\n"
+            "assert not {'torch', 'boto3', 'numpy'} & set(sys.modules), sys.modules.keys()"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
 
 
 @pytest.mark.slow

@@ -20,13 +20,8 @@ import xxhash
 
 from smddp.checkpoint.format.manifest import FileRecord
 from smddp.checkpoint.restore import rng
-from smddp.checkpoint.restore.reader import (
-    inspect,
-    inspect_each_alone,
-    list_checkpoints,
-    read_checkpoint,
-    read_newest,
-)
+from smddp.checkpoint.restore.listing import inspect, inspect_each_alone, list_checkpoints
+from smddp.checkpoint.restore.reader import read_checkpoint, read_newest
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from smddp.checkpoint.restore.reader import inspect
+from smddp.checkpoint.restore.listing import inspect
 from smddp.checkpoint.stores.copying import copy_checkpoint, missing_files
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.s3 import S3Store

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.restore.reader import inspect
+from smddp.checkpoint.restore.listing import inspect
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
