@@ -8,7 +8,7 @@ rank, if they are asked to.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 CAUSE_SECONDS = 3.0
@@ -87,7 +87,7 @@ def find_error(printed: str, *, first: bool = False, crashed: bool = False) -> P
         crashed: A signal ended it that stands for a crash: the words on a crash count most.
     """
     lines = [line for line in map(_undecorated, printed.splitlines()) if line.strip()]
-    errors = list(_exceptions(lines))
+    errors = list(_exceptions(lines, mixed=first))
     crash = _crash(lines)
     if crash is not None and (crashed or not errors):
         return crash
@@ -103,8 +103,13 @@ def _undecorated(line: str) -> str:
     return line if decoration is None else line[decoration.end() :]
 
 
-def _exceptions(lines: Sequence[str]) -> Iterator[PrintedError]:
-    """Yield each exception with its traceback; of a chain, only the last."""
+def _exceptions(lines: Sequence[str], *, mixed: bool) -> Iterator[PrintedError]:
+    """Yield each exception with its traceback; of a chain, only the last.
+
+    Args:
+        lines: What was printed.
+        mixed: Whether several programs may have printed the lines, so that one's traceback goes on behind another's.
+    """
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
     for start, following in zip(starts, [*starts[1:], len(lines)], strict=False):
         if start and lines[start - 1].startswith(_HANDLED):
@@ -114,7 +119,8 @@ def _exceptions(lines: Sequence[str]) -> Iterator[PrintedError]:
             end, message = _group(lines, start)
         else:
             end = _end(lines, start)
-            message = [lines[end].strip(), *_rest_of_message(lines[end + 1 :])]
+            told = set(lines[start : end + 1]) if mixed else set()
+            message = [lines[end].strip(), *_rest_of_message(lines[end + 1 :], told)]
         if message and not any(_CHAINED.match(line) for line in lines[end + 1 : following]):
             yield PrintedError(message="\n".join(message), context="\n".join(lines[start:end]), was_raised=True)
 
@@ -134,10 +140,11 @@ def _group(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
     return end, [each[1] for each in found if each is not None]
 
 
-def _rest_of_message(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the further lines of a message that has several."""
+def _rest_of_message(lines: Sequence[str], told: Collection[str]) -> Iterator[str]:
+    """Yield the further lines of a message that has several, up to one of those that another program repeats."""
+    others = (_TRACEBACK, _CHAINED, _OTHER_WORDS, _TERMINATE, _FATAL)
     for line in lines:
-        if any(pattern.match(line) for pattern in (_TRACEBACK, _CHAINED, _OTHER_WORDS, _TERMINATE, _FATAL)):
+        if line in told or any(pattern.match(line) for pattern in others):
             return
         yield line.rstrip()
 

@@ -57,6 +57,13 @@ def test_ranks_that_print_their_tracebacks_at_once_have_an_error_all_the_same() 
     assert found(mixed, first=True).message.splitlines()[0] == "ValueError: the data is broken"
 
 
+def test_what_a_rank_prints_behind_anothers_exception_is_no_part_of_its_message() -> None:
+    begun = ["Traceback (most recent call last):", '  File "train.py", line 8, in <module>']
+    ended = ["    raise ValueError('bad')", "ValueError: bad"]
+    mixed = "\n".join([*begun, *begun, *ended, *ended, "-" * 74, "Primary job terminated normally"])
+    assert found(mixed, first=True).message == "ValueError: bad"
+
+
 def test_all_lines_of_a_message_belong_to_it() -> None:
     code = "raise RuntimeError('Error(s) in loading state_dict:\\n\\tMissing key(s): \"weight\".\\nin model.pt')"
     assert found(printed_by(code) + "x.py:1: UserWarning: leaked\n").message == (
