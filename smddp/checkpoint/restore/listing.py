@@ -19,9 +19,6 @@ from smddp.checkpoint.stores.store import Store, StoreError
 from smddp.errors import CheckpointError
 from smddp.storage.parallel import in_parallel
 
-_MOST_CORES = 8
-"""That read and hash at a time: more would wait for the memory."""
-
 _Result = TypeVar("_Result")
 
 
@@ -135,7 +132,7 @@ def check_sizes(store: Store, manifest: Manifest) -> None:
         StoreError, OSError: The store can't tell.
     """
     at = partial(store.size, manifest.step, manifest.directory)
-    sizes = in_parallel([partial(at, name) for name in manifest.files], threads=reading_threads(store))
+    sizes = in_parallel([partial(at, name) for name in manifest.files], threads=store.readers)
     for (name, record), size in zip(manifest.files.items(), sizes, strict=True):
         if size is None:
             raise CheckpointError(f"{name} is missing")
@@ -143,16 +140,8 @@ def check_sizes(store: Store, manifest: Manifest) -> None:
             raise CheckpointError(f"{name} has {size} bytes instead of {record.size}")
 
 
-def reading_threads(store: Store) -> int:
-    """Return how many threads read files of a store at a time."""
-    return max(store.readers, min(_cores(), _MOST_CORES))
-
-
 def _verify(store: Store, manifest: Manifest) -> None:
     from smddp.checkpoint.restore.verified import VerifiedFiles  # loads torch, which takes seconds
 
+    check_sizes(store, manifest)
     VerifiedFiles(store, manifest).verify()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

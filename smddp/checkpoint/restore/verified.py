@@ -6,6 +6,7 @@ stays, and hashes each block while the processor's cache still holds it. Reading
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +20,12 @@ from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.format.memory import allocate, tensor_at
 from smddp.checkpoint.format.names import DIGESTS_NAME, STATE_NAME, part_of
 from smddp.checkpoint.format.tensors import Entry, Layout, header_size
-from smddp.checkpoint.restore.listing import check_sizes, reading_threads
 from smddp.checkpoint.stores.store import Store
 from smddp.errors import CheckpointError
 from smddp.storage.parallel import in_parallel
+
+_MOST_CORES = 8
+"""That read and hash at a time: more would wait for the memory."""
 
 _SPAN = 32 * 2**20
 """Bytes of tensors that share a piece of memory, which goes back when the last of them does; a larger tensor has its
@@ -64,12 +67,11 @@ class VerifiedFiles:
     def __init__(self, store: Store, manifest: Manifest) -> None:
         """Look at these files, none of which is read yet."""
         self._store = store
-        self._threads = reading_threads(store)
+        self._threads = max(store.readers, min(_cores(), _MOST_CORES))
         self.manifest = manifest
 
     def verify(self) -> None:
-        """Verify every byte of every file, in little memory."""
-        check_sizes(self._store, self.manifest)
+        """Verify every byte of every file, in little memory, once ``check_sizes`` has seen the files."""
         self.state()
         in_parallel([partial(self._read, span) for span in self._spans(self.manifest.parts)], threads=self._threads)
 
@@ -196,3 +198,7 @@ def _span(file: str, entries: list[Entry], known: FileDigests) -> _Span:
 def _layout_of(content: memoryview) -> Layout:
     size = header_size(bytes(content[:8]), len(content))
     return Layout.parse(bytes(content[:size]), len(content))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
