@@ -41,6 +41,15 @@ exit "$code"
 """
 
 
+def _directive(option: str) -> str:
+    """Return an option as sbatch reads it in a script: there blanks part words, and quotes and # begin something."""
+    if not set(option) & set(" \t'\"\\#"):
+        return option
+    name, is_value, value = option.partition("=")
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}="{escaped}"' if is_value else option
+
+
 def batch_script(job: PortableJob, *, options: Sequence[str] = (), run_dir: str, what: str) -> str:
     """Write the script.
 
@@ -57,7 +66,7 @@ def batch_script(job: PortableJob, *, options: Sequence[str] = (), run_dir: str,
         minutes=math.ceil(job.max_run / 60),
         warning=WARNING_SECONDS,
     )
-    given = "".join(f"#SBATCH {option}\n" for option in options)
+    given = "".join(f"#SBATCH {_directive(option)}\n" for option in options)
     variables = "".join(f"{line}\n" for line in shell.exports(job.environment))
     words = filter(None, [shell.env_words(job.environment), *job.run_command(run_dir=run_dir)])
     command = " \\\n  ".join(map(shell.command_line, words))

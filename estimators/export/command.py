@@ -41,7 +41,9 @@ def sbatch(
     except EstimatorError as error:
         _fail("sbatch", str(error))
     _tell_of_requirements(job.requirements)
-    where = str((run_dir or Path("runs") / job.name).absolute())
+    if run_dir is not None and ":/" in str(run_dir):
+        _fail("sbatch", f"--run-dir {run_dir} is no directory: give one that all nodes see under this path.")
+    where = str((run_dir or Path("runs") / job.name).expanduser().absolute())
     what = f"Written by smddp sbatch from {submit}: what it would train on {job.hosts} × {job.instance_type}."
     typer.echo(batch_script(job, options=options, run_dir=where, what=what), nl=False)
 

@@ -78,6 +78,8 @@ def job_file(job: PortableJob, container: Container, *, run_dir: str, python: st
         },
     }
     text: str = yaml.safe_dump(protocol, sort_keys=False, width=math.inf, allow_unicode=True)
+    if "\x85" in text:  # a line's end to YAML, which a reader makes a blank: escaped, every character is itself
+        text = yaml.safe_dump(protocol, sort_keys=False, width=math.inf)
     return f"# {' '.join(what.split())}\n{text}"
 
 

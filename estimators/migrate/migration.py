@@ -21,9 +21,17 @@ from estimators.sdk.adapter import adapter
 _ESTIMATOR = frozenset({"estimators.Estimator", "estimators.estimator.Estimator"})
 _OTHER_NAME = "SmddpEstimator"
 _RAISED_BY_SDK = frozenset(
-    {"sagemaker.exceptions.UnexpectedStatusException", "sagemaker.core.utils.exceptions.FailedStatusError"}
+    {
+        "sagemaker.exceptions.CapacityError",
+        "sagemaker.exceptions.UnexpectedStatusException",
+        "sagemaker.core.utils.exceptions.FailedStatusError",
+    }
 )
 """What V2 and V3 raise for a job that failed."""
+_OF_SDK = ("sagemaker.estimator.", "sagemaker.pytorch.", "sagemaker.train.")
+"""How the full names begin of what is migrated, and of what else stands beside it."""
+_MODULES = frozenset({"sagemaker.estimator", "sagemaker.pytorch", "sagemaker.train"})
+_OWN_NAMES = frozenset({"Estimator", "remote", "errors", "local", "training_job"})
 _BY_TEXT = frozenset({"eval", "exec", "globals", "locals", "vars"})
 _PIPELINE_SESSIONS = frozenset({"LocalPipelineSession", "PipelineSession"})
 
@@ -203,12 +211,32 @@ def _left(script: Script, calls: dict[cst.Call, str], kept: Sequence[ScriptJob])
 
 def _left_beside(script: Script) -> Iterator[Note]:
     """Yield what stands beside jobs of the Estimator and does not go with it."""
-    for handler in script.nodes(cst.ExceptHandler):
-        caught = within(handler.type) if handler.type else ()
-        for name in sorted({script.imported_name(node) or "" for node in caught} & _RAISED_BY_SDK):
+    remedy = "Catch TrainingJobFailed of estimators.errors."
+    for node in (*script.nodes(cst.Name), *script.nodes(cst.Attribute)):
+        name = script.imported_name(node)
+        if name in _RAISED_BY_SDK and not isinstance(script.parent(node), cst.ImportAlias | cst.AsName | cst.Attribute):
             found = f"fit() of the Estimator does not raise {name.rpartition('.')[2]} for a failed job"
-            remedy = "Catch TrainingJobFailed of estimators.errors."
+            yield Note(line=script.line(node), is_open=True, found=found, remedy=remedy)
+    for handler in script.nodes(cst.ExceptHandler):
+        caught = {node.value for node in within(handler.type) if isinstance(node, cst.Name)} if handler.type else set()
+        if "ValueError" in caught and _calls_fit(script.parent(handler)):
+            found = "the SDK raises a kind of ValueError for a failed job, and fit() of the Estimator does not"
             yield Note(line=script.line(handler), is_open=True, found=found, remedy=remedy)
+    for statement in script.nodes(cst.ImportFrom):
+        if statement.module is None or script.text(statement.module) != "estimators":
+            continue
+        aliases = () if isinstance(statement.names, cst.ImportStar) else statement.names
+        for strange in sorted({alias.evaluated_name for alias in aliases} - _OWN_NAMES):
+            found = f"{strange} comes from a module of your own that has the name of smddp's, estimators"
+            yield Note(line=script.line(statement), is_open=True, found=found, remedy="Rename your module.")
+
+
+def _calls_fit(statement: cst.CSTNode) -> bool:
+    body = within(statement.body) if isinstance(statement, cst.Try) else ()
+    return any(
+        isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in ("fit", "train")
+        for node in body
+    )
 
 
 def _named(script: Script) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -220,9 +248,14 @@ def _named(script: Script) -> Iterator[tuple[cst.CSTNode, str]]:
             continue
         is_base = isinstance(parent, cst.Arg) and isinstance(script.parent(parent), cst.ClassDef)
         is_called = isinstance(parent, cst.Call) and parent.func is node
-        name = script.imported_name(node)
-        if name in _CLASSES and not is_base and not is_called:
+        name = script.imported_name(node) or ""
+        is_part = isinstance(parent, cst.AssignTarget) and name.startswith(_OF_SDK)  # such as PyTorch.fit = …
+        is_module = isinstance(parent, cst.Arg) and name in _MODULES
+        if ((name in _CLASSES and not is_called) or is_part or is_module) and not is_base:
             yield node, name
+    for text in script.nodes(cst.SimpleString):
+        if isinstance(text.evaluated_value, str) and text.evaluated_value.startswith(_OF_SDK):
+            yield text, text.evaluated_value
 
 
 def _subclasses(script: Script) -> Iterator[tuple[cst.ClassDef, str]]:

@@ -64,12 +64,22 @@ class Script:
         self._positions = wrapper.resolve(PositionProvider)
         self._scopes = wrapper.resolve(ScopeProvider)
         self._variables: dict[tuple[int, str], Variable] = {}
+        collector = _Collector(cst.CSTNode)
+        self.module.visit(collector)
+        self._nodes: list[cst.CSTNode] = collector.found
+        self._of_kind: dict[type[cst.CSTNode], list[Any]] = {}
+        self._imports = [
+            each
+            for scope in dict.fromkeys(scope for scope in self._scopes.values() if scope is not None)
+            for each in scope.assignments
+            if isinstance(each, ImportAssignment)
+        ]
 
     def nodes(self, kind: type[_Node]) -> Iterator[_Node]:
         """Yield the nodes of a kind, in the order of the script."""
-        collector = _Collector(kind)
-        self.module.visit(collector)
-        return iter(collector.found)
+        if kind not in self._of_kind:  # jobs ask for the same kinds again and again
+            self._of_kind[kind] = [node for node in self._nodes if isinstance(node, kind)]
+        return iter(self._of_kind[kind])
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode:
         """Return the node that a node stands in."""
@@ -93,10 +103,7 @@ class Script:
 
     def imports(self) -> Iterator[ImportAssignment]:
         """Yield each name that an import binds."""
-        for scope in self._all_scopes():
-            for each in scope.assignments:
-                if isinstance(each, ImportAssignment):
-                    yield each
+        return iter(self._imports)
 
     def star_import(self) -> str:
         """Return what to say where a name may come from ``from sagemaker.… import *``; "" if there is none."""
@@ -123,6 +130,15 @@ class Script:
     def names(self) -> set[str]:
         """Return all names that the script binds or reads."""
         return {node.value for node in self.nodes(cst.Name)}
+
+    def exported(self) -> set[str]:
+        """Return the names that ``__all__`` lists."""
+        listed: set[str] = set()
+        for assign in self.nodes(cst.Assign):
+            if any(isinstance(each.target, cst.Name) and each.target.value == "__all__" for each in assign.targets):
+                texts = [node for node in within(assign.value) if isinstance(node, cst.SimpleString)]
+                listed |= {str(node.evaluated_value) for node in texts}
+        return listed
 
     def assigned_to(self, value: cst.CSTNode) -> Variable | None:
         """Return the variable that an expression is assigned to, if that is all that is done with it."""
@@ -187,9 +203,6 @@ class Script:
             return parent.value
         assign = self._parents.get(parent) if isinstance(parent, cst.AssignTarget) else None
         return assign.value if isinstance(assign, cst.Assign) and len(assign.targets) == 1 else None
-
-    def _all_scopes(self) -> Iterator[Scope]:
-        return iter(dict.fromkeys(scope for scope in self._scopes.values() if scope is not None))
 
     def edited(self, edits: dict[cst.CSTNode, Edit]) -> bytes:
         """Return the script's source with nodes replaced."""

@@ -17,7 +17,7 @@ from estimators.image import Framework
 from estimators.migrate import names
 from estimators.migrate.arguments import items, laid_out, renamed, without
 from estimators.migrate.job import ScriptJob
-from estimators.migrate.script import Script, Variable
+from estimators.migrate.script import Script, Variable, within
 from estimators.problem import nearest
 
 _ON_BY_DEFAULT = {
@@ -77,10 +77,15 @@ class V2Jobs:
                 found = f"{self.script.text(arg.value)} is an argument by position whose name is not to be seen"
                 job.block(arg, found, "Give it by name.")
             elif ignored := self._ignored(class_name, name):
+                if _does_something(arg.value):
+                    job.block(arg, ignored[0], "What stands there does something, too: do it before the call.")
                 job.tell(arg, *ignored)
                 new_names[-1] = None
             else:
                 new = names.V1_NAMES.get(name, name)
+                if new in given:
+                    found = f"{new} is given twice, once by its name of V1, of which the SDK takes that of V1"
+                    job.block(arg, found, "Leave the other one out.")
                 if new != name:
                     job.tell(arg, f"{name} of V1 is {new}", _why_renamed(name))
                 given[new] = arg.value
@@ -137,6 +142,9 @@ class V2Jobs:
         for node in elsewhere:
             found = f"{self.script.text(node)} may be the estimator of line {self.script.line(job.call)}"
             job.tell(node, found, f"There it has {_THERE}", is_open=True)
+        if variable.name in self.script.exported():
+            found = f"{variable.name} is in __all__"
+            job.tell(job.call, found, f"Whoever imports it has {_THERE}", is_open=True)
         if not variable.uses and not elsewhere:
             found = f"{variable.name} is not used in this script"
             job.tell(job.call, found, f"Whoever imports it has {_THERE}", is_open=True)
@@ -209,6 +217,8 @@ class V2Jobs:
             if not any(self.script.precedes(fit, use) for fit in fits if fit is not None):
                 found = f"{self.script.text(use)}: fit() may not have come before it, or not to its end"
                 job.tell(use, found, f"Then there is no {name}: ask it where fit() has returned it.", is_open=True)
+            found = f"{name} is there if the job was Completed: for a stopped one, by max_run too, fit() raises"
+            job.tell(use, found, "Catch TrainingJobStopped of estimators.errors where PyTorch's fit() went on.")
             asked = cst.Attribute(cst.Name(name), cst.Name(attribute))
             job.edit(use, lambda _, asked=asked: asked)  # type: ignore[misc]
 
@@ -294,12 +304,27 @@ def _rewritten(call: cst.Call, new_names: list[str | None]) -> cst.Call:
     return laid_out(call, result, closing)
 
 
+_READERS = frozenset({"dict", "len", "list", "print", "repr", "set", "sorted", "str"})
+"""Functions that change no dict."""
+
+
+def _does_something(value: cst.BaseExpression) -> bool:
+    """Return whether an expression may do more than give a value."""
+    doing = cst.Call | cst.NamedExpr | cst.Await | cst.Yield
+    return any(isinstance(node, doing) for node in within(value))
+
+
 def _is_read(script: Script, use: cst.CSTNode) -> bool:
-    """Return whether a dict is read at a place: given to a call, or asked for a value."""
+    """Return whether a dict is read at a place: unpacked, given to what changes no dict, or asked for a value."""
     parent = script.parent(use)
+    if isinstance(parent, cst.Arg):
+        call = script.parent(parent)
+        callee = call.func if isinstance(call, cst.Call) else None
+        is_reader = isinstance(callee, cst.Name) and callee.value in _READERS and script.variable(callee) is None
+        return parent.star == "**" or is_reader
     written = cst.AssignTarget | cst.AugAssign | cst.AnnAssign | cst.Del
     is_item = isinstance(parent, cst.Subscript) and parent.value is use
-    return isinstance(parent, cst.Arg) or (is_item and not isinstance(script.parent(parent), written))
+    return is_item and not isinstance(script.parent(parent), written)
 
 
 def _keys(script: Script, value: cst.BaseExpression) -> set[str] | None:

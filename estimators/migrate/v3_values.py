@@ -166,7 +166,17 @@ class Values:
             return
         for element in value.elements:
             self._each(element.value, self._channel, "InputData(…)")
+        names = [name for element in value.elements if (name := self._channel_name(element.value)) is not None]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            self._job.block(value, f"{', '.join(twice)} is the name of several channels", "Give each its own.")
         self._job.edit(value, _dict_of_channels)
+
+    def _channel_name(self, value: cst.BaseExpression) -> str | None:
+        given = (
+            {arg.keyword.value: arg.value for arg in value.args if arg.keyword} if isinstance(value, cst.Call) else {}
+        )
+        written = self._script.written(given.get("channel_name"))
+        return written if isinstance(written, str) else None
 
     def _channel(self, value: cst.BaseExpression) -> None:
         if self._called(value) != "InputData" or not isinstance(value, cst.Call):

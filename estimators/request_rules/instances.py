@@ -94,6 +94,10 @@ def _preferences(request: Request, preferences: Sequence[Mapping[str, Any]]) -> 
     for other in (name for name, given in clash.items() if given):
         yield BrokenRule(path=path, found=f"it is mutually exclusive with {other}", remedy="Give one of the two.")
     yield from twice_named(path, [each["InstanceType"] for each in preferences if "InstanceType" in each])
+    for number, each in enumerate(preferences):
+        if not each.get("InstanceCount", 1):
+            found = f"InstanceCount is {each['InstanceCount']}"
+            yield BrokenRule(path=(*path, number), found=found, remedy="InstanceCount must be at least 1.")
     counted = sum("InstanceCount" in each for each in preferences)
     if counted != (0 if "InstanceCount" in resources else len(preferences)):
         yield BrokenRule(

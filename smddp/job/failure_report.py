@@ -113,7 +113,8 @@ def find_printed(code: int, tail: str, *, many: bool = False) -> PrintedError | 
     A process that was killed by SIGKILL could not say so: what it printed before is not the reason.
     """
     name = killed_by(code)
-    return None if name == "SIGKILL" else find_error(tail, first=many, crashed=name in _CRASHES)
+    raised = code == 1 or name is not None  # Python's own exit code after an exception
+    return None if name == "SIGKILL" else find_error(tail, first=many, crashed=name in _CRASHES, raised=raised)
 
 
 def killed_by(code: int) -> str | None:

@@ -34,6 +34,8 @@ _OF_A_GROUP = re.compile(r"\s+[|+]")
 _ERROR_OF_A_GROUP = re.compile(r"\s+\| (?=\S)(?!.*Traceback \(most recent call last\):)(.*)")
 _CHAINED = re.compile(r"(\s+\| )?(The above exception was the direct cause|During handling of the above exception)")
 _HANDLED = "Exception ignored"
+_BESIDE = re.compile(r"Exception in thread |Process \S+:\s*$|--- Logging error ---|(future|task): <")
+"""What stands before the traceback of a thread, a child process, a logger or a task: Python does not end by it."""
 _RANK_ENDED = r"\w+ __main__: Rank \d+ ended with code"
 _NOISE = re.compile(rf"\[[WI]\d+|.*Warning: |\W*$|\S+ \S+ (?:{_RANK_ENDED}|\w+ smddp\.(?:process|launch)\.)")
 _OTHER_WORDS = re.compile(
@@ -61,6 +63,10 @@ class PrintedError:
     """Whether it is an exception of Python's."""
     others: int = 0
     """How many other exceptions were printed."""
+    is_beside: bool = False
+    """Whether it was raised beside the main program, which did not end by it."""
+    followed_by: int = 0
+    """How many lines were printed after its first one."""
 
     @property
     def is_lost_contact(self) -> bool:
@@ -75,7 +81,7 @@ def hint(text: str) -> str | None:
     return next((told for pattern, told in _HINTS if pattern.search(text)), None)
 
 
-def find_error(printed: str, *, first: bool = False, crashed: bool = False) -> PrintedError | None:
+def find_error(printed: str, *, first: bool = False, crashed: bool = False, raised: bool = True) -> PrintedError | None:
     """Return the error that ended a program; None if it printed nothing.
 
     An uncaught exception counts most, then the words of C++ and Python on a crash, then the last line.
@@ -85,9 +91,14 @@ def find_error(printed: str, *, first: bool = False, crashed: bool = False) -> P
         first: Several programs printed there: the first error counts that is no lost contact, since the others follow
             from it. Of one program the last counts: it went on after the others.
         crashed: A signal ended it that stands for a crash: the words on a crash count most.
+        raised: An exception may have ended it, by its exit code. Else one that was printed counts only if nothing was
+            printed after it.
     """
     lines = [line for line in map(_undecorated, printed.splitlines()) if line.strip()]
     errors = list(_exceptions(lines, mixed=first))
+    errors = [error for error in errors if not error.is_beside] or errors
+    if errors and not raised and not first and errors[-1].followed_by:
+        errors = []
     crash = _crash(lines)
     if crash is not None and (crashed or not errors):
         return crash
@@ -111,6 +122,7 @@ def _exceptions(lines: Sequence[str], *, mixed: bool) -> Iterator[PrintedError]:
         mixed: Whether several programs may have printed the lines, so that one's traceback goes on behind another's.
     """
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    chain: int | None = None  # where the exception began that led to the one that is looked at
     for start, following in zip(starts, [*starts[1:], len(lines)], strict=False):
         if start and lines[start - 1].startswith(_HANDLED):
             continue
@@ -121,8 +133,17 @@ def _exceptions(lines: Sequence[str], *, mixed: bool) -> Iterator[PrintedError]:
             end = _end(lines, start)
             told = set(lines[start : end + 1]) if mixed else set()
             message = [lines[end].strip(), *_rest_of_message(lines[end + 1 :], told)]
-        if message and not any(_CHAINED.match(line) for line in lines[end + 1 : following]):
-            yield PrintedError(message="\n".join(message), context="\n".join(lines[start:end]), was_raised=True)
+        begun_at, chain = start if chain is None else chain, None
+        if any(_CHAINED.match(line) for line in lines[end + 1 : following]):
+            chain = begun_at
+        elif message:
+            yield PrintedError(
+                message="\n".join(message),
+                context="\n".join(lines[begun_at:end]),
+                was_raised=True,
+                is_beside=begun_at > 0 and _BESIDE.match(lines[begun_at - 1]) is not None,
+                followed_by=len(lines) - end - 1,
+            )
 
 
 def _end(lines: Sequence[str], start: int) -> int:
@@ -142,7 +163,7 @@ def _group(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
 
 def _rest_of_message(lines: Sequence[str], told: Collection[str]) -> Iterator[str]:
     """Yield the further lines of a message that has several, up to one of those that another program repeats."""
-    others = (_TRACEBACK, _CHAINED, _OTHER_WORDS, _TERMINATE, _FATAL)
+    others = (_TRACEBACK, _CHAINED, _BESIDE, _OTHER_WORDS, _TERMINATE, _FATAL)
     for line in lines:
         if line in told or any(pattern.match(line) for pattern in others):
             return

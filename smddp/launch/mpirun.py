@@ -38,8 +38,8 @@ _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on s
 _ENDED = re.compile(r"Process name: \[.*[,@](\d+)\]|MPI_ABORT was invoked on rank (\d+) ")
 """What mpirun says of the rank that ended with another exit code than 0 first, or ended the others."""
 
-_BANNER = re.compile(r"^-{70,}\n(?=Primary job|mpirun |MPI_ABORT )", re.MULTILINE)
-"""How mpirun's own words begin."""
+_BANNER = re.compile(r"(?<!-)-{70,}\n(?=Primary job|mpirun |MPI_ABORT )")
+"""How mpirun's own words begin, also behind a rank's last line that has no end."""
 
 _LOOK_SECONDS = 0.2
 _LOST_SECONDS = 5.0

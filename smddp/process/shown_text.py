@@ -12,9 +12,10 @@ _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC and other strings: titles, links, the clipboard
     r"|\x1b[ -/]*[0-Z\\-~]"
-    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
-"""Control sequences of ECMA-48, and control characters but tab, newline and carriage return."""
+"""Control sequences of ECMA-48, and control characters but tab, newline and carriage return; and those that turn the
+direction of what follows, so that it reads otherwise than it is."""
 
 
 def shown_line(line: str) -> str:

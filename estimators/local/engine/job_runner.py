@@ -137,7 +137,6 @@ class JobRunner(abc.ABC, Generic[Request_co]):
             first_log.say(f"[platform] {remark}")
         for line in passed_over:
             first_log.say(line)
-        self._job.allocated(groups)
         if self._retried_for:
             number, most = self._job.retries, self._request.max_retries
             first_log.say(f"[platform] Retry {number} of {most}, as RetryStrategy asks, after {self._retried_for}")
@@ -167,6 +166,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         )
         try:
             self._faults.await_capacity(first_log.say)
+            self._job.allocated(groups)
             with cluster, inputs:
                 self._job.enter(states.DOWNLOADING)
                 for host in hosts:

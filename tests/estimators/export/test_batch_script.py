@@ -63,6 +63,9 @@ smddp.run(main)
 """
 
 
+COMMENT = '--comment=it\'s "two" words # a\\b'
+
+
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_send_again: None):
     """Calls ``smddp sbatch`` on a submit script of such a job."""
@@ -84,14 +87,23 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_send_again: None
 @pytest.mark.usefixtures("fork_python")
 @pytest.mark.slow
 def test_slurm_trains_what_the_submit_script_would_send(slurm: SlurmCluster, sbatch, tmp_path: Path) -> None:
-    written = sbatch("--channel", "training=digits", "--run-dir", "run", "--", "--partition=low", "--exclusive")
+    written = sbatch(
+        "--channel", "training=digits", "--run-dir", "run", "--", "--partition=low", "--exclusive", COMMENT
+    )
     assert written.exit_code == 0, written.stderr
     assert "about to send" in written.stderr
     (tmp_path / "train.sbatch").write_text(written.stdout)
     job = slurm.run("sbatch", "--parsable", "--output", str(tmp_path / "log"), str(tmp_path / "train.sbatch")).strip()
     slurm.await_state(job, "COMPLETED", "FAILED")
     shown = slurm.run("scontrol", "show", "job", job)
-    for expected in ("JobName=first-try", "TimeLimit=00:10:00", "NumNodes=2", "Partition=low", "JobState=COMPLETED"):
+    for expected in (
+        'Comment=it\'s "two" words # a\\b',
+        "JobName=first-try",
+        "TimeLimit=00:10:00",
+        "NumNodes=2",
+        "Partition=low",
+        "JobState=COMPLETED",
+    ):
         assert expected in shown, (tmp_path / "log").read_text()
     config = 'Config(name="it\'s", rate=0.001, sizes=[1, 2], amp=False)'
     lines = [f"{rank}/2 {config} {tmp_path}/digits good day; $HOME" for rank in range(2)]
@@ -115,6 +127,19 @@ def test_the_script_asks_slurm_for_what_the_job_asks_for(sbatch) -> None:
     assert "--processes-per-node 4" in written
     assert "--checkpoint-s3-uri s3://bucket/run-7" in written
     assert subprocess.run(["bash", "-n"], input=written, text=True, check=False).returncode == 0
+
+
+def test_what_the_shell_itself_reads_is_set_for_the_command_alone(sbatch) -> None:
+    for name in ("PATH", "UID", "GROUPS", "BASH_ENV", "LD_PRELOAD", "SLURM_JOB_ID"):
+        written = sbatch(inputs="", variable=name).stdout
+        assert f"  env '{name}=good day" in written
+        assert f"export {name}=" not in written
+
+
+def test_a_run_directory_in_s3_is_refused(sbatch) -> None:
+    refused = sbatch("--run-dir=s3://bucket/run", inputs="")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "is no directory: give one that all nodes see" in refused.stderr
 
 
 @pytest.mark.usefixtures("fork_python")

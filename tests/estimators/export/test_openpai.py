@@ -171,6 +171,11 @@ def test_a_channel_whose_variable_is_no_identifier_is_set_for_the_command(export
         assert (ended.stdout, ended.stderr) == (b'/mnt/<% x %> ["train-data"] good day\n', b"")
 
 
+def test_a_line_end_that_only_yaml_knows_arrives(export) -> None:
+    written = export("--run-dir=/run", inputs="", more="'environment': {'ODD': 'a\\x85b\\u2028c'}")
+    assert "export ODD='a\x85b\u2028c'" in read(written.stdout)["taskRoles"]["worker"]["commands"]
+
+
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [

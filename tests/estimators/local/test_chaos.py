@@ -127,6 +127,7 @@ def test_a_job_takes_the_first_of_the_types_that_it_prefers_of_which_there_are_i
     resources = job["ResourceConfig"]
     if chosen is None:
         assert job["FailureReason"].startswith("CapacityError: Unable to provision")
+        assert resources == asked["ResourceConfig"]
         return
     selected = {f"Selected{name}": value for name, value in PREFERRED[chosen].items()}
     assert resources == {**asked["ResourceConfig"], **selected}

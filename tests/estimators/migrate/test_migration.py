@@ -316,6 +316,31 @@ NOT_FOLLOWED = {
     ),
     "a job that may be": ("e = PyTorch('t.py')\nif x:\n    e.fit()\ne.model_data\n", 5, "fit() may not have come"),
     "unseen arguments": ("def f(**more):\n    PyTorch('t.py', **more).fit()\n", 3, "**more stays as it is: its keys"),
+    "in __all__": ("__all__ = ['e']\ne = PyTorch('t.py')\ne.fit()\n", 3, "e is in __all__"),
+    "a dict that a function may change": (
+        "def f(d):\n    d['train_max_run'] = 1\na = dict(max_run=1)\nf(a)\nPyTorch('t.py', **a).fit()\n",
+        6,
+        "**a stays as it is: its keys",
+    ),
+    "a class that is patched": ("PyTorch.fit = print\nPyTorch('t.py').fit()\n", 2, "PyTorch.fit is named without"),
+    "a class in a text": ("patch('sagemaker.pytorch.PyTorch.fit')\nPyTorch('t.py').fit()\n", 2, "PyTorch.fit is named"),
+    "a module that goes on": (
+        "import sagemaker.pytorch\ngetattr(sagemaker.pytorch, 'PyTorch')\nPyTorch('t.py').fit()\n",
+        3,
+        "sagemaker.pytorch is named without being called",
+    ),
+    "an error of another name": (
+        "from sagemaker.exceptions import CapacityError\nE = (CapacityError, OSError)\n"
+        "try:\n    PyTorch('t.py').fit()\nexcept E:\n    pass\n",
+        3,
+        "does not raise CapacityError",
+    ),
+    "a ValueError": (
+        "try:\n    PyTorch('t.py').fit()\nexcept ValueError:\n    pass\n",
+        4,
+        "raises a kind of ValueError",
+    ),
+    "a module of the same name": ("from estimators import mine\nPyTorch('t.py').fit()\n", 2, "a module of your own"),
     "merged arguments": ("a = {'train_max_run': 1}\nPyTorch('t.py', **{**a}).fit()\n", 3, "stays as it is: its keys"),
 }
 
@@ -327,6 +352,27 @@ def test_what_is_not_followed_is_left_to_do_with_its_line(name: str) -> None:
     told = [(note.line, str(note)) for note in migration.notes if note.is_open]
     assert [each for each in told if each[0] == line and words in each[1]], told
     assert (migration.migrated, migration.is_complete) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            HEAD_V2 + "PyTorch('t.py', instance_count=1, train_instance_count=2).fit()\n",
+            "instance_count is given twice",
+        ),
+        (HEAD_V2 + "PyTorch('t.py', mistyped=(limit := 3)).fit()\nprint(limit)\n", "do it before the call"),
+        (
+            HEAD_V3 + f"{TRAINER}).train(input_data_config=[InputData(channel_name='a', data_source='s3://b/1'), "
+            "InputData(channel_name='a', data_source='s3://b/2')])\n",
+            "a is the name of several channels",
+        ),
+    ],
+)
+def test_a_call_that_would_change_its_meaning_stays(script: str, words: str) -> None:
+    migration = migrate(script.encode())
+    assert (migration.migrated, migration.source.decode()) == (0, script)
+    assert [note for note in migration.notes if note.is_open and words in str(note)]
 
 
 def test_a_variable_that_holds_something_else_too_is_not_migrated() -> None:

@@ -72,6 +72,10 @@ def test_channels_are_all_for_instance_groups_or_none() -> None:
             "ResourceConfig.InstancePreferences: InstanceCount is in 0 of 2 preferences, and not in ResourceConfig.",
         ),
         (
+            {"ResourceConfig": {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge", "InstanceCount": 0}]}},
+            "ResourceConfig.InstancePreferences[0]: InstanceCount is 0. InstanceCount must be at least 1.",
+        ),
+        (
             {
                 "ResourceConfig": {
                     "InstancePreferences": [{"InstanceType": "ml.g5.xlarge", "InstanceCount": 1}, *PREFERENCES[1:]]

@@ -18,8 +18,8 @@ GLOO = (
 )
 
 
-def found(printed: str, *, first: bool = False, crashed: bool = False) -> PrintedError:
-    error = find_error(printed, first=first, crashed=crashed)
+def found(printed: str, **options: bool) -> PrintedError:
+    error = find_error(printed, **options)
     assert error is not None
     return error
 
@@ -62,6 +62,30 @@ def test_what_a_rank_prints_behind_anothers_exception_is_no_part_of_its_message(
     ended = ["    raise ValueError('bad')", "ValueError: bad"]
     mixed = "\n".join([*begun, *begun, *ended, *ended, "-" * 74, "Primary job terminated normally"])
     assert found(mixed, first=True).message == "ValueError: bad"
+
+
+@pytest.mark.parametrize(
+    "before", ["Exception in thread Thread-1 (f):", "Process Process-1:", "--- Logging error ---", "future: <Task x>"]
+)
+def test_an_exception_beside_the_main_program_is_not_its_end(before: str) -> None:
+    beside = f"{before}\nTraceback (most recent call last):\n  File 'x'\nKeyError: 3\n"
+    assert found(BROKEN + beside).message == found(beside + BROKEN).message == "ValueError: the data is broken"
+    assert found(beside).message == "KeyError: 3"
+
+
+def test_an_exception_that_the_exit_code_and_later_words_belie_is_not_the_error() -> None:
+    printed = BROKEN + "going on\nno space left"
+    assert found(printed, raised=False).message == "no space left"
+    assert found(printed).message == "ValueError: the data is broken\ngoing on\nno space left"
+    assert found(BROKEN, raised=False).message == "ValueError: the data is broken"
+
+
+def test_what_led_to_an_exception_is_told_with_it() -> None:
+    begun = "Traceback (most recent call last):\n  File 'x'\n"
+    printed = f"{begun}KeyError: 3\n\nThe above exception was the direct cause of the following exception:\n\n"
+    error = found(f"{printed}{begun}ValueError: outer\n")
+    assert error.message == "ValueError: outer"
+    assert "KeyError: 3\nThe above exception was the direct cause" in error.context
 
 
 def test_all_lines_of_a_message_belong_to_it() -> None:

@@ -33,6 +33,12 @@ def test_the_host_of_a_failed_rank_is_found_by_its_number():
         assert reason == f"Rank 2 of {ranks} on algo-2 ended with code 1: no such file"
 
 
+def test_mpiruns_words_behind_a_line_without_an_end_are_no_part_of_the_reason():
+    printed = "fatal: no end" + "-" * 74 + "\nPrimary job  terminated normally\n\n  Process name: [[1,1],0]\n"
+    reason = mpirun._reason(printed, 2, ranks=2, per_host=2, hosts=["algo-1"])
+    assert reason == "Rank 0 of 2 on algo-1 ended with code 2: fatal: no end"
+
+
 def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
     started = []
     monkeypatch.setattr(mpirun, "launch", lambda command, **_: started.append(command) or 0)
