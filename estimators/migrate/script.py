@@ -74,6 +74,7 @@ class Script:
             for each in scope.assignments
             if isinstance(each, ImportAssignment)
         ]
+        self._imported_names = {each.name.partition(".")[0] for each in self._imports}
 
     def nodes(self, kind: type[_Node]) -> Iterator[_Node]:
         """Yield the nodes of a kind, in the order of the script."""
@@ -95,6 +96,11 @@ class Script:
 
     def imported_name(self, node: cst.CSTNode) -> str | None:
         """Return the full name of what an expression names, if that was imported: ``sagemaker.pytorch.PyTorch``."""
+        first = node
+        while isinstance(first, cst.Attribute):
+            first = first.value
+        if isinstance(first, cst.Name) and first.value not in self._imported_names:
+            return None  # to look a name up takes as long as it is bound often
         scope = self._scopes.get(node)
         if scope is None:
             return None

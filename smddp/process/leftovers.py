@@ -40,6 +40,7 @@ class Leftovers:
         adopt_orphans()
         self._others = frozenset(Descendants(os.getpid()).parents)
         self._next_look = 0.0
+        self._has_seen_ranks = False
 
     def reap(self, own: Collection[int]) -> None:
         """Reap adopted children that have ended.
@@ -90,7 +91,8 @@ class Leftovers:
 
     def _find_those_of_ranks(self) -> set[int]:
         found = Descendants(os.getpid())
-        return found.left_by_ranks() - found.at_or_below(self._others)
+        self._has_seen_ranks = self._has_seen_ranks or bool(found.marked())
+        return found.left_by_ranks() - found.at_or_below(self._others) if self._has_seen_ranks else set()
 
 
 def _await_none(find: Callable[[], set[int]], seconds: float) -> bool:

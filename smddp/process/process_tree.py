@@ -69,12 +69,20 @@ class Descendants:
         outer = {ancestor for rank in ranks.values() for ancestor in self._ancestors(rank)}
         return {process: marks[process] for process in ranks.values() if process not in outer}
 
-    def left_by_ranks(self) -> set[int]:
-        """Return what ranks left to the root, and all below it; nothing while a launcher below has a rank."""
+    def marked(self) -> set[int]:
+        """Return ranks, and what has inherited their marks."""
         own = _marks(self._root)
-        marked = {process for process in self.parents if _marks(process) - own}
-        orphans = {process for process in marked if self.parents[process] == self._root}
-        left = self.at_or_below(orphans)
+        return {process for process in self.parents if _marks(process) - own}
+
+    def left_by_ranks(self) -> set[int]:
+        """Return what ranks left to the root, and all below it; nothing while a launcher below has a rank.
+
+        It is for a root that has started launchers alone, once there were ranks: whatever else is the root's child then
+        is an orphan of theirs, though it may have emptied its environment.
+        """
+        marked = self.marked()
+        children = {process for process, parent in self.parents.items() if parent == self._root}
+        left = self.at_or_below({each for each in children if each in marked or _names(each).isdisjoint(_LAUNCHERS)})
         return left if marked <= left else set()
 
     def at_or_below(self, processes: Collection[int]) -> set[int]:

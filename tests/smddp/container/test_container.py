@@ -341,6 +341,19 @@ def test_what_mpirun_s_ranks_leave_behind_ends_with_the_job(opt_ml):
     assert left_behind(opt_ml, **mpi) == []
 
 
+@pytest.mark.mpi
+def test_a_daemon_that_emptied_its_environment_does_not_hold_mpirun(opt_ml):
+    script = "import os, subprocess\np = subprocess.Popen(['env', '-i', 'sleep', '600'], start_new_session=True)\n"
+    opt_ml.code("train.py", f"{script}os.write(1, f'{{p.pid}}\\n'.encode())\nimport time; time.sleep(2)")
+    mpi = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
+    opt_ml.hyperparameters(sagemaker_program="train.py", **mpi)
+    began = time.monotonic()
+    done = opt_ml.train()
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 40
+    assert [process for process in map(int, done.stdout.split()) if started(process) is not None] == []
+
+
 @pytest.mark.namespaces
 def test_a_full_disk_is_no_defect_and_does_not_hide_the_scripts_error(opt_ml):
     opt_ml.code("train.py", "open('../output/data', 'w').write('x' * 10**6)")
