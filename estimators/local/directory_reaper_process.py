@@ -72,6 +72,10 @@ class DirectoryReaperProcess:
                 start_new_session=True,  # so that it outlives whatever ends this process
                 cwd="/",
             )
+        except BaseException:  # nobody removes anything: what was made goes here
+            self.lifeline.close()
+            lifeline.unlink(missing_ok=True)
+            raise
         finally:
             os.close(waiting)
 

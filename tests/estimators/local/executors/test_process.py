@@ -246,7 +246,7 @@ def test_the_exit_code_is_the_programs(start: Start, isolated: bool, command: st
 
 @BOTH_WAYS
 def test_standard_error_comes_with_standard_output_and_standard_input_is_empty(start: Start, isolated: bool) -> None:
-    text = said(start("sh", "-c", "echo out; sleep 0.2; echo err >&2; cat; sleep 0.2; echo end"))
+    text = said(start("sh", "-c", "echo out; sleep 1; echo err >&2; cat; sleep 1; echo end"))
     assert text == "out\nerr\nend\n"
 
 
