@@ -1,6 +1,6 @@
 """The process that stands beside a platform, and removes what is left of it when nothing of it runs any more.
 
-It is a program of its own, ``python -I -S directory_reaper.py PATH …``, that imports nothing of this project.
+It is a program of its own, ``python -I -S directory_reaper.py DIRECTORY``, that imports nothing of this project.
 Standard input is a pipe whose other end, the lifeline, is open in every process that writes in the directory: the
 server, the supervisors of programs, the reapers of containers. Its end means that all of those are gone, in order or by
 SIGKILL. Each line before it is the path of something outside the directory that is to go, too.
@@ -18,10 +18,10 @@ from pathlib import Path
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def main(*given: str) -> None:
+def main(directory: str) -> None:
     """Wait for the end, and remove."""
     others = sys.stdin.read().splitlines()
-    for path in (*others, *given):
+    for path in (directory, *others):
         with contextlib.suppress(OSError):  # nobody is left to hear of it
             remove_tree(Path(path))
 

@@ -1,16 +1,9 @@
-"""The handle on the process that removes a platform's directory, and the lifeline by which it knows when.
-
-The lifeline is a named pipe beside the directory. If the process is killed together with all that write there, the next
-one in the same place finds a lifeline that nobody has, and removes what is left. Whether anybody has one can only be
-seen on the machine where it is: the machine's boot is in its name, for directories that several machines share.
-"""
+"""The handle on the process that removes a platform's directory, and the lifeline by which it knows when."""
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-import stat
 import subprocess
 import sys
 import tempfile
@@ -22,7 +15,6 @@ from estimators.local.directory_reaper import remove_tree
 
 _REAP_SECONDS = 5.0
 """How long a directory that is left waits for those who have its lifeline yet."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROGRAM = str(Path(__file__).with_name("directory_reaper.py"))
 
 
@@ -59,23 +51,17 @@ class DirectoryReaperProcess:
     """
 
     def __init__(self, directory: Path) -> None:
-        remove_left(directory.parent)
-        lifeline = _lifeline_of(directory)
-        waiting, descriptor = _opened(lifeline)
+        waiting, descriptor = os.pipe()
         self.lifeline = Lifeline(descriptor)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _PROGRAM, str(directory), str(lifeline)],
+                [sys.executable, "-I", "-S", _PROGRAM, str(directory)],
                 stdin=waiting,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # so that it outlives whatever ends this process
                 cwd="/",
             )
-        except BaseException:  # nobody removes anything: what was made goes here
-            self.lifeline.close()
-            lifeline.unlink(missing_ok=True)
-            raise
         finally:
             os.close(waiting)
 
@@ -91,67 +77,6 @@ class DirectoryReaperProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-
-def remove_left(place: Path) -> None:
-    """Remove the directories in a place that were left there when their reapers were killed, too."""
-    for lifeline in place.glob(_lifeline_of(place / "*").name):
-        directory = place / lifeline.name[1:].removesuffix(_suffix())
-        with suppress(OSError):  # another platform removes it just now
-            if not _is_ours(lifeline) or _has_anybody(lifeline):
-                continue
-            if not directory.exists() or directory.lstat().st_uid == os.geteuid():
-                remove_tree(directory)
-                lifeline.unlink()
-
-
-def _lifeline_of(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}{_suffix()}")
-
-
-def _suffix() -> str:
-    try:
-        boot = _BOOT.read_text().strip()
-    except OSError:  # no Linux
-        boot = "boot"
-    return f".{boot}.lifeline"
-
-
-def _opened(lifeline: Path) -> tuple[int, int]:
-    """Make a lifeline; its ends for reading and writing. It gets its name when both are open: none is ever alone."""
-    unnamed = lifeline.with_suffix(".new")
-    try:
-        os.mkfifo(unnamed, 0o600)
-    except OSError:  # a file system without named pipes: nothing can be found there later
-        return os.pipe()
-    waiting = os.open(unnamed, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    descriptor = os.open(unnamed, os.O_WRONLY | os.O_CLOEXEC)
-    os.set_blocking(waiting, True)
-    unnamed.rename(lifeline)
-    return waiting, descriptor
-
-
-def _is_ours(lifeline: Path) -> bool:
-    found = lifeline.lstat()
-    return stat.S_ISFIFO(found.st_mode) and found.st_uid == os.geteuid()
-
-
-def _has_anybody(lifeline: Path) -> bool:
-    """Return whether a reaper waits at a lifeline, or somebody holds it: where one reads, a look would take a byte."""
-    try:
-        os.close(os.open(lifeline, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-    else:
-        return True
-    waiting = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
-        return os.read(waiting, 1) != b""
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(waiting)
 
 
 @contextmanager
