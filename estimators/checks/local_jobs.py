@@ -33,6 +33,7 @@ ONLY_SAGEMAKER = (
     "profiler_config",
     "tensorboard_output_config",
     "disable_profiler",
+    "mlflow_config",
     "tags",
 )
 """Parameters that change nothing on this machine."""

@@ -83,11 +83,11 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
     groups, instance_type = arguments.get("instance_groups"), arguments.get("instance_type")
     if groups and (instance_type or arguments.get("instance_count")):
         yield error("instance_groups", "given together with instance_type or instance_count", "Give one or the other.")
-    preferences = arguments.get("instance_preferences")
+    preferences, known = arguments.get("instance_preferences"), instance_preferences(arguments)
     if preferences is not None and (groups or instance_type):
         remedy = "Give one of the three."
         yield error("instance_preferences", "given together with instance_type or instance_groups", remedy)
-    if preferences is not None and len(instance_preferences(arguments)) != _length(preferences):
+    if preferences is not None and not (known and len(known) == len(preferences)):
         remedy = 'Give a list such as ["ml.p4d.24xlarge", {"instance_type": "ml.g5.48xlarge", "instance_count": 2}].'
         yield error("instance_preferences", f"it is {preferences!r:.200}", remedy)
     if preferences is None and not groups and not instance_type:
@@ -95,7 +95,7 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
         yield error("instance_type", "missing", remedy)
     if isinstance(instance_type, str) and not instance_type.startswith(("ml.", "local")):
         yield error("instance_type", f"{instance_type!r} is no type of SageMaker's", f"Try 'ml.{instance_type}'.")
-    for name in (each.instance_type for each in instance_preferences(arguments)):
+    for name in (each.instance_type for each in known):
         if name.startswith("local"):
             yield error("instance_preferences", f"{name!r} is this machine", "Give it as the instance_type alone.")
         elif not name.startswith("ml."):
@@ -117,11 +117,6 @@ def check_mlflow(arguments: Arguments) -> Iterator[Problem]:
     if given is not None and request_form(given, "MlflowConfig") is None:
         known = "mlflow_resource_arn, mlflow_experiment_name, mlflow_run_name"
         yield error("mlflow_config", f"it is {given!r:.200}", f"Give a dict with {known}.")
-
-
-def _length(given: Any) -> int:
-    """Return how many preferences there are to be; what is no list, or an empty one, has as many as no list has."""
-    return len(given) or -1 if isinstance(given, list | tuple) else -1
 
 
 def check_groups_without_ranks(arguments: Arguments) -> Iterator[Problem]:

@@ -45,9 +45,8 @@ def _directive(option: str) -> str:
     """Return an option as sbatch reads it in a script: there blanks part words, and quotes and # begin something."""
     if not set(option) & set(" \t'\"\\#"):
         return option
-    name, is_value, value = option.partition("=")
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{name}="{escaped}"' if is_value else option
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def batch_script(job: PortableJob, *, options: Sequence[str] = (), run_dir: str, what: str) -> str:

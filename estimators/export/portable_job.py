@@ -100,7 +100,9 @@ def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], c
         yield error("entry_point", "it is not on this machine", "Give a script, and a source_dir, that all hosts see.")
     if code is not None and source.dependencies:
         yield error("dependencies", "they are not in the source directory", "Put them there, or leave out --code.")
-    if not isinstance(given.get("instance_count"), int):
+    if "instance_preferences" in given:
+        yield error("instance_preferences", "SageMaker alone chooses among them", "Give one instance_type.")
+    elif not isinstance(given.get("instance_count"), int):
         yield error("instance_count", "the number of hosts is not known", "Give it; instance groups are SageMaker's.")
     for kind in enabled_kinds(given.get("distribution")):
         if kind.key not in _STARTED_BY_RUN:

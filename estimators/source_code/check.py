@@ -86,6 +86,9 @@ def _check_form(source: SourceCode, launcher: str | None) -> Iterator[Problem]:
         remedy = f"Give {plain!r}." if fault_of_name(plain) is None else "Rename it."
         yield error("entry_point", f"every container refuses it: {fault.rstrip('.')}", remedy)
     package = is_package(source.program, _names_at_top(source))
+    if package and not source.program.endswith(".py"):
+        found = f"{source.program} is started as a module, by python -m, because of the setup.py beside it"
+        yield error("entry_point", found, "Call it .sh if a shell shall run it, or take setup.py away.")
     if launcher == "torchrun" and (fault := fault_under_torchrun(source.program, package=package)):
         yield error("distribution", fault.rstrip("."), "Give a Python file, without a setup.py beside it.")
 

@@ -36,6 +36,8 @@ _CHAINED = re.compile(r"(\s+\| )?(The above exception was the direct cause|Durin
 _HANDLED = "Exception ignored"
 _BESIDE = re.compile(r"Exception in thread |Process \S+:\s*$|--- Logging error ---|(future|task): <")
 """What stands before the traceback of a thread, a child process, a logger or a task: Python does not end by it."""
+_MOST_LINES_OF_A_MESSAGE = 10
+"""What was printed after more lines than that came after the exception."""
 _RANK_ENDED = r"\w+ __main__: Rank \d+ ended with code"
 _NOISE = re.compile(rf"\[[WI]\d+|.*Warning: |\W*$|\S+ \S+ (?:{_RANK_ENDED}|\w+ smddp\.(?:process|launch)\.)")
 _OTHER_WORDS = re.compile(
@@ -91,13 +93,12 @@ def find_error(printed: str, *, first: bool = False, crashed: bool = False, rais
         first: Several programs printed there: the first error counts that is no lost contact, since the others follow
             from it. Of one program the last counts: it went on after the others.
         crashed: A signal ended it that stands for a crash: the words on a crash count most.
-        raised: An exception may have ended it, by its exit code. Else one that was printed counts only if nothing was
-            printed after it.
+        raised: An exception may have ended it, by its exit code. Else one counts only if it was printed at the end.
     """
     lines = [line for line in map(_undecorated, printed.splitlines()) if line.strip()]
     errors = list(_exceptions(lines, mixed=first))
     errors = [error for error in errors if not error.is_beside] or errors
-    if errors and not raised and not first and errors[-1].followed_by:
+    if errors and not raised and not first and errors[-1].followed_by > _MOST_LINES_OF_A_MESSAGE:
         errors = []
     crash = _crash(lines)
     if crash is not None and (crashed or not errors):

@@ -96,7 +96,7 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers
         if told_to_stop and not said:
             raise SystemExit(128 + stops[-1])  # nothing here is worth waiting for
         ranks.tell(stops)
-        leftovers.end_those_of_ranks(logger.warning)
+        leftovers.end_those_of_ranks({sshd}, logger.warning)
         if not said and time.monotonic() > deadline:
             raise DistributedError(f"{first}, which runs mpirun, did not come within {WAIT_SECONDS:.0f} s.")
         if sshd in reap_children():

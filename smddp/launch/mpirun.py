@@ -151,7 +151,7 @@ def _await(program: Program, connections: Sequence[SshConnection], leftovers: Le
             mpirun.wait(_LOOK_SECONDS)
         ranks.tell(program.stops)
         leftovers.reap({mpirun.pid})
-        leftovers.end_those_of_ranks(logger.warning)
+        leftovers.end_those_of_ranks({mpirun.pid}, logger.warning)
         lost = [connection.host for connection in connections if not connection.is_open]
     if lost:
         for signum in (0, signal.SIGTERM, signal.SIGKILL):

@@ -62,14 +62,18 @@ class Leftovers:
         """
         self._end(self._find_all, tell)
 
-    def end_those_of_ranks(self, tell: Callable[[str], object]) -> None:
+    def end_those_of_ranks(self, own: Collection[int], tell: Callable[[str], object]) -> None:
         """End what ranks left behind if all of them have ended and their launcher has not; call it again and again.
 
         mpirun waits until nobody holds its ranks' output any more, and so for what they left behind.
+
+        Args:
+            own: The children of this process that it has started since, such as the launcher.
+            tell: As for `end`.
         """
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _RANKS_LOOK_SECONDS
-            self._end(self._find_those_of_ranks, tell)
+            self._end(lambda: self._find_those_of_ranks(own), tell)
 
     def _end(self, find: Callable[[], set[int]], tell: Callable[[str], object]) -> None:
         if _await_none(find, PATIENCE_SECONDS):
@@ -89,10 +93,10 @@ class Leftovers:
         found = Descendants(os.getpid())
         return set(found.parents) - found.at_or_below(self._others)
 
-    def _find_those_of_ranks(self) -> set[int]:
+    def _find_those_of_ranks(self, own: Collection[int]) -> set[int]:
         found = Descendants(os.getpid())
         self._has_seen_ranks = self._has_seen_ranks or bool(found.marked())
-        return found.left_by_ranks() - found.at_or_below(self._others) if self._has_seen_ranks else set()
+        return found.left_by_ranks(own) - found.at_or_below(self._others) if self._has_seen_ranks else set()
 
 
 def _await_none(find: Callable[[], set[int]], seconds: float) -> bool:

@@ -74,14 +74,17 @@ class Descendants:
         own = _marks(self._root)
         return {process for process in self.parents if _marks(process) - own}
 
-    def left_by_ranks(self) -> set[int]:
+    def left_by_ranks(self, own: Collection[int]) -> set[int]:
         """Return what ranks left to the root, and all below it; nothing while a launcher below has a rank.
 
-        It is for a root that has started launchers alone, once there were ranks: whatever else is the root's child then
-        is an orphan of theirs, though it may have emptied its environment.
+        Once there were ranks, each child that the root did not start is an orphan of theirs, though it may have emptied
+        its environment; but for a launcher's daemon, which its parent left as well.
+
+        Args:
+            own: The children that the root has started.
         """
         marked = self.marked()
-        children = {process for process, parent in self.parents.items() if parent == self._root}
+        children = {process for process, parent in self.parents.items() if parent == self._root} - set(own)
         left = self.at_or_below({each for each in children if each in marked or _names(each).isdisjoint(_LAUNCHERS)})
         return left if marked <= left else set()
 

@@ -5,8 +5,11 @@ It knows neither where the data comes from, nor what is saved or shown.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, tensors_of
 from smddp.training.ema import ExponentialMovingAverage
@@ -14,6 +17,8 @@ from smddp.training.item_weights import ItemWeights
 from smddp.training.model_checks import check_added_parameters
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.step_loss import StepLoss
+
+logger = logging.getLogger(__name__)
 
 _COARSE = (torch.float16, torch.bfloat16)
 
@@ -59,6 +64,7 @@ class ModelStep:
             self.model = self._replica = Replica(wrapped, membership, accumulates=accumulates, options=options)
         self._optimized = step.parameters()
         self._left_with: list[Tensor] | None = None
+        self._speaks = membership.cluster.is_main
         self._first_shapes = _shapes(module)
         # After the replica, which has given all ranks rank 0's weights.
         self.average = None if ema is None else ExponentialMovingAverage(module, ema)
@@ -123,11 +129,19 @@ class ModelStep:
         if self._replica is not None:
             self._replica.follow()
 
-    def reshaped(self) -> dict[str, tuple[list[int], list[int]]]:
-        """Return the first shape and the present one of each saved tensor that has changed it, such as a memory."""
-        now = _shapes(self._module)
-        first = self._first_shapes
-        return {name: (first[name], now[name]) for name in first if now.get(name, first[name]) != first[name]}
+    def tell_of_other_shapes(self) -> None:
+        """Warn, once, of saved tensors that have another shape than at first, such as a memory that grows."""
+        first, now = self._first_shapes, _shapes(self._module) if self._first_shapes else {}
+        other = {name: shape for name, shape in now.items() if first.get(name, shape) != shape}
+        if not other:
+            return
+        self._first_shapes = {}
+        if self._speaks:
+            logger.warning(
+                "the model has changed the shape of %s. Checkpoints hold the new shape, and a resume fails if the "
+                "script makes the model with the old one: keep in state= what the model collects",
+                ", ".join(f"{name} from {first[name]} to {shape}" for name, shape in other.items()),
+            )
 
     def note_weights(self) -> None:
         """Remember the weights as they are now, between two steps."""
@@ -164,7 +178,9 @@ class ModelStep:
 
 
 def _shapes(module: nn.Module) -> dict[str, list[int]]:
-    return {name: list(each.shape) for name, each in module.state_dict().items() if isinstance(each, Tensor)}
+    """Return the shape of each tensor that is saved; those of lazy layers have none before their first forward pass."""
+    state = module.state_dict().items()
+    return {name: list(each.shape) for name, each in state if isinstance(each, Tensor) and not is_lazy(each)}
 
 
 def _norms(module: nn.Module) -> list[Tensor]:

@@ -121,8 +121,10 @@ class DictState:
         """Replace the dict's items."""
         if self._speaks and (missing := [repr(key) for key in self._values if key not in state]):
             logger.warning(
-                "state=%r has no %s any more: it is as the checkpoint has it, which was saved without",
-                *(self._name, ", ".join(missing)),
+                "the resume takes %s out of the dict %r in state=: the checkpoint was saved without. Read it with "
+                ".get(), or set it after the resume",
+                ", ".join(missing),
+                self._name,
             )
         self._values.clear()
         self._values.update(state)

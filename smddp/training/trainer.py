@@ -290,7 +290,6 @@ class Trainer:
         self._run_checkpoints.on_begin = self._begin_views if self.is_main else self._view.begin_beside_main
         self._is_kept = False
         self._counts_steps = False
-        self._has_warned_of_shapes = False
 
         self._accumulate = accumulate
         self._seed = seed
@@ -841,7 +840,7 @@ class Trainer:
     def _before_save(self, kept_as: str = "") -> None:
         self._model_step.share_new_layers()
         self._check_finite()
-        self._warn_of_other_shapes()
+        self._model_step.tell_of_other_shapes()
         for mean in self._running_means:
             mean.share()
         for name, each in self._kept.items():
@@ -851,18 +850,6 @@ class Trainer:
                 "a checkpoint leaves out %d micro-batches of the step that the Trainer %r in state= has under way. A "
                 "resume takes that step without them: let it take whole steps in each step of the other trainer",
                 *(self._model_step.step.micro_batch, kept_as),
-            )
-
-    def _warn_of_other_shapes(self) -> None:
-        reshaped = {} if self._has_warned_of_shapes else self._model_step.reshaped()
-        if not reshaped:
-            return
-        self._has_warned_of_shapes = True
-        if self.is_main:
-            logger.warning(
-                "the model has changed the shape of %s. Checkpoints hold the new shape, and a resume fails if the "
-                "script makes the model with the old one: keep in state= what the model collects",
-                ", ".join(f"{name} from {first} to {now}" for name, (first, now) in reshaped.items()),
             )
 
     def _check_finite(self) -> None:

@@ -219,6 +219,13 @@ def test_what_torchrun_can_not_start_in_its_ranks_is_refused(code: Path) -> None
         assert problems(shell, launcher=other) == problems(package, launcher=other) == []
 
 
+def test_a_program_beside_a_setup_py_is_refused_for_it_would_be_started_as_a_module(code: Path) -> None:
+    (code / "setup.py").write_text("")
+    (code / "run").write_text("")
+    (problem,) = problems(local("run", code))
+    assert problem.startswith("error: entry_point: run is started as a module, by python -m, because of the setup.py")
+
+
 @pytest.mark.parametrize("name", ["code.zip", "code.tar", "code.tar.xz"])
 def test_an_archive_that_no_container_unpacks_is_refused(name: str) -> None:
     (problem,) = problems(SourceCode.of({"entry_point": "train.py", "source_dir": f"s3://b/{name}"}))

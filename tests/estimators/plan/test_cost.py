@@ -46,6 +46,17 @@ def test_of_preferred_types_the_dearest_is_what_the_job_may_cost(build: Any) -> 
     assert no_price.cost.unknown == "your prices has no price of ml.p3.2xlarge"
 
 
+def test_fewer_ranks_of_mpirun_than_the_hosts_take_are_those_that_the_job_asks_for(build: Any) -> None:
+    mpi = {"mpi": {"enabled": True, "processes_per_host": 2}}
+    few = build(instance_count=2, distribution=mpi, hyperparameters={"sagemaker_mpi_num_processes": 3}).plan()
+    assert (few.topology.processes, str(few.topology)) == (
+        3,
+        "2 × ml.g5.xlarge, mpirun, 2 processes on each, 3 in all",
+    )
+    wrong = build(distribution=mpi, hyperparameters={"sagemaker_mpi_num_processes": "two"}).plan()
+    assert "sagemaker_mpi_num_processes='two' must be a whole number" in str(wrong.errors[0])
+
+
 def test_a_spot_job_costs_at_most_the_price_on_demand(build: Any) -> None:
     spot = {"use_spot_instances": True, "max_run": 3600, "max_wait": 7200}
     cost = build(**spot).plan(prices=PRICES).cost

@@ -186,6 +186,12 @@ def test_other_ranks_may_be_shell_scripts_and_modules_of_a_package(opt_ml, enabl
     assert not choose(opt_ml, "bin/train.sh", **{enabled: True}).package
 
 
+def test_each_host_of_mpi_s_installs_a_package(opt_ml):
+    opt_ml.code("setup.py", "")
+    for host in ("algo-1", "algo-2"):
+        assert choose(two_hosts(opt_ml, host), "main.py", **{MPI: True}).package
+
+
 def test_mpi_starts_fewer_ranks_than_the_hosts_take_if_the_job_asks_for_them(opt_ml):
     few = {MPI: True, PROCESSES_PER_HOST: 2, PROCESSES_IN_ALL: 3}
     first = choose(two_hosts(opt_ml, "algo-1"), **few)

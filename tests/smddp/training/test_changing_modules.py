@@ -305,3 +305,13 @@ def test_a_buffer_that_grows_is_told_at_the_first_save_for_a_resume_can_t_load_i
     del trainer
     with pytest.raises(CheckpointError, match="memory"):
         trainer_of_anew().resume()
+
+
+def test_lazy_layers_have_no_shape_to_compare_before_their_first_forward_pass(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.step(trainer.model(torch.ones(3, 4)).mean())
+    trainer.save(wait=True)
+    assert "changed the shape" not in caplog.text

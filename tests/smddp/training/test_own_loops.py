@@ -671,7 +671,7 @@ def test_a_key_that_a_dict_of_the_script_has_got_since_is_named_when_it_goes(
     patience = {"bad": 0, "best": 0.5}
     Parts(job, state={"patience": patience}).trainer.resume()
     assert patience == {"bad": 1}
-    assert "state='patience' has no 'best' any more: it is as the checkpoint has it" in caplog.text
+    assert "the resume takes 'best' out of the dict 'patience' in state=" in caplog.text
 
 
 def test_a_loader_that_comes_again_beside_the_training_loader_ends_no_step(job: Job) -> None:
