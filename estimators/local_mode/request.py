@@ -81,7 +81,7 @@ def training_request(
     }
     return replace(
         request,
-        groups=(group,),
+        ways=((group,),),
         output=FileUri(path=output) if output else request.output,
         members={**request.members, **shown},
         files=LocalFiles(

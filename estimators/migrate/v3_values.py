@@ -172,10 +172,9 @@ class Values:
         self._job.edit(value, _dict_of_channels)
 
     def _channel_name(self, value: cst.BaseExpression) -> str | None:
-        given = (
-            {arg.keyword.value: arg.value for arg in value.args if arg.keyword} if isinstance(value, cst.Call) else {}
-        )
-        written = self._script.written(given.get("channel_name"))
+        args = value.args if isinstance(value, cst.Call) else ()
+        named = next((arg.value for arg in args if arg.keyword and arg.keyword.value == "channel_name"), None)
+        written = self._script.written(named)
         return written if isinstance(written, str) else None
 
     def _channel(self, value: cst.BaseExpression) -> None:

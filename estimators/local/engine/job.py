@@ -75,7 +75,7 @@ class JobRecord(HostedJob[TrainingRequest]):
 
     def allocated(self, groups: Sequence[InstanceGroup]) -> None:
         """Show which of the types that the job prefers its hosts are of."""
-        if self.request.instead and not self.ended:
+        if "InstancePreferences" in self.request.members["ResourceConfig"] and not self.ended:
             (group,) = groups
             selected = {"SelectedInstanceType": group.instance_type, "SelectedInstanceCount": group.count}
             self.update({"ResourceConfig": selected})

@@ -15,6 +15,7 @@ from estimators.local.chaos import Chaos, JobFault, LoseHost, NoCapacity, Reclai
 from estimators.local.engine.errors import ApiError, FailedJobError
 from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.job_request import Ways
 from estimators.metric_definition import MetricDefinition, pieces, regex_of_line
 
 CAPACITY_ERROR = (
@@ -40,9 +41,7 @@ class JobFaults:
         self._attempt: AttemptFaults | None = None
         self._lacking: NoCapacity | None = None
 
-    def allocate(
-        self, ways: Sequence[tuple[InstanceGroup, ...]], say: Callable[[str], None]
-    ) -> tuple[InstanceGroup, ...]:
+    def allocate(self, ways: Ways, say: Callable[[str], None]) -> tuple[InstanceGroup, ...]:
         """Return the groups that the hosts of an attempt are of: the first of which there are instances, else the last.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -22,6 +22,7 @@ _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 1024
 """Far from Linux's 4096: the directory lies in another one on this machine, and files lie in it."""
 
+Ways = tuple[tuple[InstanceGroup, ...], ...]
 InputMode = Literal["File", "FastFile", "Pipe"]
 
 
@@ -71,8 +72,8 @@ class JobRequest:
     image: str
     members: Mapping[str, Any]
     """The request itself, for those who asked for it."""
-    groups: tuple[InstanceGroup, ...]
-    """Of the job's hosts; if it prefers some types of instances to others, those of the first."""
+    ways: Ways
+    """The groups that the job's hosts may be of, the preferred ones first: one way, unless it prefers some types."""
     channels: tuple[InputChannel, ...]
     network_isolation: bool
     max_runtime: int
@@ -84,8 +85,6 @@ class JobRequest:
     tags: Mapping[str, str]
     faults: tuple[JobFault, ...]
     """What its attempts are to meet."""
-    instead: tuple[InstanceGroup, ...] = ()
-    """The types after the first that the job prefers, one of which its hosts are if there are none before it."""
     spot: bool = False
     max_wait: int | None = None
     """Seconds since the job's creation; None without spot."""
@@ -98,9 +97,9 @@ class JobRequest:
     """What of the job lies on this machine, and not in S3. No request over the API can say so."""
 
     @property
-    def ways(self) -> tuple[tuple[InstanceGroup, ...], ...]:
-        """The groups of hosts that the job may have, the preferred ones first."""
-        return (self.groups, *((group,) for group in self.instead))
+    def groups(self) -> tuple[InstanceGroup, ...]:
+        """The groups that its hosts are of; of one that prefers some types, the first of them."""
+        return self.ways[0]
 
 
 def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
@@ -113,9 +112,7 @@ def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
-def read_faults(
-    tags: Mapping[str, str], ways: Sequence[tuple[InstanceGroup, ...]], *, spot: bool = False
-) -> tuple[JobFault, ...]:
+def read_faults(tags: Mapping[str, str], ways: Ways, *, spot: bool = False) -> tuple[JobFault, ...]:
     """Return the faults of a job's tag, each of which its attempts can meet.
 
     Args:

@@ -19,6 +19,7 @@ from estimators.local.engine.job_request import (
     InputChannel,
     JobRequest,
     SyncedFolder,
+    Ways,
     parse_uri,
     read_faults,
     read_tags,
@@ -67,14 +68,13 @@ class TrainingRequest(JobRequest):
         """
         members = copy.deepcopy(check_request("CreateTrainingJob", request))
         refuse(broken_rules(members))
-        algorithm, (groups, instead) = _algorithm(members), _groups(members)
+        algorithm, ways = _algorithm(members), _ways(members)
         output, condition = members["OutputDataConfig"], members.get("StoppingCondition", {})
         return cls(
             name=members["TrainingJobName"],
             image=algorithm["TrainingImage"],
             members=members,
-            groups=groups,
-            instead=instead,
+            ways=ways,
             channels=tuple(_channels(members, algorithm["TrainingInputMode"])),
             checkpoints=_synced(members, "CheckpointConfig", "Checkpoint"),
             tensorboard=_synced(members, "TensorBoardOutputConfig", "TensorBoard"),
@@ -87,9 +87,7 @@ class TrainingRequest(JobRequest):
             network_isolation=members.get("EnableNetworkIsolation", False),
             max_runtime=condition.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
             max_wait=condition.get("MaxWaitTimeInSeconds"),
-            max_pending=condition.get("MaxPendingTimeInSeconds")
-            if any(map(_is_accelerated, (*groups, *instead)))
-            else None,
+            max_pending=condition.get("MaxPendingTimeInSeconds") if _may_be_accelerated(ways) else None,
             max_retries=members.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0),
             entrypoint=tuple(algorithm.get("ContainerEntrypoint", ())),
             arguments=tuple(algorithm.get("ContainerArguments", ())),
@@ -100,11 +98,7 @@ class TrainingRequest(JobRequest):
             environment=members.get("Environment", {}),
             hyperparameters=members.get("HyperParameters", {}),
             tags=(tags := read_tags(members.get("Tags", ()))),
-            faults=read_faults(
-                tags,
-                [groups, *((each,) for each in instead)],
-                spot=members.get("EnableManagedSpotTraining", False),
-            ),
+            faults=read_faults(tags, ways, spot=members.get("EnableManagedSpotTraining", False)),
         )
 
     @property
@@ -122,31 +116,32 @@ def _algorithm(members: Mapping[str, Any]) -> Mapping[str, Any]:
     return algorithm
 
 
-def _groups(members: Mapping[str, Any]) -> tuple[tuple[InstanceGroup, ...], tuple[InstanceGroup, ...]]:
-    """Return the job's groups of hosts, and instead of them the types that it prefers less."""
+def _ways(members: Mapping[str, Any]) -> Ways:
     resources = members["ResourceConfig"]
     alone = {"InstanceGroupName": HOMOGENEOUS, **resources}
-    preferred = [{**alone, **each} for each in resources.get("InstancePreferences", ())]
-    groups = tuple(
-        InstanceGroup(
-            name=group["InstanceGroupName"], instance_type=group["InstanceType"], count=group["InstanceCount"]
+    preferred = [[{**alone, **each}] for each in resources.get("InstancePreferences", ())]
+    ways = tuple(
+        tuple(
+            InstanceGroup(
+                name=group["InstanceGroupName"], instance_type=group["InstanceType"], count=group["InstanceCount"]
+            )
+            for group in groups
         )
-        for group in preferred or resources.get("InstanceGroups") or [alone]
+        for groups in preferred or [resources.get("InstanceGroups") or [alone]]
     )
-    counts = [group.count for group in groups]
-    if (total := max(counts) if preferred else sum(counts)) > MAX_HOSTS:
+    if (total := max(sum(group.count for group in groups) for groups in ways)) > MAX_HOSTS:
         raise ApiError(
             "ResourceLimitExceeded", f"The job asks for {total} instances; the local platform runs {MAX_HOSTS} at most."
         )
-    return (groups[:1], groups[1:]) if preferred else (groups, ())
+    return ways
 
 
-def _is_accelerated(group: InstanceGroup) -> bool:
-    """Return whether MaxPendingTimeInSeconds counts for an instance type: those with GPUs or Trainium.
+def _may_be_accelerated(ways: Ways) -> bool:
+    """Return whether MaxPendingTimeInSeconds counts for one of the instance types: those with GPUs or Trainium.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
     """
-    return group.instance_type.startswith(("ml.p", "ml.g", "ml.trn"))
+    return any(group.instance_type.startswith(("ml.p", "ml.g", "ml.trn")) for groups in ways for group in groups)
 
 
 def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[InputChannel]:

@@ -1,4 +1,4 @@
-"""The checkpoints of a place, and what each is: valid, damaged, or never finished. Loads no torch to list them.
+"""The checkpoints of a place, and what each is: valid, damaged, or never finished. To verify bytes alone loads torch.
 
 Reading one to go on from it is for ``smddp.checkpoint.restore.reader``.
 """

@@ -138,6 +138,13 @@ def test_a_job_takes_the_first_of_the_types_that_it_prefers_of_which_there_are_i
     assert again["ResourceConfig"] == asked["ResourceConfig"]
 
 
+def test_a_job_that_prefers_one_type_shows_it(sagemaker: LocalSageMaker) -> None:
+    job = await_end(
+        sagemaker, submit(sagemaker, "true", ResourceConfig={"InstancePreferences": PREFERRED[1:], "VolumeSizeInGB": 1})
+    )
+    assert job["ResourceConfig"]["SelectedInstanceType"] == "ml.g5.xlarge"
+
+
 def test_a_type_that_a_job_does_not_ask_for_is_no_fault_of_it(sagemaker: LocalSageMaker) -> None:
     with pytest.raises(ClientError, match=r"ml\.p3\.2xlarge: the job asks for no such type, but ml\.m5\.large"):
         submit(sagemaker, "true", Tags=[tag(NoCapacity(instance_type="ml.p3.2xlarge"))])

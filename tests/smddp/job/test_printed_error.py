@@ -77,9 +77,7 @@ def test_an_exception_that_the_exit_code_and_later_words_belie_is_not_the_error(
     printed = BROKEN + "going on\n" * 20 + "no space left"
     assert found(printed, raised=False).message == "no space left"
     assert found(printed).message.startswith("ValueError: the data is broken\ngoing on")
-    several = (
-        BROKEN + "in line 3"
-    )  # what a script prints by traceback.print_exc(), before it ends with a code of its own
+    several = BROKEN + "in line 3"  # as by traceback.print_exc() before sys.exit(3)
     assert found(several, raised=False).message == "ValueError: the data is broken\nin line 3"
 
 

@@ -62,11 +62,12 @@ class JobToTrack:
         for name, text in members.get("HyperParameters", {}).items():
             yield name, _parameter(text)
         yield "SageMaker.ImageUri", {"StringValue": self.request.image}
-        for group in () if self.request.instead else self.request.groups:  # else it is not known yet which
+        resources = members["ResourceConfig"] if self.is_training else members["ProcessingResources"]["ClusterConfig"]
+        is_open = "InstancePreferences" in resources  # it is not known yet which type it will be
+        for group in () if is_open else self.request.groups:
             prefix = "SageMaker." if len(self.request.groups) == 1 else f"SageMaker.InstanceGroups.{group.name}."
             yield f"{prefix}InstanceType", {"StringValue": group.instance_type}
             yield f"{prefix}InstanceCount", {"NumberValue": float(group.count)}
-        resources = members["ResourceConfig"] if self.is_training else members["ProcessingResources"]["ClusterConfig"]
         if "VolumeSizeInGB" in resources:
             yield "SageMaker.VolumeSizeInGB", {"NumberValue": float(resources["VolumeSizeInGB"])}
 

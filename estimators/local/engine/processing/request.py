@@ -51,13 +51,13 @@ class ProcessingRequest(JobRequest):
         application = members["AppSpecification"]
         channels, outputs = tuple(_channels(members)), tuple(_outputs(members))
         _refuse_shared_paths(channels, outputs)
-        groups = (_group(members["ProcessingResources"]["ClusterConfig"]),)
+        ways = ((_group(members["ProcessingResources"]["ClusterConfig"]),),)
         tags = read_tags(members.get("Tags", ()))
         return cls(
             name=members["ProcessingJobName"],
             image=application["ImageUri"],
             members=members,
-            groups=groups,
+            ways=ways,
             channels=channels,
             outputs=outputs,
             network_isolation=members.get("NetworkConfig", {}).get("EnableNetworkIsolation", False),
@@ -66,7 +66,7 @@ class ProcessingRequest(JobRequest):
             arguments=tuple(application.get("ContainerArguments", ())),
             environment=members.get("Environment", {}),
             tags=tags,
-            faults=read_faults(tags, [groups]),
+            faults=read_faults(tags, ways),
         )
 
 
