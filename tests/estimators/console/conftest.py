@@ -19,6 +19,7 @@ from estimators.log_reader import LOG_GROUP
 
 JOBS, LINES = 1000, 100_000
 HOSTILE = "\x1b]0;owned\x07\x1b[31m<script>alert(1)</script> &amp; \u202eback"
+AS_SHOWN = "<script>alert(1)</script> &amp; back"  # neither colour nor title, and its letters turn no text round
 
 
 @dataclass

@@ -326,7 +326,8 @@ def test_the_users_own_session_brings_and_takes_what_is_on_s3(
 BOTH_HOSTS = """
 import smddp, torch.distributed
 def main(job: smddp.Job) -> None:
-    print("rank", job.cluster.rank, "of", job.cluster.world_size, "on", job.cluster.node_count, "hosts")
+    # One write: docker compose shows what comes of two streams as it comes, and mixes pieces of lines.
+    print(f"rank {job.cluster.rank} of {job.cluster.world_size} on {job.cluster.node_count} hosts")
     torch.distributed.barrier()
 smddp.run(main)
 """
