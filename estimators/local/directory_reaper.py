@@ -1,16 +1,18 @@
 """The process that stands beside a platform, and removes what is left of it when nothing of it runs any more.
 
-It is a program of its own, ``python -I -S directory_reaper.py DIRECTORY``, that imports nothing of this project.
-Standard input is a pipe whose other end, the lifeline, is open in every process that writes in the directory: the
-server, the supervisors of programs, the reapers of containers. Its end means that all of those are gone, in order or by
-SIGKILL. Each line before it is the path of something outside the directory that is to go, too.
+It is a program of its own, ``python -I -S directory_reaper.py LIFELINE``, that imports nothing of this project. The
+lifeline is a locked file. Every process that writes in the platform's directory has inherited the descriptor that holds
+the lock: the server, the supervisors of programs, the reapers of containers. So the lock is free once all of those are
+gone, in order or by SIGKILL. The file holds the paths of what is to go then, each with a NUL behind it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +20,33 @@ from pathlib import Path
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def main(directory: str) -> None:
-    """Wait for the end, and remove."""
-    others = sys.stdin.read().splitlines()
-    for path in (directory, *others):
-        with contextlib.suppress(OSError):  # nobody is left to hear of it
-            remove_tree(Path(path))
+def main(lifeline: str) -> None:
+    """Wait until no process holds the lifeline, and remove what it names."""
+    with contextlib.suppress(OSError):  # nobody is left to hear of it
+        remove_named(Path(lifeline), wait=True)
+
+
+def remove_named(lifeline: Path, *, wait: bool) -> None:
+    """Remove what a lifeline names once no process holds it, and then the lifeline: who is killed here can be followed.
+
+    Args:
+        lifeline: The file. One of another user, or that another user could have written, is left alone.
+        wait: Whether to wait for those who hold it.
+
+    Raises:
+        BlockingIOError: A process holds it, and ``wait`` is false.
+        OSError: It can't be read.
+    """
+    descriptor = os.open(lifeline, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would hold us
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode != stat.S_IFREG | 0o600 or found.st_nlink != 1:
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        named = file.read().split(b"\0")[:-1]  # the last one is empty, or was cut off by SIGKILL
+        for path in (*(Path(os.fsdecode(name)) for name in named), lifeline):
+            with contextlib.suppress(OSError):
+                remove_tree(path)
 
 
 def remove_tree(root: Path) -> None:

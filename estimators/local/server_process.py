@@ -19,7 +19,6 @@ from typing import BinaryIO
 
 from estimators.local.access import Access
 from estimators.local.api.signature import KeyPair
-from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import DirectoryReaperProcess
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
@@ -139,9 +138,7 @@ class ServerProcess:
             self._process.wait()
         self._process.stdout.close()
         self._log.close()
-        self._reaper.wait(_REAP_SECONDS)
-        with contextlib.suppress(OSError):  # the reaper goes on, unless it was killed itself
-            remove_tree(self.directory)
+        self._reaper.wait()
 
     def _tell(self, settings: ServerSettings) -> dict[str, str]:
         """Tell the server what to do, and return its answer."""

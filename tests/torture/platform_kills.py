@@ -2,7 +2,8 @@
 
 Each time a platform with a job is started by a parent of its own, one of its processes is killed (server and parent
 together count as one), and, if the platform goes on, its parent is ended, too. Then there must be no process, listening
-socket, mount, directory or credential of it any more.
+socket, mount, directory or credential of it any more; where the reaper was killed with both, once another platform has
+been started in the same place.
 
     python -m tests.torture.platform_kills [--kills 20] [--seed 0]
 """
@@ -23,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from estimators.local.directory_reaper_process import remove_left
 from tests.torture.outcome import Outcome
 
 _GONE_SECONDS = 15.0
@@ -62,6 +64,8 @@ class Target:
     """Parts of the command lines of the processes; each must match one."""
     storages: tuple[str, ...] = ("memory", "disk")
     """With what; "barred" is the disk where user namespaces are barred."""
+    followed: bool = False
+    """Whether the next platform in the same place removes what is left."""
 
 
 _ALL = ("memory", "disk", "barred")
@@ -71,6 +75,7 @@ TARGETS = (
     Target(name="server and parent", words=("estimators.local.serve", "LocalSageMaker"), storages=_ALL),
     Target(name="the supervisor of a host", words=("host_supervisor.py",)),
     Target(name="the reaper", words=("directory_reaper.py",)),
+    Target(name="server, parent and reaper", words=("local.serve", "LocalSageMaker", "reaper.py"), followed=True),
     Target(name="weed", words=("-logtostderr=true",), storages=("disk", "barred")),
 )
 
@@ -139,7 +144,14 @@ def kill(target: Target, storage: str, home: Path, seconds: float) -> list[str]:
     time.sleep(0.2)  # in which it may be noticed, and what was killed started again
     is_complete()
     parent.communicate("")  # its own end, unless it was killed
-    _await(lambda: not left())
+
+    def is_clean() -> bool:
+        if target.followed:
+            remove_left(home)
+            remove_left(home / "platform")
+        return not left()
+
+    _await(is_clean)
     return left()
 
 

@@ -2,7 +2,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
+import pytest
+
+from estimators.local.directory_reaper import remove_named
 from estimators.local.directory_reaper_process import DirectoryReaperProcess
 
 
@@ -17,7 +21,7 @@ def test_the_directory_goes_with_the_last_who_has_the_lifeline(tmp_path):
     keeper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[reaper.lifeline.fileno()])
     reaper.lifeline.close()
     assert not reaper.wait(0.2)
-    assert {path.name for path in tmp_path.iterdir()} == {"directory", "socket"}
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"directory", "socket"}
     keeper.kill()
     keeper.communicate()
     assert reaper.wait(10)
@@ -34,9 +38,59 @@ def test_programs_that_are_not_handed_the_lifeline_do_not_have_it(tmp_path):
     assert reaper.wait(10)
 
 
-def test_a_reaper_that_was_killed_hinders_nobody(tmp_path):
-    reaper = DirectoryReaperProcess(tmp_path / "directory")
+def test_a_reaper_that_was_killed_is_replaced_at_the_end(tmp_path):
+    directory, socket = tmp_path / "directory", tmp_path / "socket"
+    reaper = DirectoryReaperProcess(directory)
+    directory.mkdir()
+    socket.touch()
     os.kill(reaper.pid, signal.SIGKILL)
     assert reaper.wait(10)
-    reaper.lifeline.also_remove(tmp_path / "socket")
+    reaper.lifeline.also_remove(socket)
     reaper.lifeline.close()
+    assert reaper.wait(10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_reaper_left_that_was_killed_with_all_others_goes_with_the_next_one(tmp_path):
+    directory, running, others = tmp_path / "directory", tmp_path / "running", tmp_path / "an\nothers"
+    killed = [DirectoryReaperProcess(directory), DirectoryReaperProcess(running)]
+    for path in (directory, running, others):
+        path.mkdir()
+    killed[0].lifeline.also_remove(others)
+    os.write(killed[0].lifeline.fileno(), os.fsencode(tmp_path))  # cut off by SIGKILL: it names nothing
+    for reaper in killed:
+        os.kill(reaper.pid, signal.SIGKILL)
+        os.waitpid(reaper.pid, 0)
+    killed[0].lifeline.close()
+    following = DirectoryReaperProcess(tmp_path / "following")
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"running"}
+    killed[1].lifeline.close()
+    following.lifeline.close()
+    assert following.wait(10)
+    DirectoryReaperProcess(tmp_path / "last").lifeline.close()
+    assert not running.exists()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o622])
+@pytest.mark.parametrize("make", [os.rename, os.link, os.symlink])
+def test_a_file_that_another_user_could_have_put_there_names_nothing(tmp_path, make, mode):
+    kept, written, lifeline = tmp_path / "kept", tmp_path / "written", tmp_path / "lifeline"
+    kept.touch()
+    written.write_bytes(os.fsencode(kept) + b"\0")
+    written.chmod(mode)
+    make(written, lifeline)
+    with suppress(OSError):
+        remove_named(lifeline, wait=False)
+    assert kept.exists() != ((make, mode) == (os.rename, 0o600))  # which is one of ours
+
+
+def test_a_pipe_in_the_place_of_a_lifeline_holds_nobody(tmp_path):
+    os.mkfifo(tmp_path / "lifeline", 0o600)
+    remove_named(tmp_path / "lifeline", wait=False)
+
+
+def test_a_reaper_that_can_not_be_started_leaves_no_lifeline(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError):
+        DirectoryReaperProcess(tmp_path / "directory")
+    assert list(tmp_path.iterdir()) == []
