@@ -1,6 +1,7 @@
-"""A job that somebody looks at: one thread follows it, and keeps what was seen for all pages that show it.
+"""Watch a job for the pages: one thread follows it, and stores what it reads for all pages that show the job.
 
-However many pages are open, the API is asked by one thread a job, and by all of them together about once a second.
+However many pages are open, the API is asked by one thread for each job, and about once a second by all of them
+together.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from smddp.process.shown_text import shown_line
 logger = logging.getLogger(__name__)
 
 MOST_WATCHED = 16
-"""Jobs; of more, the one that was not looked at for longest is forgotten."""
+"""Most jobs watched at once. Beyond it, the watch that was not requested for longest is closed."""
 MOST_CHARACTERS = 64 << 20
-"""Of one job's log; its first lines are dropped when it has more."""
+"""Most characters kept of one job's log. Beyond it, the first lines are dropped."""
 MOST_IN_A_LINE = 4000
 MOST_VALUES = 50_000
-"""Of one metric; when it has more, every second one is dropped."""
+"""Most values kept of one metric. Beyond it, every second value is dropped."""
 _IDLE_SECONDS = 300.0
-"""A job at which nobody looks for so long is not followed any more."""
+"""A watch stops after this time without a page request."""
 _AFTER_FAILURE_SECONDS = 15.0
 _LINE_CHARACTERS = 100
-"""What a line takes beside its text, about."""
+"""Approximate overhead of a line, counted as characters."""
 
 
 @dataclass(slots=True)
 class HostLines:
-    """What a host has logged so far."""
+    """The number and the last time of a host's log lines so far."""
 
     lines: int = 0
     last: datetime | None = None
@@ -64,12 +65,12 @@ class MetricCurve:
 
     points: list[MetricPoint] = field(default_factory=list)
     every: int = 1
-    """Of so many values one is kept."""
+    """One value out of this many is kept."""
     count: int = 0
     last: float = 0.0
 
     def add(self, point: MetricPoint) -> None:
-        """Take in the next value."""
+        """Append the next value, or skip it if the curve is thinned out."""
         self.last = point.value
         if self.count % self.every == 0:
             self.points.append(point)
@@ -81,32 +82,25 @@ class MetricCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogWindow:
-    """Some lines of a log, or of those that were searched for."""
+    """Some lines of a log, or of the lines that match a search."""
 
     total: int
-    """How many lines there are, or were found."""
+    """Number of all lines, or of those that match."""
     dropped: int
-    """How many lines came before the first that is kept."""
+    """Number of lines dropped before the first that is kept."""
     start: int
     """The number of the first of `lines` among the `total`."""
     lines: list[tuple[int, int, str, str]]
-    """Of each its number in the log, milliseconds since 1970, host and text."""
+    """Number in the log, milliseconds since 1970, host and text of each line."""
 
 
 class JobWatch:
-    """Follows one job from its beginning to its end, or until nobody looks."""
+    """Follows one job from its beginning to its end, or until no page has asked for it for a while."""
 
     def __init__(self, place: Place, name: str, pause: Callable[[], float]) -> None:
-        """Ask for the job, and begin to follow it.
+        """Describe the job and start to follow it; `pause` returns the least seconds between two polls.
 
-        Args:
-            place: Where it is.
-            name: The job's name.
-            pause: Gives the least seconds between two looks.
-
-        Raises:
-            botocore.exceptions.ClientError: There is no such job, or it may not be described.
-            botocore.exceptions.BotoCoreError: Nobody answers.
+        Raise botocore's error if the job does not exist, may not be described, or AWS does not answer.
         """
         self._place = place
         self.name = name
@@ -114,7 +108,10 @@ class JobWatch:
         self._asked = time.monotonic()
         self._closed = threading.Event()
         self._looked = threading.Event()
-        # Guards all below. Bound: MOST_CHARACTERS of lines, MOST_VALUES of each metric.
+        # Guards the log lines, hosts, curves and `_description`. Held only to copy or append, never during a request,
+        # and no other lock is taken under it; `Watches._lock` may be held when it is taken. Bound: MOST_CHARACTERS of
+        # lines, MOST_VALUES of each metric. Only the following thread writes `failure` and `_failed_at`, without the
+        # lock.
         self._lock = threading.Lock()
         self._lines: list[tuple[int, str, str]] = []
         self._characters = 0
@@ -123,54 +120,54 @@ class JobWatch:
         self._curves: dict[str, MetricCurve] = {}
         self._failed_at: float | None = None
         self.failure = ""
-        """Why the job is not followed any more; empty if it is, or has ended."""
+        """Why following failed; empty otherwise."""
         self._description = self._describe()
         threading.Thread(target=self._follow, name=f"watch {name}", daemon=True).start()
 
     @property
     def is_stale(self) -> bool:
-        """Whether another watch is to take its place: nobody looked for long, or it failed some time ago."""
+        """Whether a new watch must replace this one: it was closed or idle, or failed some time ago."""
         failed = self._failed_at is not None and time.monotonic() - self._failed_at > _AFTER_FAILURE_SECONDS
         return failed or self._closed.is_set()
 
     @property
     def is_read(self) -> bool:
-        """Whether all that the log held at the last look has been read."""
+        """Whether the log has been read up to its end as of the last poll."""
         return self._looked.is_set()
 
     def look(self, seconds: float = 0.0) -> None:
-        """Say that somebody looks, and wait so long at most for the first reading of the log."""
+        """Register a page request, and wait up to `seconds` for the first reading of the log."""
         self._asked = time.monotonic()
         self._looked.wait(seconds)
 
     def close(self) -> None:
-        """Stop following; what was seen stays."""
+        """Stop following; the data read so far stays available."""
         self._closed.set()
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What DescribeTrainingJob said last."""
+        """The last answer of DescribeTrainingJob."""
         with self._lock:
             description: Mapping[str, Any] = self._description
             return description
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the job has ended, so its description no longer changes."""
         return self.description["TrainingJobStatus"] in ENDED
 
     @property
     def changes(self) -> list[StatusChange]:
-        """Its secondary statuses so far."""
+        """The job's changes of secondary status so far."""
         return [StatusChange.of(each) for each in self.description.get("SecondaryStatusTransitions", [])]
 
     def hosts(self) -> dict[str, HostLines]:
-        """Return what each host has logged, by its name."""
+        """Return the log counters of each host, by name."""
         with self._lock:
             return {name: HostLines(host.lines, host.last) for name, host in sorted(self._hosts.items())}
 
     def curves(self) -> dict[str, MetricCurve]:
-        """Return the values of each metric so far."""
+        """Return a copy of each metric's values so far."""
         with self._lock:
             return {
                 name: MetricCurve(list(curve.points), curve.every, curve.count, curve.last)
@@ -178,7 +175,7 @@ class JobWatch:
             }
 
     def by_attempt(self, points: list[MetricPoint]) -> list[list[MetricPoint]]:
-        """Return a metric's values apart: those before the first interruption, those after it, and so on."""
+        """Split a metric's values by attempt: before the first interruption, after it, and so on."""
         begun = attempts_begun(self.changes)
         attempts: list[list[MetricPoint]] = [[] for _ in range(len(begun) + 1)]
         for point in points:
@@ -186,13 +183,9 @@ class JobWatch:
         return attempts
 
     def window(self, start: int, count: int, *, search: str = "", host: str = "") -> LogWindow:
-        """Return some lines.
+        """Return up to `count` lines from number `start` of those that match; a negative `start` counts from the end.
 
-        Args:
-            start: The first of them, by its number among those that are found; negative: from the end.
-            count: How many at most.
-            search: Text that a line must have, in upper or lower case; empty: any.
-            host: The host that must have said it; empty: any.
+        `search` ignores case. An empty `search` or `host` matches every line.
         """
         with self._lock:
             lines, dropped = list(self._lines), self._dropped
@@ -233,7 +226,7 @@ class JobWatch:
                         return
         except Cancelled:
             return
-        except Exception as error:  # whatever it is, the page waits for this thread and shows why it ended
+        except Exception as error:  # any error: the page waits for this thread, and shows why it ended
             logger.exception("the job %s is not followed any more", self.name)
             self.failure, self._failed_at = str(error), time.monotonic()
         self._looked.set()
@@ -256,7 +249,7 @@ class JobWatch:
                 curve.add(MetricPoint(time=event.time, step=event.step, value=event.value))
 
     def _drop(self) -> None:
-        """Drop the first tenth of the lines: to drop each by itself would move all others each time."""
+        """Drop the first tenth of the lines: deleting them one by one would shift the whole list each time."""
         count = max(1, len(self._lines) // 10)
         self._characters -= sum(len(text) + _LINE_CHARACTERS for _, _, text in self._lines[:count])
         self._dropped += count
@@ -264,49 +257,44 @@ class JobWatch:
 
 
 class Watches:
-    """The jobs that are looked at."""
+    """The watches of all jobs that pages currently show."""
 
     def __init__(self, place: Place) -> None:
-        """Nothing is asked yet.
-
-        Args:
-            place: Where the jobs are.
-        """
+        """Keep the place of the jobs. Sends no request."""
         self._place = place
+        # Guards `_watches`. Taken before `JobWatch._lock`, never after it; never held during a request, so a slow AWS
+        # blocks only the page that asks. Bound: MOST_WATCHED watches.
         self._lock = threading.Lock()
         self._watches: OrderedDict[str, JobWatch] = OrderedDict()
 
     def of(self, name: str) -> JobWatch:
-        """Return the watch of a job, which is begun if there is none.
-
-        Raises:
-            botocore.exceptions.ClientError: There is no such job, or it may not be described.
-            botocore.exceptions.BotoCoreError: Nobody answers.
-        """
+        """Return the watch of a job; start one if there is none or it is stale. Raise as `JobWatch` does."""
         with self._lock:
-            known = self._watches.get(name)
-        if known is None or known.is_stale:
-            new = JobWatch(self._place, name, self._pause)
+            watch = known = self._watches.get(name)
+        if watch is None or watch.is_stale:
+            watch = JobWatch(self._place, name, self._pause)
             with self._lock:
-                if self._watches.get(name) is known:
-                    self._watches[name] = new
-                else:
-                    new.close()  # somebody else was faster
+                meanwhile = self._watches.get(name)
+                if meanwhile is known or meanwhile is None:
+                    self._watches[name] = watch
+                else:  # another thread has replaced it first
+                    watch.close()
+                    watch = meanwhile
         with self._lock:
-            self._watches.move_to_end(name)
-            watch = self._watches[name]
+            if self._watches.get(name) is watch:  # it may have been crowded out by now
+                self._watches.move_to_end(name)
             while len(self._watches) > MOST_WATCHED:
                 self._watches.popitem(last=False)[1].close()
         watch.look()
         return watch
 
     def close(self) -> None:
-        """Stop following all."""
+        """Stop following all jobs."""
         with self._lock:
             for watch in self._watches.values():
                 watch.close()
 
     def _pause(self) -> float:
-        """Return the seconds after which each job may be looked at again, so that all together are asked once each."""
+        """Return the least seconds between two polls of one job, so that all jobs together cost one poll a second."""
         with self._lock:
             return float(max(1, sum(not watch.has_ended and not watch.is_stale for watch in self._watches.values())))

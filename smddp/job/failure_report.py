@@ -1,9 +1,9 @@
-"""What is told about a failure: the file ``output/failure``, whose first 1024 characters become SageMaker's reason.
+"""Composes the report of a failure: the file ``output/failure``, whose first 1024 characters SageMaker shows.
 
-So few characters must do: the exception's type and message, the rank and host, what it was raised from, and the
-traceback's frames that tell most, the user's own; of a program that wrote none, its exit code and the error that it
-printed. Every such text is composed here; who writes it, or shows it, only carries it. Which rank's text it is to be
-when several fail is settled in ``smddp.distributed.first_failure``.
+The report of an exception has its type and message, the rank and host, its cause, and the user's own frames of the
+traceback. The report of a program that wrote none has its exit code and the error it printed. All such texts are
+composed here; other modules only write or show them. ``smddp.distributed.first_failure`` chooses the rank whose report
+counts when several fail.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from smddp.errors import SmddpError
 from smddp.job.printed_error import PrintedError, find_error, hint
 
 LIMIT = 1024
-"""How many characters of the failure file SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
+"""Characters of the failure file that SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
 
-_END_BYTES = 4 * LIMIT  # as many as LIMIT characters can have
+_END_BYTES = 4 * LIMIT  # the most bytes of LIMIT characters in UTF-8
 _MESSAGE_LIMIT = 600
 _CAUSE_LIMIT = 160
 _MOST_HELD = 2
 _CODE_LIMIT = 120
-_PRINTED_LIMIT = 420  # the platform puts words of its own around a reason, and cuts the middle for them
+_PRINTED_LIMIT = 420  # the platform adds its own words to a reason, and cuts the reason's middle to make room
 _LEAST_CONTEXT = 80
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 _LIKELY_CAUSES = {
@@ -42,11 +42,8 @@ _LIKELY_CAUSES = {
 def describe(error: BaseException, cluster: Cluster | None) -> str:
     """Return the failure in at most 1024 characters: message, rank and host, causes, frames with the innermost last.
 
-    What does not fit is cut from the middle of the frames, where calls pass through; then from a long message's middle.
-
-    Args:
-        error: What was raised, with its traceback.
-        cluster: Which rank raised it; None when that was not known yet.
+    A long report loses the middle frames first, then the middle of the message. ``cluster`` is None if the rank is
+    unknown.
     """
     told = traceback.TracebackException.from_exception(error)
     where = "" if cluster is None else f" (rank {cluster.rank} of {cluster.world_size} on {_host(cluster)})"
@@ -67,14 +64,10 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
 
 
 def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) -> str:
-    """Return a program's failure as seen from outside, within `LIMIT`: the error first, then what fits around it.
+    """Return a program's failure as seen from outside, within `LIMIT`: the printed error first, then its context.
 
-    Args:
-        program: What ran.
-        host: Where.
-        code: Its exit code.
-        tail: The end of its standard error.
-        many: Whether many ranks wrote there: then the first error counts, for those after it follow from it.
+    ``tail`` is the end of its standard error. With ``many`` ranks writing there, the first error counts: the others
+    follow from it.
     """
     how = describe_kill(code)
     head = f"{program} ended with exit code {code}{how and f' ({how})'} on {host}"
@@ -85,15 +78,10 @@ def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) 
 def describe_rank_exit(
     code: int, *, rank: int, world_size: int, host: str, tail: str | None = None, many: bool = False
 ) -> str:
-    """Return how a rank ended that has not said so itself, within `LIMIT`.
+    """Return how a rank ended that wrote no report itself, within `LIMIT`.
 
-    Args:
-        code: Its exit code as a shell sees it: 128 + n if signal n killed it.
-        rank: Which.
-        world_size: Of how many.
-        host: Where.
-        tail: The end of its standard error; None if nobody has read that.
-        many: Whether other ranks wrote there, too.
+    ``code`` is the exit code as a shell sees it, 128 + n after signal n. ``tail`` is the end of its standard error,
+    None if nobody read it; ``many`` says whether other ranks wrote there, too.
     """
     where = f"ank {rank} of {world_size} on {host}"
     how = describe_kill(code)
@@ -101,7 +89,7 @@ def describe_rank_exit(
     if error is None:
         return f"R{where} was {how}." if how else f"R{where} ended with code {code}, and said no reason."
     if error.was_raised and not how:
-        # Of several exceptions of several ranks it is not known whose each is.
+        # If several ranks printed several exceptions, the rank of each one is unknown.
         whose = f"one of {world_size} ranks; the first to end was r{where}" if many and error.others else f"r{where}"
         return _with_printed("", error, f" ({whose})")
     return _with_printed(f"R{where} was {how}: " if how else f"R{where} ended with code {code}: ", error)
@@ -110,7 +98,7 @@ def describe_rank_exit(
 def find_printed(code: int, tail: str, *, many: bool = False) -> PrintedError | None:
     """Return the error that a program printed before it ended with this code; None if it printed none.
 
-    A process that was killed by SIGKILL could not say so: what it printed before is not the reason.
+    A process killed by SIGKILL cannot print a reason, so its earlier output does not count.
     """
     name = killed_by(code)
     raised = code == 1 or name is not None  # Python's own exit code after an exception
@@ -123,34 +111,42 @@ def killed_by(code: int) -> str | None:
 
 
 def describe_kill(code: int) -> str:
-    """Say that a process with this exit code was killed, by what and why; nothing if it ended by itself."""
+    """Return the signal that killed a process with this exit code, and its likely cause; empty if none did."""
     name = killed_by(code)
     return f"killed by {name}{_LIKELY_CAUSES.get(name, '')}" if name else ""
 
 
 def within_limit(text: str, suffix: str = "") -> str:
-    """Return ``text`` and ``suffix`` within `LIMIT` characters, cut in the middle of the text."""
+    """Return ``text`` and ``suffix`` within `LIMIT` characters, cutting the middle of the text."""
     text, suffix = _plain(text), _plain(suffix)
     return _shorten(text, LIMIT - len(suffix)) + suffix
 
 
 def record(output_dir: Path, report: str) -> None:
-    """Write the report, its first 1024 characters, to ``failure`` in the output directory, whole or not at all."""
+    """Write the first 1024 characters of a report to ``failure`` in the output directory, atomically."""
     output_dir.mkdir(parents=True, exist_ok=True)
     temporary = output_dir / f".failure.{os.getpid()}"
     try:
         temporary.write_text(report[:LIMIT], encoding="utf-8")
         temporary.replace(output_dir / "failure")
     finally:
-        temporary.unlink(missing_ok=True)  # it is still there if the disk is full
+        temporary.unlink(missing_ok=True)  # it still exists if the disk is full
+
+
+def renew(output_dir: Path, report: str) -> bool:
+    """Give the current report a new mark if it begins with this one; return whether it does."""
+    file = output_dir / "failure"
+    try:
+        if not read(file).startswith(report):
+            return False
+        os.utime(file)
+    except OSError:
+        return False
+    return True
 
 
 def read(file: Path) -> str:
-    """Return the report in a file that any program may have written: of a long one, its beginning and its end.
-
-    Raises:
-        OSError: It can't be read.
-    """
+    """Return a report file that any program may have written, a long one cut in its middle. May raise OSError."""
     with file.open("rb") as content:
         text = content.read(2 * _END_BYTES)
         if (size := os.fstat(content.fileno()).st_size) > len(text):
@@ -160,7 +156,7 @@ def read(file: Path) -> str:
 
 
 def find(output_dir: Path) -> tuple[int, int] | None:
-    """Return a mark by which to tell this report from any later one; None if there is no such file."""
+    """Return a mark that identifies the current report file; None if there is none."""
     try:
         found = (output_dir / "failure").stat()
     except OSError:
@@ -169,20 +165,15 @@ def find(output_dir: Path) -> tuple[int, int] | None:
 
 
 def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
-    """Remove the report of an earlier attempt, and no other: another rank may have failed meanwhile.
-
-    Args:
-        output_dir: Where it is.
-        earlier: What `find` gave when this attempt began.
-    """
+    """Remove an earlier attempt's report if `find` still returns ``earlier``; another rank may have failed since."""
     if earlier is not None and find(output_dir) == earlier:
         (output_dir / "failure").unlink(missing_ok=True)
 
 
 def _with_printed(before: str, error: PrintedError, after: str = "") -> str:
-    """Return a reason with an error that was printed, and what fits of its context, whose end tells most."""
+    """Return a reason that quotes a printed error, and the end of its context as far as it fits."""
     context = _plain(error.context)
-    # A short message leaves its room to the context, and the other way round.
+    # A short message leaves room for the context, and a short context for the message.
     most = max(_PRINTED_LIMIT, LIMIT - 1 - len(before) - len(after) - len(context))
     told = before + _shorten(_plain(error.message), most) + after
     if meaning := hint(error.message):
@@ -194,13 +185,13 @@ def _with_printed(before: str, error: PrintedError, after: str = "") -> str:
 
 
 def _host(cluster: Cluster) -> str:
-    """Return the host's name in the job; the machine's own where the launcher names none of several."""
+    """Return the host's name in the job, or this machine's own if the launcher gives no names for several hosts."""
     is_made_up = cluster.node_count > 1 and cluster.sources.get("hosts", "").startswith("default:")
     return socket.gethostname() if is_made_up else cluster.host
 
 
 def _summary(told: traceback.TracebackException) -> str:
-    """Return type, message and notes, as Python prints them."""
+    """Return an exception's type, message and notes, as Python prints them."""
     return _plain("".join(told.format_exception_only()).strip())
 
 
@@ -211,13 +202,13 @@ def _cause(told: traceback.TracebackException) -> traceback.TracebackException |
 
 
 def _held(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """Yield the exceptions that are no groups themselves in an exception group; none of another exception."""
+    """Yield the leaf exceptions of an exception group; nothing for other exceptions."""
     for each in getattr(told, "exceptions", None) or ():
         yield from list(_held(each)) or [each]
 
 
 def _telling(error: traceback.TracebackException) -> list[traceback.FrameSummary]:
-    """Return the user's own frames and the innermost one, unless that is one of our checks: the fault is not there."""
+    """Return the user's own frames and the innermost frame, unless the innermost is a check of this package."""
     own = [frame for frame in error.stack[:-1] if not _is_installed(frame.filename)]
     is_refusal = error.exc_type is not None and issubclass(error.exc_type, SmddpError)
     checks = _PACKAGE if own or is_refusal else None
@@ -232,7 +223,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def _installed_prefixes() -> tuple[str, ...]:
-    """Return where Python's own and installed code lies, this package and ``<frozen importlib>`` included."""
+    """Return the path prefixes of Python's own and installed code, this package and ``<frozen importlib>`` included."""
     paths = sysconfig.get_paths()
     homes = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
     return (*(home + os.sep for home in sorted(homes)), _PACKAGE, "<")
@@ -248,7 +239,7 @@ def _frame_line(frame: traceback.FrameSummary) -> str:
 
 
 def _fit(lines: list[str], room: int) -> list[str]:
-    """Return as many lines as fit: the outermost one, a mark for what is left out, and the innermost ones."""
+    """Return the lines that fit: the outermost one, a mark for omitted ones, and the innermost ones."""
     if sum(len(line) + 1 for line in lines) - 1 <= room:
         return lines
     first, rest = lines[0], lines[1:]
@@ -264,7 +255,7 @@ def _fit(lines: list[str], room: int) -> list[str]:
 
 
 def _shorten(text: str, limit: int) -> str:
-    """Return the text's beginning and end, with a mark between them where it is cut."""
+    """Return the text within a limit: its beginning and end, with a mark for the omitted middle."""
     if len(text) <= limit:
         return text
     head = (limit - 5) // 2
@@ -272,5 +263,5 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text in characters that any file, terminal and JSON takes: names of files need not be text."""
+    """Return the text with surrogates escaped, since file names need not be valid text."""
     return text.encode("utf-8", "backslashreplace").decode()

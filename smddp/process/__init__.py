@@ -1,1 +1,1 @@
-"""What launchers and containers do with processes: signals, lines of output, trees and exit codes. No torch here."""
+"""Processes of launchers and containers: signals, lines of output, process trees and exit codes. No torch here."""

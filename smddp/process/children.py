@@ -1,6 +1,6 @@
-"""Processes that live and end together: forward signals, notice the first failure, end the rest, keep the exit code.
+"""A group of child processes: forward signals, end all after the first failure, and keep the exit codes.
 
-It serves ranks below an agent and agents below ``smddp run`` alike. It knows nothing of ranks or nodes.
+An agent uses it for its ranks, and ``smddp run`` for its agents. Nothing here knows ranks or nodes.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from smddp.process.process_tree import START_SECONDS, catches
 logger = logging.getLogger(__name__)
 
 STOP_GRACE = 120.0
-"""Seconds between SIGTERM and SIGKILL: those that SageMaker gives a container."""
+"""Seconds between SIGTERM and SIGKILL, as SageMaker gives a container."""
 
 _LOOK_SECONDS = 0.05
 
 FAILURE_GRACE = 25.0
-"""Seconds that the others have to end once one of them failed: with them, all is over within half a minute."""
+"""Seconds that the other processes have to end after a failure, so that all ends within half a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessExit:
-    """How one process ended."""
+    """The exit of one process."""
 
     index: int
-    """The position of the process in the order of the starts."""
+    """The position in the order of starts."""
     pid: int
     code: int
-    """As a shell sees it: 128 + n for a process that signal n killed."""
+    """The shell's exit code: 128 + n for a process killed by signal n."""
     tail: str | None = None
-    """The end of its standard error; None if that was not copied line by line."""
+    """The end of standard error; None if it was not copied line by line."""
 
     def __str__(self) -> str:
         name = killed_by(self.code)
@@ -48,26 +48,28 @@ class ProcessExit:
 
 
 def exit_code(exits: Sequence[ProcessExit]) -> int:
-    """Return the one exit code of processes that ended in this order.
+    """Return one exit code for processes that ended in this order.
 
-    0 if all succeeded, 75 if all that failed can be resumed, else the code of the first that truly failed.
+    0 if all succeeded, 75 if every failure is resumable, else the code of the first other failure.
     """
     failures = [exited.code for exited in exits if exited.code != 0]
     return next((code for code in failures if code != RESUMABLE), RESUMABLE if failures else 0)
 
 
 class ChildProcesses:
-    """A set of child processes that is watched as a whole.
+    """A group of child processes. With `leftovers`, `poll` reaps orphans and `end_leftovers` ends them.
 
-    Args:
-        leftovers: Whose orphans ``poll`` reaps, and ``end_leftovers`` ends; None leaves them to others, as a process
-            must that has children of its own.
+    A process with children outside the group must pass None.
     """
 
     def __init__(self, leftovers: Leftovers | None = None) -> None:
         self._leftovers = leftovers
+        # Guards all fields below. Reentrant: a signal handler calls `forward` and `pass_on` in the main thread, which
+        # may own the lock. `start` creates a process and adds it to `_running` in one step under the lock, so that
+        # `Leftovers.reap` never takes a child for an orphan. `poll` and `kill` free the lock while they wait: `poll`
+        # for `timeout` at most, `kill` without a bound, until the killed processes have ended.
         self._lock = threading.RLock()
-        self._ended = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)  # notified once for each exit
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._started = 0
         self._began: dict[int, float] = {}
@@ -77,26 +79,23 @@ class ChildProcesses:
 
     @property
     def exits(self) -> tuple[ProcessExit, ...]:
-        """Those that have ended, in the order in which they ended."""
+        """The exits so far, in order."""
         with self._lock:
             return tuple(self._exits)
 
     @property
     def told_to_stop(self) -> bool:
-        """Whether a signal was forwarded to them."""
+        """Whether a stop's signal was forwarded."""
         with self._lock:
             return self._stop_signal is not None
 
     def start(
         self, command: Sequence[str], *, environ: Mapping[str, str], new_session: bool = False, lines: bool = False
     ) -> subprocess.Popen[bytes]:
-        """Start one more process.
+        """Start a process with exactly `environ`; after a stop's signal, forward the signal to it.
 
-        Args:
-            command: The program and its arguments.
-            environ: The whole environment of the process.
-            new_session: Keep the terminal's own signals (Ctrl-C) from it: it gets those that are forwarded.
-            lines: Copy its output line by line; otherwise it inherits the standard streams.
+        `new_session` shields it from the terminal's signals (Ctrl-C). `lines` copies its output line by line; otherwise
+        it inherits the standard streams.
         """
         pipe = subprocess.PIPE if lines else None
         with self._lock:
@@ -104,19 +103,15 @@ class ChildProcesses:
                 command, env=dict(environ), start_new_session=new_session, stdout=pipe, stderr=pipe
             )
             index, self._started = self._started, self._started + 1
+            self._began[process.pid] = time.monotonic()  # first: a signal's handler may tell all running ones now
             self._running[index] = process
-            self._began[process.pid] = time.monotonic()
             if self._stop_signal is not None:
                 self._tell(process, self._stop_signal)
         threading.Thread(target=self._await, args=(index, process), daemon=True).start()
         return process
 
     def forward(self, signum: int) -> bool:
-        """Send a signal to every process at once; from now on they have ``STOP_GRACE`` seconds to end.
-
-        Returns:
-            Whether there was any process to send it to.
-        """
+        """Send a stop's signal to all processes, which then have `STOP_GRACE` seconds; return whether any runs."""
         with self._lock:
             if self._deadline is None:
                 self._deadline = time.monotonic() + STOP_GRACE
@@ -126,20 +121,16 @@ class ChildProcesses:
             return bool(self._running)
 
     def pass_on(self, signum: int) -> None:
-        """Send a signal whose meaning is theirs to know: no grace begins, and it is no stop to anybody here."""
+        """Send a signal whose meaning the processes define; it is no stop, and starts no grace period."""
         with self._lock:
             for process in self._running.values():
                 self._tell(process, signum)
 
     def poll(self, timeout: float, *, failure_grace: float = FAILURE_GRACE) -> bool:
-        """Wait up to ``timeout`` seconds for a process to end; once one failed, end the rest.
+        """Wait up to `timeout` seconds for an exit, and return whether all processes have ended.
 
-        Args:
-            timeout: The longest wait.
-            failure_grace: Seconds for the others once one failed; without any, SIGKILL is the first that they hear.
-
-        Returns:
-            Whether all have ended.
+        After a failure, end the others: SIGTERM, then SIGKILL after `failure_grace` seconds; SIGKILL at once if it is
+        0.
         """
         with self._lock:
             if self._leftovers is not None:
@@ -148,7 +139,7 @@ class ChildProcesses:
             self._ended.wait_for(lambda: len(self._exits) > seen or not self._running, timeout)
             failed = next((exited for exited in self._exits if exited.code != 0), None)
             if failed is not None and self._running and self._deadline is None:
-                # Whoever ends resumable was part of an agreed stop: its peers may still be saving.
+                # A resumable exit belongs to an agreed stop: the other processes may still be saving.
                 grace = STOP_GRACE if failed.code == RESUMABLE else failure_grace
                 logger.info("Process %d %s: ending the others.", failed.pid, failed)
                 if grace == 0:
@@ -161,31 +152,31 @@ class ChildProcesses:
             return not self._running
 
     def end(self, grace: float) -> None:
-        """Ask all to end, by SIGTERM; who has not ended within ``grace`` seconds, or an earlier grace, is killed."""
+        """Send SIGTERM to all; `poll` kills those that run after `grace` seconds, or after an earlier deadline."""
         with self._lock:
             deadline = time.monotonic() + grace
             self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End whatever still runs, at once, and wait until it is gone."""
+        """Kill all running processes, and wait until they have ended."""
         with self._lock:
             self._signal(signal.SIGKILL)
             self._ended.wait_for(lambda: not self._running)
 
     def end_leftovers(self) -> None:
-        """End what these processes left behind, after all of them have ended."""
+        """End the orphans of these processes, after all of them have ended."""
         if self._leftovers is not None:
             self._leftovers.end(logger.warning)
 
     def forget(self) -> None:
-        """Begin anew after all have ended; a stop that was asked for still holds."""
+        """Reset after all have ended, for a restart; a requested stop stays in force."""
         with self._lock:
             assert not self._running
             self._started, self._exits, self._deadline = 0, [], None
 
     def _tell(self, process: subprocess.Popen[bytes], signum: int) -> None:
-        """Send a signal; first let a process that has just begun set its handler, without which it would be killed."""
+        """Send a signal once the process has a handler, or after `START_SECONDS`: without a handler it would die."""
         until = self._began[process.pid] + START_SECONDS
         if catches(process.pid, signum) or time.monotonic() >= until:
             process.send_signal(signum)
@@ -194,7 +185,7 @@ class ChildProcesses:
         def tell_later() -> None:
             while process.poll() is None and not catches(process.pid, signum) and time.monotonic() < until:
                 time.sleep(_LOOK_SECONDS)
-            process.send_signal(signum)  # which does nothing to one that has ended
+            process.send_signal(signum)  # no effect on an ended process
 
         threading.Thread(target=tell_later, daemon=True).start()
 

@@ -1,11 +1,10 @@
-"""The exit codes of ranks, and how they get past launchers: AWS's toolkit and launchers turn any code but 0 into 1.
+"""Pass the exit codes of ranks around launchers: AWS's toolkit and launchers turn any code but 0 into 1.
 
-``smddp.container.init`` names a directory in the environment of the program that it starts. A rank that ends through
-``smddp.run`` with 0 or 75 writes its exit code there, to a file named after its process ID. A rank without a file did
-not end well. In the other direction, a launcher that must not get a stop's signal reads in this directory that a stop
-came.
+``smddp.container.init`` puts a directory's name into the environment of the program that it starts. A rank that ends
+through ``smddp.run`` with 0 or 75 writes its exit code there, to a file named after its process ID. A rank without a
+file failed. In the other direction, a launcher that must not receive a stop's signal finds a stop file there.
 
-The job may write there what it likes: a directory that is gone, or a file that holds no number, means nothing.
+The directory is not trusted: an absent directory, or a file without a number, counts as no exit code.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 RESUMABLE = 75
-"""The exit code of a job that stopped with its work saved: run it again and it goes on (EX_TEMPFAIL of sysexits.h)."""
+"""The exit code of a job that saved and stopped: run it again to resume (EX_TEMPFAIL of sysexits.h)."""
 
 EXIT_CODES_VARIABLE = "SMDDP_ENDINGS"
-"""Names the directory; unset where nobody asks."""
+"""The variable with the directory's name; unset if no process reads exit codes."""
 
 _PLACES = ("/tmp", "/dev/shm")  # noqa: S108, the directory's name can't be guessed
 _STOP = "stop"
 
 
 def as_shell(returncode: int) -> int:
-    """Return a return code of Python's, -n for a process that signal n killed, as a shell has it: 128 + n."""
+    """Convert Python's return code to a shell's: -n, for a process killed by signal n, becomes 128 + n."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def make_directory(environ: Mapping[str, str]) -> str | None:
-    """Make a new directory, in TMPDIR or wherever one can be made; return None if nowhere."""
+    """Create a new directory in TMPDIR, /tmp or /dev/shm; None if none is writable."""
     for place in (environ.get("TMPDIR"), *_PLACES):
         if place:
             directory = f"{place}/smddp-exit-codes-{os.urandom(8).hex()}"
@@ -41,11 +40,7 @@ def make_directory(environ: Mapping[str, str]) -> str | None:
 
 
 def write_exit_code(code: int, environ: Mapping[str, str]) -> None:
-    """Write the exit code with which this process is about to end.
-
-    Raises:
-        OSError: It can't be written: the disk is full, or the directory belongs to another user.
-    """
+    """Write this process's exit code just before its end. Raise OSError, for example if the disk is full."""
     directory = environ.get(EXIT_CODES_VARIABLE)
     if directory and os.path.isdir(directory):  # noqa: PTH112
         with open(f"{directory}/{os.getpid()}", "w", encoding="ascii") as file:  # noqa: PTH123
@@ -53,7 +48,7 @@ def write_exit_code(code: int, environ: Mapping[str, str]) -> None:
 
 
 def read_exit_codes(directory: str) -> dict[int, int]:
-    """Return the exit codes that processes wrote, by process ID."""
+    """Return the exit codes in the directory, by process ID."""
     codes = {}
     with suppress(OSError):
         for process in filter(str.isdecimal, os.listdir(directory)):  # noqa: PTH208
@@ -63,12 +58,12 @@ def read_exit_codes(directory: str) -> dict[int, int]:
 
 
 def announce_stop(directory: str) -> None:
-    """Tell whoever asks that the ranks are being told to stop."""
+    """Create the stop file: the ranks are being told to stop."""
     with suppress(OSError):
         os.close(os.open(f"{directory}/{_STOP}", os.O_CREAT | os.O_WRONLY, 0o600))
 
 
 def stop_announced(environ: Mapping[str, str]) -> bool:
-    """Return whether the container's first process tells the ranks to stop; False where there is none."""
+    """Return whether the stop file exists; False without a directory."""
     directory = environ.get(EXIT_CODES_VARIABLE)
     return bool(directory) and os.path.exists(f"{directory}/{_STOP}")  # noqa: PTH110

@@ -1,7 +1,7 @@
-"""What makes multiprocessing's fork server outlive a stop: the server imports it before it forks.
+"""Make multiprocessing's fork server survive a stop's signals: the server imports this module before it forks.
 
-``scancel`` and ``kill -- -PGID`` signal the server too. If that ended the server, nobody would tell the parent of its
-children that they live. The server ends with the process that it serves, as without this module.
+``scancel`` and ``kill -- -PGID`` signal the server, too. Without the server the parent cannot see whether its workers
+are alive. The server still ends with the process that it serves.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from smddp.process.preemption import STOP_SIGNALS
 _NAME = "smddp.process.fork_server"
 
 _server: int | None = None
-"""The process that has imported this module as the fork server."""
+"""The PID of the fork server that imported this module."""
 
 
 def outlive_stop() -> None:
-    """Let the fork server outlive a stop's signals, unless it has been started already."""
-    # Python offers no way to add a module to those that the caller's program has asked for.
+    """Preload this module in the fork server, so that it survives a stop's signals. Without effect once it runs."""
+    # Python has no way to add a module to the user's preload list.
     asked: list[str] = multiprocessing.forkserver._forkserver._preload_modules  # type: ignore[attr-defined]  # noqa: SLF001
     if _NAME not in asked:
         multiprocessing.set_forkserver_preload([*asked, _NAME])
 
 
 def outlives_stop() -> bool:
-    """Return whether the parent of this process, if that is a fork server, outlives a stop's signals."""
+    """Return whether this process's parent is no fork server, or one that survives a stop's signals."""
     parent = multiprocessing.parent_process()
     return parent is None or parent.pid == os.getppid() or _server == os.getppid()
 
 
 def _ignore(_signal_number: int, _frame: object) -> None:
-    """Do nothing. Unlike SIG_IGN, it is not inherited by a program that a process starts."""
+    """Do nothing. Unlike SIG_IGN, a handler is not inherited through exec."""
 
 
 def _block() -> None:
@@ -56,5 +56,5 @@ if any("multiprocessing.forkserver" in word for word in sys.orig_argv[-1:]):
     _server = os.getpid()
     for _number in STOP_SIGNALS:
         signal.signal(_number, _ignore)
-    # Blocked meanwhile: a child's first signal must not meet the server's handler.
+    # Block signals over the fork: otherwise the server's handler would swallow a signal to a new child.
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_defaults)

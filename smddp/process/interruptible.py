@@ -1,8 +1,8 @@
-"""Waiting in a main thread that answers signals.
+"""Wait in a main thread that handles signals.
 
-Python runs a signal's handler between two of its instructions. A signal that comes after the last one before a system
-call, and before the call itself, interrupts nothing: its handler would run only once the call returns by itself. So a
-wait without an end is many short ones.
+Python runs a signal handler between two bytecode instructions. A signal between the last instruction and a blocking
+system call does not interrupt the call: the handler would run only after the call returns. So an unbounded wait is
+split into short ones.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ import subprocess
 from contextlib import suppress
 
 SIGNAL_SECONDS = 0.25
-"""How long a signal may wait for its handler."""
+"""Seconds that a signal may wait for its handler, at most."""
 
 
 def wait_for(process: subprocess.Popen[bytes]) -> int:
-    """Wait until a process has ended; signal handlers run while it has not.
-
-    Returns:
-        Its return code, as ``Popen.returncode`` has it.
-    """
+    """Wait until a process has ended, while signal handlers run, and return its ``Popen.returncode``."""
     while process.returncode is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(SIGNAL_SECONDS)

@@ -1,8 +1,7 @@
-"""What ranks leave behind: processes that outlive the program which started them, and are ended with the run.
+"""End orphans of ranks: processes that outlive the program that started them.
 
-A script that forks and leaves, a daemon, a double fork: such a process holds its GPU's memory and waits in a collective
-long after the run, with nobody to signal it. The process that starts the ranks adopts these orphans, whatever session
-or group they are in, and ends them when the ranks have ended.
+A daemon or a double fork keeps GPU memory, or waits in a collective, long after the run. The process that starts the
+ranks adopts these orphans, in any session or process group, and ends them after the ranks.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from contextlib import suppress
 from smddp.process.process_tree import Descendants, adopt_orphans, command_line
 
 PATIENCE_SECONDS = 0.5
-"""How long leftovers may take to end by themselves, as multiprocessing's resource tracker does, before they are told
-of."""
+"""Seconds for orphans to end by themselves, as multiprocessing's resource tracker does, before they are reported."""
 
 LEFTOVER_GRACE = 10.0
-"""Seconds between their SIGTERM and SIGKILL: the ranks, which save checkpoints, have ended before."""
+"""Seconds between SIGTERM and SIGKILL. Short, because the ranks, which save checkpoints, have already ended."""
 
 _KILL_SECONDS = 5.0
-"""How long a killed process is waited for: one that hangs in the kernel never ends."""
+"""Seconds to wait for killed processes, at most: a process that hangs in the kernel never ends."""
 
 _LOOK_SECONDS = 0.05
 _RANKS_LOOK_SECONDS = 1.0
@@ -31,9 +29,9 @@ _MOST_NAMED = 5
 
 
 class Leftovers:
-    """The processes that the programs of this process leave behind; make it before the first program starts.
+    """The orphans of this process's programs. Create it before the first program starts.
 
-    What is below this process already then is not the run's, and is left alone.
+    Processes that are below this process by then do not belong to the run, and are left alone.
     """
 
     def __init__(self) -> None:
@@ -43,33 +41,24 @@ class Leftovers:
         self._has_seen_ranks = False
 
     def reap(self, own: Collection[int]) -> None:
-        """Reap adopted children that have ended.
-
-        Args:
-            own: The children of this process that others wait for. A child is in it before this is called.
-        """
+        """Reap ended orphans; `own` must contain every child that other code waits for."""
         with suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if ended.si_pid in own or ended.si_pid in self._others:  # its own thread reaps it: look again later
+                if (
+                    ended.si_pid in own or ended.si_pid in self._others
+                ):  # another thread reaps it first: continue at the next call
                     return
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     def end(self, tell: Callable[[str], object]) -> None:
-        """End every process that is left, once the programs themselves have ended: SIGTERM, and after a grace SIGKILL.
-
-        Args:
-            tell: Called with one line that names the processes, if there are any.
-        """
+        """End all orphans after the programs, by SIGTERM, then SIGKILL; `tell` receives a line that names them."""
         self._end(self._find_all, tell)
 
     def end_those_of_ranks(self, own: Collection[int], tell: Callable[[str], object]) -> None:
-        """End what ranks left behind if all of them have ended and their launcher has not; call it again and again.
+        """End the ranks' orphans once all ranks have ended, while their launcher still runs; call it repeatedly.
 
-        mpirun waits until nobody holds its ranks' output any more, and so for what they left behind.
-
-        Args:
-            own: The children of this process that it has started since, such as the launcher.
-            tell: As for `end`.
+        mpirun waits until its ranks' output is closed, and so for their orphans. `own` are the children that this
+        process started, such as the launcher; `tell` as for `end`.
         """
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _RANKS_LOOK_SECONDS
@@ -78,14 +67,14 @@ class Leftovers:
     def _end(self, find: Callable[[], set[int]], tell: Callable[[str], object]) -> None:
         if _await_none(find, PATIENCE_SECONDS):
             return
-        if not (left := sorted(find())):  # the last one has just ended
+        if not (left := sorted(find())):  # the last orphan has just ended
             return
         tell(f"{_describe(left)}. Ending what is left: SIGTERM now, SIGKILL in {LEFTOVER_GRACE:g} s.")
         _signal(left, signal.SIGTERM)
         if _await_none(find, LEFTOVER_GRACE):
             return
         deadline = time.monotonic() + _KILL_SECONDS
-        while (left := sorted(find())) and time.monotonic() < deadline:  # what is killed may just have forked
+        while (left := sorted(find())) and time.monotonic() < deadline:  # a killed process may just have forked
             _signal(left, signal.SIGKILL)
             time.sleep(_LOOK_SECONDS)
 
@@ -101,7 +90,7 @@ class Leftovers:
 
 def _await_none(find: Callable[[], set[int]], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    # One look may miss the child of a process that ends meanwhile: the next one finds it below this process.
+    # One scan may miss a child of a process that ends meanwhile; the second scan finds it, now below this process.
     while find() or find():
         if time.monotonic() > deadline:
             return False
@@ -117,5 +106,5 @@ def _describe(processes: list[int]) -> str:
 
 def _signal(processes: list[int], signum: int) -> None:
     for process in processes:
-        with suppress(ProcessLookupError, PermissionError):  # it has just ended, or became another user's
+        with suppress(ProcessLookupError, PermissionError):  # it has just ended, or runs as another user
             os.kill(process, signum)

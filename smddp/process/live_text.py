@@ -1,4 +1,4 @@
-"""What live lines are made of: the parts that fit, durations, speeds; and whether to show one at all."""
+"""Format the text of live lines: parts that fit, durations, speeds; and decide whether to show a line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _GAP = "  "
 
 
 def is_watched(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal that can show a live line, and nobody has turned it off."""
+    """Return whether a stream is a terminal that can show a live line, and live lines are not turned off."""
     on_terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
     return on_terminal and os.environ.get(PROGRESS_VARIABLE) != "0"
 
 
 def fitting(parts: list[tuple[int, str]], columns: int) -> str:
-    """Return the parts in their order, without the least important ones (the highest numbers) that do not fit."""
+    """Join the parts in order, without the least important ones (the highest numbers) that do not fit."""
     kept: set[int] = set()
     used = 0
     for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):

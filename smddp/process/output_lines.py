@@ -1,9 +1,12 @@
-"""Copying the output of several processes into one stream without tearing their lines apart.
+"""Copy the output of several processes to one stream, line by line.
 
-Unbuffered Python writes a line and its end one after the other: two ranks that print at once share a line, and no
-metric can be read from it. What is no terminal gets whole lines only: the start of a line waits for its end. If that
-does not come, the line is ended, so that whoever writes next begins a line of its own; but not within a number, whose
-first digits alone would be another one.
+Unbuffered Python writes a line and its newline separately. So two ranks that print at once would share a line, and no
+metric could be parsed from it. Notes on the copy:
+  1. A target that is not a terminal receives whole lines: the start of a line waits for its newline.
+  2. After `HELD_SECONDS` the start of a line is written with a newline, so that the next writer begins a new line.
+  3. But a line is never ended within a number, whose first digits alone would be another number.
+  4. A terminal receives the start of a line after `PARTIAL_SECONDS`: it may be a prompt or a progress bar.
+  5. A line over `MOST_KEPT` bytes is split.
 """
 
 from __future__ import annotations
@@ -22,54 +25,49 @@ from typing import IO, BinaryIO
 STDOUT, STDERR = 1, 2
 
 OUTPUT_SECONDS = 1.0
-"""How long the rest of its output is waited for after a process ended: a daemon that it started may hold it open."""
+"""Seconds to wait for the rest of the output after a process ended: a daemon may keep its pipe open."""
 
 PARTIAL_SECONDS = 0.2
-"""How long a terminal waits for the start of a line: a prompt, or a progress bar without an end."""
+"""Seconds before a terminal receives the start of a line: a prompt, or a progress bar without newline."""
 
 HELD_SECONDS = 5.0
-"""How long anything else waits for the end of a line."""
+"""Seconds that the start of a line waits for its newline, for any target but a terminal."""
 
 _IN_NUMBER = re.compile(rb"(?:[=:]\s*-?|\d[.eE+-]*)$")
-"""How the start of a line ends that may stop within a number, as a program's buffer does that was full."""
+"""Matches the start of a line that may end within a number, as after the flush of a full buffer."""
 
 _NUMBER_BYTES = 64
 
 MOST_KEPT = 256 << 10
-"""Bytes of a line that are held back at most, as many as CloudWatch takes for one: a longer one is torn."""
+"""Bytes of a line that are held back at most, CloudWatch's limit for an event; a longer line is split."""
 
 TAIL_BYTES = 64 << 10
 
-# Guards each file or pipe that lines are written to, from the first byte of a line to its last: who writes to standard
-# output and who writes to standard error may write to the same one. Writers of other processes are kept out by the
-# kernel alone, for lines up to PIPE_BUF.
+# One lock for each target file or pipe, by device and inode: standard output and standard error may be the same one. A
+# thread owns it while it writes whole lines, and takes no other lock meanwhile. The wait has no bound: a write lasts
+# until the target's reader has read. For other processes, only the kernel keeps lines up to PIPE_BUF bytes whole.
 _writing: defaultdict[tuple[int, int] | None, threading.Lock] = defaultdict(threading.Lock)
 
 
 class Tail:
-    """The end of what was printed."""
+    """The last bytes of an output."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
 
     def keep(self, lines: bytes) -> None:
-        """Add lines; of all of them, the last `TAIL_BYTES` stay."""
+        """Add lines; only the last `TAIL_BYTES` are kept."""
         self._kept.extend(lines)
         del self._kept[:-TAIL_BYTES]
 
     @property
     def text(self) -> str:
-        """What has stayed."""
+        """The kept text."""
         return bytes(self._kept).decode(errors="replace")
 
 
 class _LineCopy:
-    """Copies one stream to a file descriptor, each line by one write as soon as it is whole.
-
-    Args:
-        target: Written to.
-        heed: Called with what is written.
-    """
+    """Copies one stream to a file descriptor, each line once it is complete; `heed` receives the written bytes."""
 
     def __init__(self, target: int, heed: Callable[[bytes], None] | None = None) -> None:
         self._target = target
@@ -81,11 +79,11 @@ class _LineCopy:
 
     @property
     def keeps(self) -> bool:
-        """Whether the start of a line waits for its end."""
+        """Whether the start of a line waits for its newline."""
         return bool(self._kept)
 
     def take(self, chunk: bytes) -> None:
-        """Take what the stream brings."""
+        """Add bytes from the stream, and write the complete lines."""
         self._since = time.monotonic()
         self._kept += chunk
         end = max(self._kept.rfind(b"\n"), self._kept.rfind(b"\r")) + 1
@@ -95,11 +93,7 @@ class _LineCopy:
             self._write(end)
 
     def look(self, *, is_left: bool) -> None:
-        """Write the start of a line if its end is waited for no more.
-
-        Args:
-            is_left: Whether nobody may end it any more.
-        """
+        """Write the start of a line if it has waited long enough, or at once if the stream is abandoned (`is_left`)."""
         waited = time.monotonic() - self._since
         if not self._kept:
             return
@@ -110,7 +104,7 @@ class _LineCopy:
             self.end()
 
     def end(self) -> None:
-        """Write what is left, and end its line; a terminal's user sees where it ends."""
+        """Write the rest, with a newline if the target is not a terminal."""
         if not self._is_watched and (self._kept or self._last) != b"\n":
             self._kept += b"\n"
         self._write(len(self._kept))
@@ -122,18 +116,15 @@ class _LineCopy:
 
 
 def copy_lines(source: int, target: int, heed: Callable[[bytes], None] | None = None) -> None:
-    """Copy from one file descriptor to another until the end, each line by one write as soon as it is whole.
+    """Copy one file descriptor to another until the end, each line as soon as it is complete.
 
-    Args:
-        source: Read from it.
-        target: Write to it.
-        heed: Called with what is written: whole lines, or a part of one that is too long, or that a terminal shows.
+    `heed` receives the written bytes: whole lines, or a part of a line that is too long or shown on a terminal.
     """
     _copy({source: _LineCopy(target, heed)})
 
 
 def _copy(copies: Mapping[int, _LineCopy], is_left: Callable[[], bool] = lambda: False) -> None:
-    """Copy several streams until all have ended, in one thread: their lines keep their order as well as can be."""
+    """Copy several streams until all have ended, in one thread, which keeps the order of lines as far as possible."""
     poller = select.poll()
     for source in copies:
         poller.register(source, select.POLLIN)
@@ -151,33 +142,28 @@ def _copy(copies: Mapping[int, _LineCopy], is_left: Callable[[], bool] = lambda:
 
 
 class OutputCopy:
-    """Copies what a process prints to this one's own streams, by a thread that ends with its streams.
-
-    Args:
-        process: Its streams that are pipes are copied.
-        heed: Called with its standard error, as `copy_lines` has it.
-    """
+    """Copies a process's piped streams to this process's, in a thread; `heed` receives its standard error."""
 
     def __init__(self, process: subprocess.Popen[bytes], heed: Callable[[bytes], None]) -> None:
         self._left = threading.Event()
         streams = ((process.stdout, _LineCopy(STDOUT)), (process.stderr, _LineCopy(STDERR, heed)))
         copies = {source: copy for source, copy in streams if source is not None}
 
-        def copy_all() -> None:  # it has the streams themselves: they stay open for as long as they are read
+        def copy_all() -> None:  # the closure refers to the streams, which keeps them open
             _copy({source.fileno(): copy for source, copy in copies.items()}, self._left.is_set)
 
         self._thread = threading.Thread(target=copy_all, daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Return once all that the process printed has passed, or what came soon: a daemon may hold the rest."""
+        """Wait for the rest of the output, at most `OUTPUT_SECONDS`: a daemon may keep the pipe open."""
         self._thread.join(OUTPUT_SECONDS)
         self._left.set()
         self._thread.join(2 * PARTIAL_SECONDS)
 
 
 def merge_lines(sources: Sequence[IO[bytes]]) -> BinaryIO:
-    """Return what several pipes bring, each line whole, until all have ended; they are closed then."""
+    """Return a pipe with the whole lines of several pipes, which are closed once all have ended."""
     reading, writing = os.pipe()
 
     def copy_all() -> None:
@@ -190,7 +176,7 @@ def merge_lines(sources: Sequence[IO[bytes]]) -> BinaryIO:
 
 
 def _write_lines(target: int, data: bytes, heed: Callable[[bytes], None] | None) -> None:
-    """Write in pieces that end with a line and that the kernel does not mix with another process's."""
+    """Write whole lines in pieces up to PIPE_BUF, which the kernel does not mix with other processes' writes."""
     if heed is not None:
         heed(data)
     with _writing[_identity(target)]:
@@ -201,7 +187,7 @@ def _write_lines(target: int, data: bytes, heed: Callable[[bytes], None] | None)
 
 
 def _identity(target: int) -> tuple[int, int] | None:
-    """Return what tells one file or pipe from another; None if it is closed."""
+    """Return the device and inode of a file or pipe; None if it is closed."""
     try:
         status = os.fstat(target)
     except OSError:
@@ -210,7 +196,7 @@ def _identity(target: int) -> tuple[int, int] | None:
 
 
 def write_all(target: int, data: bytes) -> None:
-    """Write all of it; if nobody reads any more, it is lost and that is all."""
+    """Write all bytes; drop them if the reader is gone."""
     with suppress(OSError):
         while data:
             data = data[os.write(target, data) :]

@@ -1,7 +1,8 @@
-"""The tree of processes below one: the ranks in it, whom a stop concerns, and orphans, whom somebody must reap.
+"""The process tree below a process: find the ranks, which a stop must signal, and orphans, which must be reaped.
 
-Launchers answer SIGTERM by killing their ranks, 30 s (torchrun) or one second (mpirun) later, and hide them: below a
-daemon on another host, below a shell, orphaned. A rank is known by its environment, which its launcher made.
+A stop signals the ranks directly: launchers answer SIGTERM by killing their ranks, 30 s (torchrun) or one second
+(mpirun) later. A rank may be below a daemon on another host, below a shell, or orphaned. So a rank is recognised by the
+environment variables of its launcher.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ LAUNCHER_VARIABLES = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK"),
     ("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
 )
-"""What torchrun and OpenMPI tell each rank and nobody else; without the first of them, the others are anybody's: a
-script may set RANK for its own use."""
+"""Variables that torchrun and OpenMPI set for each rank only. The others count only beside the first one: a script may
+set RANK for its own use."""
 
 JOB_VARIABLES = ("SM_CURRENT_HOST",)
-"""What a toolkit tells all processes of a job, and what it does before that, such as pip, not."""
+"""Variables that a toolkit sets for a job's processes, but not for earlier ones, such as pip."""
 
 START_SECONDS = 15.0
-"""How long after its start a process that handles no SIGTERM yet is spared one: it still imports."""
+"""Seconds after its start during which a process without a SIGTERM handler is not signalled: it is still importing."""
 
 Marks = frozenset[tuple[bytes, ...]]
-"""What launchers made of a process: one mark for each, which no two ranks share."""
+"""The launcher variables of a process: one unique mark for each launcher."""
 
 _LAUNCHERS = frozenset(
     {"mpirun", "orted", "prted", "smddprun", "ssh", "sshd", "torchrun", "torchrun_driver.py", "mpi_driver.py"}
 )
 _SHELLS = frozenset({"bash", "dash", "sh", "basic_script_driver.py"})
-"""What runs one script, and a stop must pass by: shells, and what SDK V3 starts a script with."""
+"""Programs that only run one script, and that a stop does not signal: shells, and SDK V3's driver."""
 
 
 class Descendants:
-    """The processes below one that live at this moment."""
+    """A snapshot of the processes below `root`."""
 
     def __init__(self, root: int) -> None:
         self._root = root
         self._starts: dict[int, int] = {}
         self.parents: dict[int, int] = {}
-        """Each process below ``root``, with its parent."""
+        """The parent of each process below ``root``."""
         children: dict[int, list[int]] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208, this must start fast: no pathlib
             if name.isdecimal() and (found := _parent_and_start(int(name))) is not None:
@@ -55,10 +56,9 @@ class Descendants:
                 waiting.append(child)
 
     def ranks(self) -> dict[int, Marks]:
-        """Return the processes that a launcher made a rank; of a launcher within a rank, the innermost ones.
+        """Return the ranks; if a rank runs a launcher itself, only the inner ranks.
 
-        What a rank starts itself, such as a data loader's workers, inherits its mark and is no rank: of all that have
-        a mark, the oldest is.
+        A rank's children, such as DataLoader workers, inherit its mark. So the oldest process with a mark is the rank.
         """
         own = _marks(self._root)
         marks = {process: _marks(process) - own for process in sorted(self.parents, key=self._age)}
@@ -70,18 +70,15 @@ class Descendants:
         return {process: marks[process] for process in ranks.values() if process not in outer}
 
     def marked(self) -> set[int]:
-        """Return ranks, and what has inherited their marks."""
+        """Return the ranks, and all processes that inherited their marks."""
         own = _marks(self._root)
         return {process for process in self.parents if _marks(process) - own}
 
     def left_by_ranks(self, own: Collection[int]) -> set[int]:
-        """Return what ranks left to the root, and all below it; nothing while a launcher below has a rank.
+        """Return the orphans of ranks, and all processes below them; empty while a rank is below a launcher.
 
-        Once there were ranks, each child that the root did not start is an orphan of theirs, though it may have emptied
-        its environment; but for a launcher's daemon, which its parent left as well.
-
-        Args:
-            own: The children that the root has started.
+        `own` are the children that the root started. Once ranks existed, every other child is their orphan, even with
+        an empty environment, except a launcher's daemon, which is orphaned on purpose.
         """
         marked = self.marked()
         children = {process for process, parent in self.parents.items() if parent == self._root} - set(own)
@@ -89,16 +86,14 @@ class Descendants:
         return left if marked <= left else set()
 
     def at_or_below(self, processes: Collection[int]) -> set[int]:
-        """Return those of the processes that are below the root, and all below them."""
+        """Return the given processes below the root, and all processes below them."""
         wanted = set(processes)
         return {each for each in self.parents if each in wanted or not wanted.isdisjoint(self._ancestors(each))}
 
     def script(self, program: int) -> set[int]:
-        """Return what runs the job where no launcher is, for a ``program`` that may be a toolkit.
+        """Return the processes of a job without a launcher: `program`, or a toolkit's script below it.
 
-        Returns:
-            A toolkit's script, or what that runs if it is a shell; nothing as long as there are launchers without
-            ranks; ``program`` itself if it never began a job.
+        Shells are replaced by their children. Launchers are left out, so a launcher without ranks yet gives nothing.
         """
         given = [process for process, parent in self.parents.items() if _job(process) not in (_job(parent), ())]
         processes = [process for process in given if _names(process).isdisjoint(_LAUNCHERS)] if given else [program]
@@ -124,27 +119,19 @@ class Descendants:
 
 
 def find_ranks(root: int) -> set[int]:
-    """Return the processes below ``root`` that a launcher made a rank."""
+    """Return the ranks below ``root``."""
     return set(Descendants(root).ranks())
 
 
 class RankStops:
-    """Tells each rank below a process of a stop once: when it has a handler, or has had time to set one.
-
-    Args:
-        root: The process.
-    """
+    """Sends a stop's signal once to each rank below `root`: once it has a handler, or after `START_SECONDS`."""
 
     def __init__(self, root: int) -> None:
         self._root = root
         self._told: dict[Marks, int] = {}
 
     def tell(self, stops: Sequence[int]) -> None:
-        """Look once; call it again and again, for ranks that are being started.
-
-        Args:
-            stops: The signals so far; of several, a rank is told the last.
-        """
+        """Send the last of `stops`, the signals so far, to each ready rank. Call it repeatedly: ranks may start."""
         for rank, marks in Descendants(self._root).ranks().items() if stops else ():
             if self._told.get(marks, 0) < len(stops) and (catches(rank, stops[-1]) or _age(rank) > START_SECONDS):
                 self._told[marks] = len(stops)
@@ -153,19 +140,19 @@ class RankStops:
 
 
 def started(process: int) -> int | None:
-    """Return when a process was started, in the kernel's ticks; None if there is none of this number any more."""
+    """Return a process's start time in kernel ticks; None if it has ended."""
     found = _parent_and_start(process)
     return None if found is None else found[1]
 
 
 def _age(process: int) -> float:
-    """Return for how many seconds a process has been there; 0 for one that has ended."""
+    """Return a process's age in seconds; 0 if it has ended."""
     ticks, now = started(process), time.clock_gettime(time.CLOCK_BOOTTIME)
     return 0.0 if ticks is None else now - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def catches(process: int, signum: int) -> bool:
-    """Return whether a process has a handler for this signal: what has none yet would be killed by it."""
+    """Return whether a process has a handler for the signal. Without one, the signal would kill it."""
     for line in _read(process, "status").splitlines():
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
@@ -173,7 +160,7 @@ def catches(process: int, signum: int) -> bool:
 
 
 def send_to_those_that_catch(processes: Iterable[int], signum: int) -> None:
-    """Signal those of the processes that have a handler for it; the others, which it would kill, hear nothing."""
+    """Send a signal to the processes that handle it; skip the others, which it would kill."""
     for process in processes:
         if catches(process, signum):
             with suppress(ProcessLookupError):
@@ -194,30 +181,30 @@ def _job(process: int) -> tuple[bytes, ...]:
 
 
 def _variables(process: int, names: Sequence[str]) -> tuple[bytes, ...]:
-    """Return those of these variables that a process was started with, as NAME=value."""
+    """Return the given variables of a process's initial environment, as NAME=value."""
     prefixes = tuple(f"{name}=".encode() for name in names)
     return tuple(sorted(entry for entry in _read(process, "environ").split(b"\0") if entry.startswith(prefixes)))
 
 
 def command_line(process: int) -> str:
-    """Return the first two words of a process's command line, such as an interpreter and its script."""
+    """Return the first two words of a command line, such as an interpreter and its script."""
     return _read(process, "cmdline").replace(b"\0", b" ", 1).split(b"\0")[0].decode(errors="replace").strip()
 
 
 def _names(process: int) -> set[str]:
-    """Return the program's name, and the script's if that is an interpreter's first word."""
+    """Return the names of the program, and of its script if the program is an interpreter."""
     words = [_read(process, "comm").strip(), *_read(process, "cmdline").split(b"\0")[:2]]
     return {word.decode(errors="replace").rpartition("/")[2] for word in words}
 
 
 def _parent_and_start(process: int) -> tuple[int, int] | None:
-    """Return its parent, and when it was started; None for one that has ended, reaped or not."""
-    fields = _read(process, "stat").rpartition(b")")[2].split()  # the name before it may hold anything
+    """Return a process's parent and start time; None if it has ended, reaped or not."""
+    fields = _read(process, "stat").rpartition(b")")[2].split()  # the name may contain spaces and parentheses
     return (int(fields[1]), int(fields[19])) if fields and fields[0] != b"Z" else None
 
 
 def _read(process: int, what: str) -> bytes:
-    """Return a file of /proc; nothing if the process has ended, or is not ours to look into."""
+    """Return a file of /proc; empty if the process has ended or is not readable."""
     try:
         with open(f"/proc/{process}/{what}", "rb") as file:  # noqa: PTH123
             return file.read()
@@ -226,17 +213,17 @@ def _read(process: int, what: str) -> bytes:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever below this process outlives its own; the first process is that already."""
+    """Become the parent of orphans below this process (child subreaper); PID 1 already is."""
     if os.getpid() == 1:
         return
-    import ctypes  # a tenth of a small program's start
+    import ctypes  # slow to import: a tenth of a small program's start
 
     set_child_subreaper = 36  # linux/prctl.h
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
 def reap_children() -> dict[int, int]:
-    """Reap every child that has ended, adopted ones too; return their return codes by process ID, -n for signal n."""
+    """Reap all ended children, adopted ones too; return the return codes by process ID, -n for signal n."""
     ended = {}
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):

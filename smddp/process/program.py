@@ -1,4 +1,4 @@
-"""A child program whose signals, output and exit code pass through the process that started it."""
+"""Run a child program: forward signals to it, copy its output, and return its exit code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ from smddp.process.preemption import FORWARDED_SIGNALS, USER_SIGNALS
 
 
 def forward_signals(stop: Callable[[int], None], pass_on: Callable[[int], None]) -> Callable[[], None]:
-    """Answer this process's signals by telling others, from now on; call it from the main thread.
+    """Call `stop` for SIGTERM and SIGINT, and `pass_on` for SIGUSR1 and SIGUSR2, whose meaning the ranks define.
 
-    Args:
-        stop: Called with SIGTERM and SIGINT.
-        pass_on: Called with SIGUSR1 and SIGUSR2 (``sbatch --signal=USR1@120``), whose meaning is the ranks' to know.
-
-    Returns:
-        What puts the handlers back that were there before.
+    Call it in the main thread. Return a function that restores the previous handlers.
     """
 
     def answer(signum: int, _frame: FrameType | None) -> None:
@@ -38,18 +33,13 @@ def forward_signals(stop: Callable[[int], None], pass_on: Callable[[int], None])
 
 
 class Program:
-    """A child program, from before its start: a stop that comes while it is being started is not lost.
+    """A child program. Handlers are installed before it starts, so a stop's signal during the start is not lost.
 
-    Args:
-        command: The program and its arguments.
-        environ: Its whole environment; None: this process's.
-        directory: Its working directory; None: this process's.
-        new_session: Whether it gets a session, and so a process group, of its own.
-        stop: Called with its process ID and SIGTERM or SIGINT: whom of its processes that concerns differs.
-        pass_on: The same for SIGUSR1 and SIGUSR2.
-        heed: Called with its standard error as it passes, in whole lines: see ``copy_lines``.
+    `environ` and `directory` default to this process's own.
     """
 
+    # `stop` and `pass_on` are called with the program's process ID and the signal; `heed` with its standard error, in
+    # whole lines (see `copy_lines`).
     def __init__(
         self,
         command: Sequence[str],
@@ -62,7 +52,7 @@ class Program:
         heed: Callable[[bytes], None],
     ) -> None:
         self.stops: list[int] = []
-        """The signals so far that asked for a stop."""
+        """The stop's signals received so far."""
         self._early: list[int] = []
         self._stop = stop
         self._pass_on = pass_on
@@ -76,7 +66,8 @@ class Program:
             stderr=subprocess.PIPE,
             start_new_session=new_session,
         )
-        # From this assignment on the handler itself tells the program, and adds none to those that came too early.
+        # From this assignment on, the handler forwards signals itself, so `_early` no longer grows: each stop's
+        # signal is forwarded exactly once.
         self._process = process
         for early in self._early:
             stop(process.pid, early)
@@ -84,12 +75,12 @@ class Program:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The program; whoever waits for it or reaps it tells its return code to this object."""
+        """The program. A caller that reaps it by other means must set its return code here."""
         assert self._process is not None
         return self._process
 
     def exit_code(self) -> int:
-        """Return its exit code as a shell sees it, once it has ended and its output has passed."""
+        """Return the shell's exit code of the ended program, after its output is copied."""
         self._copy.finish()
         return as_shell(self.process.returncode)
 

@@ -1,7 +1,7 @@
-r"""Text that a job, or whoever wrote to its storage, has made, as a terminal may show it.
+r"""Make untrusted text, from a job or its storage, safe for a terminal.
 
-A job moves no cursor, sets no title and fills no clipboard on who reads it. The text itself, in a job's description or
-a manifest, stays as it is: it is made safe where a message or a line is made of it.
+Such text must not move the reader's cursor, set a title or fill the clipboard. The stored text, in a job's description
+or a manifest, is unchanged; it is cleaned when a message or a line is made from it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ _CONTROL = re.compile(
     r"|\x1b[ -/]*[0-Z\\-~]"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
-"""Control sequences of ECMA-48, and control characters but tab, newline and carriage return; and those that turn the
-direction of what follows, so that it reads otherwise than it is."""
+"""Control sequences of ECMA-48; control characters except tab, newline and carriage return; and characters that change
+the text's direction."""
 
 
 def shown_line(line: str) -> str:
-    """Return a line of a log without control sequences: of a progress bar, its last state."""
+    """Return a log line without control sequences; for a progress bar, its last state."""
     return next(filter(None, reversed(_CONTROL.sub("", line).rstrip("\r\n").split("\r"))), "")
 
 
 def shown_text(text: str) -> str:
-    """Return a message without control sequences; its lines stay, and none covers another."""
+    """Return a message without control sequences; carriage returns become newlines."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def shown_name(name: str) -> str:
-    r"""Return a name on one line, with what is not printable as Python writes it, such as ``\x1b``."""
+    r"""Return a name on one line, with unprintable characters escaped as in Python, such as ``\x1b``."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)

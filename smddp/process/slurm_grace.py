@@ -1,4 +1,4 @@
-"""How long Slurm lets a job live that it has told to stop: asked when it has, for only then it is known."""
+"""Ask Slurm how much time a job has left after a request to stop. Slurm knows it only then."""
 
 from __future__ import annotations
 
@@ -10,22 +10,14 @@ from collections.abc import Mapping
 from datetime import datetime
 
 _ANSWER_SECONDS = 3.0
-"""A controller that takes longer is not waited for: the time is what the question is about."""
+"""Seconds to wait for Slurm's controller, at most: the wait uses up the grace period."""
 
 
 def seconds_left(environ: Mapping[str, str], *, since: float) -> float | None:
-    """Return the seconds until Slurm sends SIGKILL to this job.
+    """Return the seconds until Slurm sends SIGKILL, negative if past; None outside of Slurm, or without an answer.
 
-    To a job that still runs, SIGTERM was the warning of ``sbatch --signal``, or a preemption with a GraceTime: it has
-    until its end. One that was cancelled, or preempted at once, has KillWait, 30 s unless the cluster is configured
-    otherwise.
-
-    Args:
-        environ: The environment variables.
-        since: Seconds since the job was told to stop.
-
-    Returns:
-        The seconds, negative if they are over; None outside of Slurm, or if Slurm does not say.
+    `since` is the seconds since the first signal. A job that is still RUNNING (``sbatch --signal``, or a preemption
+    with GraceTime) has until its EndTime; a cancelled or immediately preempted job has KillWait, 30 s by default.
     """
     job = environ.get("SLURM_JOB_ID")
     if not job or shutil.which("scontrol") is None:
@@ -44,7 +36,7 @@ def _field(shown: str, name: str) -> str:
 
 
 def _scontrol(*words: str) -> str:
-    """Return what scontrol prints; nothing if it fails or takes too long."""
+    """Return the output of scontrol; empty if it fails or takes too long."""
     try:
         command = ["scontrol", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False).stdout

@@ -1,8 +1,8 @@
-"""One line at the foot of a terminal that is written anew a few times a second, below all that is printed.
+"""A live line at the bottom of a terminal, redrawn a few times a second; prints and logs appear above it.
 
-The cursor stays visible, and at the line's start: whatever ends the process leaves a terminal that can be used, and
-what another process prints there covers the line. (rich's Live hides the cursor, wraps long log lines at the screen's
-width, and its lock can be held in a forked worker.) What the script prints, and what it logs, goes above the line.
+The cursor stays visible, and at the line's start. So the terminal stays usable however the process ends, and the output
+of another process overwrites the line. (rich's Live hides the cursor, wraps long log lines at the screen's width, and a
+forked worker can inherit its lock locked.)
 """
 
 from __future__ import annotations
@@ -24,40 +24,37 @@ _ERASE = "\r\x1b[K"
 _LEAST_COLUMNS = 20
 
 _lock = threading.RLock()
-"""Held while anything is written to the terminal, and while the process forks: no child inherits it locked."""
+"""Guards all writes to the terminal, and `_shown`. A logging handler's lock comes before it when a record is written.
+Locked over each fork, so that no child inherits it locked by another thread. The wait lasts as long as one write."""
 
 _shown: TerminalLine | None = None
 
 
 class TerminalLine:
-    """The line of this process; there is one at a time.
-
-    Args:
-        text: Gives the line for a number of columns; called in a thread.
-        stream: The terminal.
-    """
+    """The process's live line on a terminal, one at a time; a thread calls `text(columns)` for its content."""
 
     def __init__(self, text: Callable[[int], str], stream: TextIO) -> None:
         self._text = text
         self._terminal = stream
-        self._at_line_start = True  # whether what others have written so far ends with a line's end
+        self._at_line_start = True  # whether the output so far ends with a newline
         self._ended = threading.Event()
         self._restore: list[Callable[[], None]] = []
+        self._problem: Exception | None = None
 
     def start(self) -> bool:
-        """Begin to show the line; False where another one is shown already."""
+        """Show the line; return False if another one is shown."""
         global _shown
         with _lock:
             if _shown is not None:
                 return False
             _shown = self
             self._ended.clear()
-            self._redirect()
+        self._redirect()  # without the lock, which comes after those of the logging handlers
         threading.Thread(target=self._refresh, name="live line", daemon=True).start()
         return True
 
     def stop(self) -> None:
-        """Erase the line, and leave everything as it was before; do nothing if it is not shown."""
+        """Erase the line and restore the streams; do nothing if it is not shown."""
         global _shown
         with _lock:
             if _shown is not self:
@@ -65,13 +62,13 @@ class TerminalLine:
             self._ended.set()
             if self._at_line_start:
                 self._put(_ERASE)
-            for undo in self._restore:
-                undo()
-            self._restore.clear()
             _shown = None
+        for undo in self._restore:  # without the lock, as in `start`
+            undo()
+        self._restore.clear()
 
     def write_above(self, stream: TextIO, text: str) -> int:
-        """Write what the script has for one of the terminal's streams, and the line again below it."""
+        """Write the script's text to a stream of the terminal, and redraw the line below it."""
         with _lock:
             if _shown is not self:
                 return stream.write(text)
@@ -89,45 +86,48 @@ class TerminalLine:
             with _lock:
                 if _shown is self:
                     self._draw()
+                problem, self._problem = self._problem, None
+            if problem is not None:
+                logger.debug("the live line can't be made", exc_info=problem)
             self._ended.wait(_REFRESH_SECONDS)
 
     def _draw(self) -> None:
-        """Write the line, unless the script is in the middle of one of its own."""
+        """Write the line, unless the script's last line is incomplete."""
         if self._at_line_start and not self._ended.is_set():
             self._put(None)
 
     def _put(self, text: str | None) -> None:
-        """Write to the terminal: a text, or the line."""
+        """Write a text to the terminal; None writes the line."""
         try:
             if text is None:
-                columns = os.get_terminal_size(self._terminal.fileno()).columns or 80  # 0: it does not know its width
+                columns = os.get_terminal_size(self._terminal.fileno()).columns or 80  # 0: unknown width
                 text = f"{_ERASE}{self._line(max(columns - 1, _LEAST_COLUMNS))}\r"
             self._terminal.write(text)
             self._terminal.flush()
-        except (OSError, ValueError):  # the terminal is gone: a line that nobody sees is no reason to stop training
+        except (OSError, ValueError):  # the terminal is gone: training continues without the line
             self._ended.set()
 
     def _line(self, columns: int) -> str:
         try:
             return self._text(columns)
-        except Exception:
-            logger.debug("the live line can't be made", exc_info=True)
-            return ""  # no reason to stop training, nor to stop waiting for it
+        except Exception as problem:  # training continues
+            self._problem = problem  # logged without the lock
+            return ""
 
     def _redirect(self) -> None:
-        """Let the script's own lines come above this one."""
+        """Redirect the script's output above the line."""
         self._restore = _replace_streams(lambda stream: _Above(self, stream))
 
 
 class _Substitute:
-    """A stream of the terminal, for those who need not know that there is a live line."""
+    """Wraps a stream of the terminal, transparently for its writers."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     @abstractmethod
     def write(self, text: str) -> int:
-        """Write a text, which may be a part of a line."""
+        """Write a text, which may be an incomplete line."""
 
     def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))
@@ -137,7 +137,7 @@ class _Substitute:
 
 
 class _Above(_Substitute):
-    """What is written comes above the line of this process."""
+    """Writes above this process's live line."""
 
     def __init__(self, line: TerminalLine, stream: TextIO) -> None:
         super().__init__(stream)
@@ -148,7 +148,7 @@ class _Above(_Substitute):
 
 
 class _WholeLines(_Substitute):
-    """What is written covers the line of another process, which does not know of it: so it comes in whole lines."""
+    """Writes whole lines over another process's live line, which that process then redraws below them."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -168,12 +168,12 @@ class _WholeLines(_Substitute):
 
 
 def make_room_for_other_process() -> None:
-    """Let what this process writes to its terminal leave a live line alone that another one shows there."""
+    """Write to the terminal in whole lines, so that another process can show a live line there."""
     _replace_streams(_WholeLines)
 
 
 def _replace_streams(substitute: Callable[[TextIO], Any]) -> list[Callable[[], None]]:
-    """Put a substitute in the place of each stream to the terminal; return what puts the streams back."""
+    """Replace each stream to the terminal by a substitute; return functions that restore the streams."""
     restore: list[Callable[[], None]] = []
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -192,7 +192,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def _leave_to_parent() -> None:
-    """Forget the line in a forked child: it is the parent's, and so is the thread that writes it."""
+    """Forget the line in a forked child: the line and its thread belong to the parent."""
     global _shown
     _shown = None
     _lock.release()

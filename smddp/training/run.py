@@ -1,7 +1,7 @@
-"""``smddp.run(main)``: what stands around every training script, so that the script holds only the training.
+"""``smddp.run(main)``: the frame around every training script, so that the script contains only the training.
 
-Hyperparameters become a dataclass, the rank joins its job, SIGTERM becomes a stop with a checkpoint, a failure becomes
-the report that SageMaker shows, and the process always ends, with an exit code that says how.
+It reads hyperparameters into a dataclass, joins the rank to its job, turns SIGTERM into a stop with a checkpoint, and a
+failure into the report that SageMaker shows. The process always ends, with an exit code that tells how.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 
 _has_trained = False
-"""Whether an optimizer of this process has taken a step since ``run`` began."""
+"""Whether an optimizer of this process took a step since ``run`` began."""
 
 
 def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> NoReturn:
@@ -56,14 +56,14 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
 
     Args:
         main: ``main(config, job)``, ``main(job)``, ``main(config)`` or ``main()``. ``job`` is the parameter of that
-            name or of type `smddp.Job`; the other one is annotated with a dataclass, which is filled with the job's
+            name or of type `smddp.Job`. The other one is annotated with a dataclass, which is filled with the job's
             hyperparameters, or outside of a job from the command line.
-        preflight_collectives: Whether to check first what the hosts and ranks tell each other, which takes a second or
-            two: a host that is cut off or garbles data ends the job by name, a slow one is logged.
+        preflight_collectives: Whether to check the network between hosts and ranks first, in a second or two. A host
+            that is cut off or garbles data ends the job, by name; a slow host is logged.
 
     Raises:
-        SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again and it goes
-            on), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
+        SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again to continue),
+            the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
 
     Examples:
         The end of a training script::
@@ -80,15 +80,9 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
 def run_with_config(
     main: Callable[..., None], read_config: ConfigReader, *, preflight_collectives: bool = False
 ) -> NoReturn:
-    """Run the training function as `run` does, with a config that is read in another way.
+    """Run the training function as `run` does, with a config from another reader.
 
-    Args:
-        main: As for `run`.
-        read_config: Makes the config; what it raises is told as the reason why the job could not begin.
-        preflight_collectives: As for `run`.
-
-    Raises:
-        SystemExit: Always, as `run` does.
+    An error of ``read_config`` is reported as the reason why the job could not begin.
     """
     global _has_trained
     _has_trained = False
@@ -96,12 +90,12 @@ def run_with_config(
         stop_signal.on_unheeded = _end_unheeded
         try:
             code = _run(main, read_config, preflight_collectives)
-        except Stopped:  # before the ranks had joined
+        except Stopped:  # a stop before the ranks had joined
             code = RESUMABLE
             _tell(code)
         stop_signal.on_unheeded = None
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # what comes now must not spoil the exit code
+            signal.signal(number, signal.SIG_IGN)  # a late signal must not change the exit code
     raise SystemExit(code)
 
 
@@ -123,10 +117,12 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
             membership = adopted or join(cluster)
         except Exception as error:
-            # What a user got wrong is said by its message; its place in our code would only bury that.
+            # The message of a user's mistake is enough; a traceback through our code would bury it.
             logger.critical("the job could not begin: %s", error, exc_info=not isinstance(error, SmddpError))
             output_dir = job.output_dir if job is not None else _output_dir_of_sagemaker()
-            _record(output_dir, failure_report.describe(error, cluster))
+            # A worker that runs the script again may be late: the parent's report begins with this reason, and stays.
+            again = isinstance(error, UnguardedScriptError)
+            _record(output_dir, failure_report.describe(error, cluster), keep_longer=again)
             return 1
         question = StopQuestion(membership, stop_signal)
         answer_stop_question(question)
@@ -145,12 +141,16 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
     first_failure = FirstFailure(membership, partial(_give_up, job.output_dir))
     saves = ExitStack()
     process = os.getpid()
+    # Order of a good end: 1. main returns, 2. the last checkpoints become durable, 3. the exit code is recorded, 4. the
+    # rank leaves the group. Order of a failure: 1. record this rank's own report, since the rest may be cut short,
+    # 2. let saves under way end, for ten seconds, 3. settle which rank failed first, 4. wait until the others have read
+    # it, 5. end, by force after 15 seconds. A rank that only lost contact skips 1 and 2: the cause is another rank's.
     try:
         with open_runs.until_script_ends(saves):
             code = _run_well(main)
         _end_fork(process, code)
         lost = open_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
-        saves.close()  # no good end before the last checkpoint is durable, or it was said that it is not
+        saves.close()  # waits until the last checkpoint is durable or has failed, with a log line
         if lost:
             raise CheckpointError(
                 f"the script ended with exit code {RESUMABLE}, which promises that it can go on, and {lost} steps are "
@@ -165,8 +165,8 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
             lost_contact = is_communication_error(error)
             if not lost_contact:
                 report = _with_reason_of_workers(report, job.output_dir, earlier)
-                _record(job.output_dir, report)  # at once: what follows may be cut short
-                saves.__exit__(type(error), error, error.__traceback__)  # the others still wait: they save, too
+                _record(job.output_dir, report)  # at once: the rest may be cut short
+                saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
             _record(job.output_dir, first_failure.settle(report, lost_contact=lost_contact))
             first_failure.await_readers()
         first_failure.close()
@@ -181,12 +181,9 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
 
 
 def _with_reason_of_workers(report: str, output_dir: Path, earlier: tuple[int, int] | None) -> str:
-    """Return the report below that of workers which began the job again, and which this rank has lost by that.
+    """Return the report below that of data loader workers that ran the script again, which is the cause.
 
-    Args:
-        report: This rank's.
-        output_dir: Where a worker has left its own: it has this rank's environment.
-        earlier: The mark of the report that was there when the rank began.
+    A worker writes its report to ``output_dir``, too; ``earlier`` is the mark of a report from before this rank began.
     """
     if failure_report.find(output_dir) in (None, earlier):
         return report
@@ -205,7 +202,7 @@ def _check_and(work: Callable[[], None], membership: Membership) -> None:
 
 
 def _end_fork(process: int, code: int) -> None:
-    """End a process that the script has forked, and that came here: the job is its parent's."""
+    """End a process that the script forked and that returned here; the job belongs to its parent."""
     if os.getpid() != process:
         if code not in (0, RESUMABLE):
             logger.error("a process that the script forked failed", exc_info=True)
@@ -213,7 +210,7 @@ def _end_fork(process: int, code: int) -> None:
 
 
 def _run_well(main: Callable[[], None]) -> int:
-    """Return the exit code of a good end, 0 or 75; whatever else main raises."""
+    """Return the exit code of a good end, 0 or 75; raise any other error of main."""
     try:
         main()
     except SystemExit as ending:
@@ -221,7 +218,7 @@ def _run_well(main: Callable[[], None]) -> int:
             return _exit_code(ending)
         raise
     finally:
-        stop_signal.on_unheeded = None  # there is nothing left to end
+        stop_signal.on_unheeded = None  # main has ended
     return 0
 
 
@@ -236,7 +233,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _set_up_logging(cluster: Cluster) -> None:
-    """Log to stderr, unless the script has set up logging: all lines of rank 0, and warnings of the others."""
+    """Log to stderr, unless the script has set up logging: all lines on rank 0, and warnings on the others."""
     level = int(os.environ.get("SM_LOG_LEVEL") or logging.INFO)
     logging.basicConfig(
         format=f"%(asctime)s [rank {cluster.rank}] %(levelname)s %(name)s: %(message)s",
@@ -245,40 +242,42 @@ def _set_up_logging(cluster: Cluster) -> None:
 
 
 def _output_dir_of_sagemaker() -> Path | None:
-    """Return where a job that could not even read its own configuration reports to, if it is one of SageMaker's."""
+    """Return where a job on SageMaker reports a failure to read its configuration; None elsewhere."""
     output_dir = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")) / "output"
     return output_dir if output_dir.is_dir() else None
 
 
 def _tell(code: int) -> None:
-    """Tell the container's first process that this rank ends well, by 0 or 75."""
+    """Record for the container's first process that this rank ends well, with 0 or 75."""
     try:
         write_exit_code(code, os.environ)
     except OSError as error:
         logger.warning("how this rank ended could not be told to the container's first process: %s", error)
 
 
-def _record(output_dir: Path | None, report: str) -> None:
+def _record(output_dir: Path | None, report: str, *, keep_longer: bool = False) -> None:
+    """Write the report; with ``keep_longer``, keep a current report that begins with it."""
     if output_dir is None:
         return
     try:
-        failure_report.record(output_dir, report)
+        if not (keep_longer and failure_report.renew(output_dir, report)):
+            failure_report.record(output_dir, report)
     except OSError as error:
         logger.error("the failure could not be written to %s: %s", output_dir, error)
 
 
 def _end_soon(membership: Membership) -> None:
-    """See to it that the process ends, even if its threads or the process group's destructor wait for lost ranks."""
+    """End the process in 15 seconds, even if its threads or the process group's destructor wait for lost ranks."""
     if membership.store is not None:
         faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
 
 
 class StoppedUnheeded(SystemExit):
-    """A stop ended a script that had begun to train, and that never asks whether to stop."""
+    """The end of a script that had begun to train, was told to stop, and never checks for a stop."""
 
 
 def _end_unheeded() -> None:
-    """End the main thread where SIGTERM met it, since nothing there asks for a stop."""
+    """End the main thread at the point that SIGTERM interrupted, because the script never checks for a stop."""
     if _has_trained:
         raise StoppedUnheeded(
             "told to stop, and nothing in this script asks for that: what was done since its last checkpoint is lost. "
@@ -294,7 +293,7 @@ def _note_training(*_: object) -> None:
 
 
 def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
-    """End a rank that was told to stop and came to no step's end in time; called in a thread."""
+    """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
     code = RESUMABLE if open_runs.all_work_is_durable() or not _has_trained else 1
     where = main_thread_traceback()
     seconds = stop_signal.age
@@ -307,14 +306,14 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
             "last checkpoint is lost. It was here"
         ).with_traceback(where)
         logger.critical("the stop was not heeded in time", exc_info=late)
-        if failure_report.find(job.output_dir) == earlier:  # else a truer reason is there: that it cannot save
+        if failure_report.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
             _record(job.output_dir, failure_report.describe(late, cluster))
     logging.shutdown()
     os._exit(code)
 
 
 def _give_up(output_dir: Path, report: str) -> None:
-    """End a rank that waits for one that failed; it is called in a thread, while the main one hangs."""
+    """End a rank that waits for a failed rank; called in a thread, while the main thread hangs."""
     logger.critical("another rank failed, and this one does not end by itself; it was here:")
     faulthandler.dump_traceback(file=sys.__stderr__ or 2)
     logger.critical("the first failure was: %s", report)

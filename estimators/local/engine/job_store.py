@@ -1,7 +1,7 @@
-"""What a platform on disk remembers of its jobs: their records and the lines of their logs, in one SQLite file.
+"""The memory of a platform on disk: the records of its jobs and the lines of their logs, in one SQLite file.
 
-Whoever is answered that a job was created, changed or stopped finds it so in the next platform, even if this one is
-killed right after: the file is written first.
+The file is written before a request is answered: a job that was created, changed or stopped is so for the next
+platform, too, even if this one is killed right after the answer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 _FORM = 2
 _LOCKED_SECONDS = 1.0
-"""How long another program may lock the file before what is to be written waits for the next time."""
+"""How long a write waits while another program locks the file; then the next write includes it."""
 _MOST_WAITING = 100_000
-"""Lines that can't be written yet."""
+"""Lines kept in memory while they can't be written."""
 _SOON_SECONDS = 0.2
 _PAGE = 5_000
-"""Lines that are read at a time."""
+"""Lines read at a time."""
 _TABLES = """
     CREATE TABLE records (kind TEXT, name TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, name));
     CREATE TABLE lines (job TEXT, stream TEXT, time INTEGER, line TEXT, log_group TEXT NOT NULL);
@@ -39,7 +39,7 @@ _FROM_FORM_1 = """
     DROP INDEX lines_of_jobs;
     CREATE INDEX lines_of_jobs ON lines (log_group, job);
 """
-"""All jobs were training jobs then."""
+"""In form 1, all jobs were training jobs."""
 _PAGE_OF_LINES = """
     SELECT rowid, stream, time, line FROM lines
     WHERE log_group = ? AND job = ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?
@@ -51,11 +51,11 @@ _JOBS_WITH_LINES = """
         SELECT (SELECT min(job) FROM lines WHERE log_group = ?1 AND job > jobs.job) FROM jobs WHERE job IS NOT NULL
     ) SELECT job FROM jobs WHERE job IS NOT NULL
 """
-"""A look at the index for each job, and not at every line."""
+"""One look-up in the index for each job, instead of a scan of all lines."""
 
 Job = TypeVar("Job")
 Make: TypeAlias = "Callable[[Mapping[str, Any], RecordSaver], Job]"
-"""Makes a job of its record and of what saves it from now on."""
+"""Makes a job from its record and its saver."""
 
 
 class _Record(Protocol):
@@ -74,45 +74,40 @@ class StoredLine(NamedTuple):
 
 
 class JobStoreError(ApiError):
-    """The file is none of ours, or damaged, or can't be used for now."""
+    """The file is no job store, is damaged, or can't be used for now."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ServiceUnavailable", message, 503)
 
 
 class JobStore:
-    """The file; it is made if it is not there. Any thread may use it.
+    """The file, made if absent; any thread may use it.
 
-    What can't be written, on a full disk or in a file that another program locks, is written with what comes next.
-
-    Args:
-        path: Where it lies, in a directory that is closed to other users; None: nothing is remembered.
-
-    Raises:
-        JobStoreError: It is none of ours, or damaged.
+    Data that can't be written, on a full disk or in a file that another program locks, is written with the next write.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None) -> None:  # in a directory closed to other users; None: remember nothing
         self._path = path
-        # Guards all below. Nothing else is locked while it is held. Order: what is not written yet is written in the
-        # order in which it came, in one transaction. Bound: of the lines among it, the newest `_MOST_WAITING`.
+        # Guards all below; no other lock is taken while it is held. Callers hold a record's own lock around each save,
+        # so the saves of one record keep their order. All pending data is written in one transaction, lines in their
+        # order. Bound: the newest `_MOST_WAITING` lines.
         self._lock = threading.Lock()
         self._connection = None if path is None else _open(path)
-        self._records: dict[tuple[str, str], str | None] = {}  # None: it is deleted
+        self._records: dict[tuple[str, str], str | None] = {}  # None: deleted
         self._lines: deque[tuple[str, str, StoredLine]] = deque(maxlen=_MOST_WAITING)
         self._failure = ""
         self._soon: dict[tuple[str, str], Callable[[], None]] = {}
         self._saver: threading.Thread | None = None
 
     def close(self) -> None:
-        """Close the file; what comes after is forgotten."""
+        """Close the file; later data is forgotten."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
     def save(self, kind: str, name: str, record: Callable[[], Mapping[str, Any]]) -> None:
-        """Write a job's record, in place of the one that there is; `require_saved` says whether it could be."""
+        """Write a job's record, in place of the earlier one; `require_saved` tells whether that worked."""
         if self._connection is None:
             return
         content = json.dumps(record(), default=write_time)
@@ -121,7 +116,7 @@ class JobStore:
             self._write()
 
     def save_soon(self, kind: str, name: str, note: Callable[[], None]) -> None:
-        """Have ``note`` called within `_SOON_SECONDS`, once for however many changes there are until then."""
+        """Call ``note`` after `_SOON_SECONDS`, once for all changes until then."""
         with self._lock:
             if self._connection is None:
                 return
@@ -131,38 +126,30 @@ class JobStore:
                 self._saver.start()
 
     def saver(self, kind: str, name: str) -> RecordSaver:
-        """Return what saves one job's record."""
+        """Return the saver of one job's record."""
         return RecordSaver(self, kind, name)
 
     def delete(self, kind: str, name: str) -> None:
-        """Forget a job; the lines of its log stay, as on AWS."""
+        """Delete a job's record; the lines of its log stay, as on AWS."""
         with self._lock:
             self._records[kind, name] = None
             self._write()
 
     def add_lines(self, group: str, job: str, lines: Sequence[StoredLine]) -> None:
-        """Write lines of the log of a job whose log group this is."""
+        """Write lines of a job's log."""
         with self._lock:
             self._lines.extend((group, job, line) for line in lines)
             self._write()
 
     def require_saved(self) -> None:
-        """See that all was written so far.
-
-        Raises:
-            JobStoreError: With the reason why it could not be.
-        """
+        """Write all pending data; raise JobStoreError with the reason if that fails."""
         with self._lock:
             self._write()
             if self._failure:
                 raise JobStoreError(f"What becomes of jobs can't be kept: {self._failure}.")
 
     def admit(self, job: _Record) -> None:
-        """Write a new job's record; a job that can't be remembered is none.
-
-        Raises:
-            JobStoreError: With the reason why it could not be written; nor will it be later.
-        """
+        """Write a new job's record; if that fails, forget the job for good and raise JobStoreError."""
         job.note()
         try:
             self.require_saved()
@@ -171,9 +158,9 @@ class JobStore:
             raise
 
     def load(self, kind: str, make: Make[Job]) -> dict[str, Job]:
-        """Return the jobs of a kind by their names, each made of its record and of what saves it from now on.
+        """Return the jobs of a kind by name, each made from its record and its saver.
 
-        One that can't be made is left out, and a line in the platform's log says why; its record stays.
+        A job that can't be made is left out, with a warning; its record stays.
         """
         rows = self._query("SELECT name, document FROM records WHERE kind = ? ORDER BY name", kind)
         made = ((name, self._make(kind, name, document, make)) for name, document in rows)
@@ -187,14 +174,14 @@ class JobStore:
             return None
 
     def lines(self, group: str, job: str, *, until: int) -> Iterator[StoredLine]:
-        """Yield the lines of a job's log that were there at a `place`, in the order in which they came."""
+        """Yield the lines of a job's log up to a `place`, in the order they came."""
         after = 0
         while rows := self._query(_PAGE_OF_LINES, group, job, after, until, _PAGE):
             yield from (StoredLine(*row) for _, *row in rows)
             after = rows[-1][0]
 
     def place(self) -> int:
-        """Return how far the lines of all jobs have come."""
+        """Return the position of the newest line of all jobs, 0 without lines."""
         return next((place or 0 for (place,) in self._query("SELECT max(rowid) FROM lines")), 0)
 
     def jobs_with_lines(self, group: str) -> list[str]:
@@ -202,7 +189,7 @@ class JobStore:
         return [name for (name,) in self._query(_JOBS_WITH_LINES, group)]
 
     def delete_lines(self, group: str, stream: str | None) -> None:
-        """Forget a stream of a log group; None: all of them."""
+        """Delete the lines of a stream of a log group, or of all its streams if None."""
         with self._lock:
             self._write()
         if stream is None:
@@ -211,7 +198,7 @@ class JobStore:
             self._query("DELETE FROM lines WHERE log_group = ? AND stream = ?", group, stream)
 
     def last_line_time(self, group: str, job: str) -> int | None:
-        """Return when a job's last line came, in milliseconds since 1970; None if there is none."""
+        """Return the time of a job's last line in milliseconds since 1970, or None without lines."""
         found = self._query(_LAST_TIME, group, job)
         return next((time for (time,) in found), None)
 
@@ -223,11 +210,14 @@ class JobStore:
                 if not notes:
                     self._saver = None
                     return
-            for note in notes:  # not under the lock: it takes the job's, which is taken before this one
+            for note in notes:  # without the lock: `note` takes the job's lock, which comes before this one
                 note()
 
     def _write(self) -> None:
-        """Write what waits, all of it or nothing; under the lock."""
+        """Write all pending data in one transaction; the caller holds the lock."""
+        if self._connection is None:  # nothing is remembered
+            self._records.clear()
+            self._lines.clear()
         if self._connection is None or not (self._records or self._lines):
             return
         saved = [(kind, name, content) for (kind, name), content in self._records.items() if content is not None]
@@ -257,13 +247,7 @@ class JobStore:
 
 
 class RecordSaver:
-    """Saves one job's record, at each of its changes.
-
-    Args:
-        store: Where.
-        kind: The job's kind.
-        name: Its name.
-    """
+    """Saves one job's record at each of its changes."""
 
     def __init__(self, store: JobStore, kind: str, name: str) -> None:
         self._store = store
@@ -271,15 +255,15 @@ class RecordSaver:
         self._name = name
 
     def save(self, record: Callable[[], Mapping[str, Any]]) -> None:
-        """Write the record that ``record`` makes, with times as datetimes, before it returns."""
+        """Write the record that ``record`` returns, with times as datetimes, before returning."""
         self._store.save(self._kind, self._name, record)
 
     def save_soon(self, note: Callable[[], None]) -> None:
-        """Have ``note`` save the record soon: for changes that come many times a second."""
+        """Save the record soon, by ``note``: for changes that come many times a second."""
         self._store.save_soon(self._kind, self._name, note)
 
     def delete(self) -> None:
-        """Forget the job."""
+        """Delete the record."""
         self._store.delete(self._kind, self._name)
 
 
@@ -291,7 +275,7 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, _LOCKED_SECONDS, check_same_thread=False, isolation_level=None)
         connection.execute("PRAGMA journal_mode = WAL")
-        # What is written survives this process, if it is killed, but not a power cut in the same second.
+        # A write survives a kill of this process, but not a power cut in the same second.
         connection.execute("PRAGMA synchronous = NORMAL")
         (form,) = connection.execute("PRAGMA user_version").fetchone()
         if form == 0:

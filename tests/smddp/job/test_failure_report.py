@@ -22,6 +22,7 @@ from smddp.job.failure_report import (
     forget,
     read,
     record,
+    renew,
     within_limit,
 )
 
@@ -388,3 +389,13 @@ def test_what_an_exception_group_holds_is_told() -> None:
         pytest.skip("no exception groups before Python 3.11")
     report = describe(group("many", [ValueError("a"), group("inner", [TypeError("b")])]), rank(0))
     assert report.splitlines()[1:] == ["it holds ValueError: a", "it holds TypeError: b"]
+
+
+def test_a_report_that_begins_with_another_is_renewed_and_kept(tmp_path: Path) -> None:
+    record(tmp_path, "the reason\nand what followed")
+    os.utime(tmp_path / "failure", (0, 0))
+    earlier = find(tmp_path)
+    assert not renew(tmp_path, "and what followed") and find(tmp_path) == earlier
+    assert renew(tmp_path, "the reason") and find(tmp_path) != earlier
+    assert read(tmp_path / "failure") == "the reason\nand what followed"
+    assert not renew(tmp_path / "absent", "the reason")

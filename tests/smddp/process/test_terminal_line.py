@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,48 @@ def test_a_text_that_fails_is_an_empty_line_until_it_succeeds_again() -> None:
         line.stop()
     os.close(ours)
     assert output.startswith(b"\r\x1b[Kbefore\r\r\x1b[K\r\r\x1b[K\r\r\x1b[Kafter\r")
+
+
+LOGS_WHILE_IT_COMES_AND_GOES = """
+import logging, sys, threading
+from smddp.process.terminal_line import TerminalLine
+logging.basicConfig(level=logging.DEBUG)
+
+def fail(columns):
+    raise ValueError  # which is logged, too
+
+def log():
+    while not done.is_set():
+        logging.info("a line")
+
+done = threading.Event()
+threads = [threading.Thread(target=log) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(300):
+    line = TerminalLine(fail, sys.stderr)
+    line.start()
+    line.stop()
+done.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_who_logs_and_who_stops_the_line_never_wait_for_each_other() -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", LOGS_WHILE_IT_COMES_AND_GOES], stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        threading.Thread(target=read_all, args=(ours,), daemon=True).start()
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def read_all(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 1 << 16):
+            pass
